@@ -110,7 +110,7 @@ def continue_file(job: GenerateJob, file: PromptFile) -> None:
     Exit with code 1 if a task failed, with 2 if --out cannot be written or no worker is left, and with 130 after
     Ctrl-C. In the last two cases --resume continues the run.
     """
-    from llmppl.report.task_progress import task_progress
+    from llmppl.report.progress import Bar
     from llmppl.tasks import read_results
     from llmppl.tasks.many import TOGETHER, RunAll, in_lanes, recorded
 
@@ -131,12 +131,12 @@ def continue_file(job: GenerateJob, file: PromptFile) -> None:
         with closing(results):
             failed += map(has_no_text, read_results(out))
             typer.echo(f"{len(texts)} prompts, {len(failed)} of them done before; the results go to {out}", err=True)
-            model = load().model if alone and len(failed) < len(texts) else None
-            tokens = (lambda: model.stats.tokens) if model else None
-            with task_progress(len(texts), len(failed), sum(failed), tokens) as ended:
+            if alone and len(failed) < len(texts):
+                load()                                  # an error of the options is not a result
+            with Bar(None, len(texts), str, "prompt") as shown:
                 for result in results:
                     failed.append(has_no_text(result))
-                    ended(failed[-1])
+                    shown(len(failed), f"{sum(failed)} failed")
     except (KeyboardInterrupt, RuntimeError) as error:
         by_hand = isinstance(error, KeyboardInterrupt)
         if alone and not by_hand:

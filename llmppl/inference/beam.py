@@ -18,7 +18,7 @@ from llmppl.inference.partial_step import Branch, run_together
 from llmppl.inference.run_guards import Watch, check_model, cut, start_particles
 from llmppl.models.choices import StopAtChoice
 from llmppl.models.model import Model
-from llmppl.report.progress import bar, finished
+from llmppl.report.progress import Bar, finished
 from llmppl.report.tables import TableList, frame, one_line
 from llmppl.support.arguments import count, optional_count
 from llmppl.support.runtime import Runtime
@@ -108,7 +108,7 @@ def beam_search(
     runtime, t = Runtime(), 0
     runs: list[Any] = start_particles(model, [StopAtChoice(asker="beam_search")])
     watch = Watch(runtime, runs[0], bounded=max_steps is not None)
-    with bar(progress, max_steps, _progress) as show:
+    with Bar(progress, max_steps, _progress) as show:
         while any(not run.finished for run in runs) and t != max_steps:
             t += 1
             ended = _step(runtime, runs, N, K, t, watch)

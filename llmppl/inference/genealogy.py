@@ -45,8 +45,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from llmppl.distributions import logsumexp
-from llmppl.report.svg import chart
-from llmppl.report.tables import frame, html_table, text_table
+from llmppl.report.tables import chart, frame, html_table, text_table
 
 if TYPE_CHECKING:
     import pandas

@@ -16,7 +16,7 @@ from llmppl.distributions import logsumexp
 from llmppl.inference.gc_freeze import frozen_gc
 from llmppl.inference.particles import Particles
 from llmppl.models.model import Model
-from llmppl.report.progress import bar
+from llmppl.report.progress import Bar
 from llmppl.report.tables import frame, html_table, one_line
 from llmppl.support.arguments import count, function, generator
 from llmppl.support.runtime import Runtime, Stats
@@ -116,7 +116,7 @@ def repeat(
         particles.stats = None
         done[index] = particles
 
-    with frozen_gc(), bar(progress, R, _state, unit="run") as show:
+    with frozen_gc(), Bar(progress, R, _state, unit="run") as show:
         for _ in runtime.each(((functools.partial(one, i), f"run {i}") for i in range(R)), MAX_TOGETHER):
             show(len(done), done)
     runs = tuple(done[index] for index in range(R))

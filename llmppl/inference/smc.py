@@ -36,7 +36,7 @@ from llmppl.inference.run_guards import GlobalRngGuard, Watch, check_model, cut,
 from llmppl.models.choices import Sampled
 from llmppl.models.model import Model, untwist
 from llmppl.models.streams import Stream, spawned, state_of
-from llmppl.report.progress import bar, finished
+from llmppl.report.progress import Bar, finished
 from llmppl.support.arguments import function, generator, one_of, optional_count
 from llmppl.support.options import list_options, unknown_option
 from llmppl.support.runtime import Runtime, running
@@ -197,7 +197,7 @@ class SMC(Generic[M]):
         saving: Any = nullcontext()
         if checkpoint is not None:
             saving = Checkpoint(checkpoint, every, self, self._model, on_step, max_steps)
-        with saving as saved, self._attach_partial_result(saved), bar(progress, max_steps, _progress) as show:
+        with saving as saved, self._attach_partial_result(saved), Bar(progress, max_steps, _progress) as show:
             while self.active and self.t < (max_steps or math.inf):
                 record, candidates = self._next()
                 if on_step is not None:

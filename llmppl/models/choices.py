@@ -33,7 +33,7 @@ from llmppl.distributions import Distribution, Finite, Impossible, Proposal
 from llmppl.distributions.blocks import ArrayTable, Table
 from llmppl.models.alike import same_recipe, same_support
 from llmppl.models.streams import ParticleStream, Stream
-from llmppl.report.notebook import cell_of
+from llmppl.report.progress import cell_of
 from llmppl.support.options import readable_tuple
 from llmppl.support.runtime import Runtime
 from llmppl.support.shared import Shared

@@ -5,14 +5,13 @@ from __future__ import annotations
 import itertools
 import sys
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, fields, replace
 from typing import TYPE_CHECKING, Any, Protocol
 
 from llmppl.constraints.automata import Edit
 from llmppl.constraints.vocabulary import Text, Token
 from llmppl.lm import CachedTransformer
-from llmppl.report import notebook
+from llmppl.report.progress import Bar
 from llmppl.report.tables import TableList, frame, one_line
 from llmppl.support.arguments import count, flag
 from llmppl.support.runtime import Stats, running
@@ -125,16 +124,15 @@ class Matches(Iterator[Match]):
         shown = alone if progress is None else flag("progress", progress)
         self._lm, self._matches, self._search = lm, matches, search
         self._before = replace(lm.stats)
-        self._line = notebook.line() if shown and notebook.in_notebook() else None
-        self._bar: AbstractContextManager[Any] = _bar(self) if shown and self._line is None else nullcontext()
         self.num_matches = 0
+        self._bar = Bar(shown, None, lambda matches: matches, "match")      # its text is read again and again
 
     def __next__(self) -> Match:
-        with self._bar:                                 # shown only during the search
+        with self._bar as show:                         # shown only during the search
+            show(self.num_matches, self)
             match = next(self._matches)
-        self.num_matches += 1
-        if self._line is not None:
-            self._line(str(self))
+            self.num_matches += 1
+            show(self.num_matches, self)
         return match
 
     def take(self, n: int) -> MatchList:
@@ -154,17 +152,7 @@ class Matches(Iterator[Match]):
         return self._search is not None and not self._search.heap
 
     def __str__(self) -> str:
-        return f"{self.num_matches} matches, {self.expansions} expansions"
+        return f"{self.expansions} expansions"
 
     def __repr__(self) -> str:
         return f"<Matches: {self.num_matches} so far, {self.expansions} expansions; {self.stats}>"
-
-
-def _bar(matches: Matches) -> AbstractContextManager[Any]:
-    from rich.console import Console
-    from rich.progress import Progress, TextColumn, TimeElapsedColumn
-
-    columns = TextColumn("{task.fields[state]}"), TimeElapsedColumn()
-    bar = Progress(*columns, console=Console(stderr=True), transient=True)
-    bar.add_task("", total=None, state=matches)         # redrawn ten times a second
-    return bar

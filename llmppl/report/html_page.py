@@ -12,18 +12,23 @@ import itertools
 import json
 import math
 import re
+import tempfile
+import webbrowser
 from collections import Counter
 from collections.abc import Sequence
 from importlib.resources import files
+from pathlib import Path
 
+from llmppl.report.progress import display_html, in_notebook
 from llmppl.report.recording import Candidate, RecordedStep, Recording, normalised
-from llmppl.report.svg import bar
+from llmppl.report.tables import bar
 
-__all__ = ["page"]
+__all__ = ["page", "show"]
 
 MAX_REASONS = 12            # reasons of deaths in the panel
 MAX_LINKS = 8               # links to steps for each reason
 LINE_ENDS = str.maketrans("\n", "↵")
+HEIGHT = 640                # px of the frame in a notebook, which the user can resize
 
 
 def page(recording: Recording) -> str:
@@ -51,6 +56,19 @@ def page(recording: Recording) -> str:
     }
     text = (folder / "page.html").read_text(encoding="utf-8")
     return re.sub(r"{{(\w+)}}", lambda name: parts[name[1]], text)
+
+
+def show(recording: Recording) -> None:
+    """Show the page of a recording below the cell of a notebook, or else in the browser, and print the file's name."""
+    if in_notebook():
+        fill = 'width="100%" height="100%" style="border: 0"'
+        inner = f'<iframe srcdoc="{html.escape(page(recording))}" title="a recorded run" {fill}></iframe>'
+        display_html(f'<div style="height: {HEIGHT}px; resize: vertical; overflow: hidden">{inner}</div>')
+        return
+    with tempfile.NamedTemporaryFile("w", encoding="utf-8", prefix="llmppl-", suffix=".html", delete=False) as file:
+        file.write(page(recording))
+    print(f"the page of the run is {file.name}")
+    webbrowser.open(Path(file.name).as_uri())
 
 
 def _step(step: RecordedStep, statements: dict[str, int], deaths: dict[str | None, int]) -> dict[str, object]:

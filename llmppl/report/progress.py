@@ -1,63 +1,98 @@
-"""Progress bar of inference, on stderr; in a notebook, a line below the cell, which needs no widgets."""
+"""Progress bars on stderr, and output below the cells of a notebook."""
 
 from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from typing import Any
+from collections.abc import Callable
+from typing import Any, Self
 
-from llmppl.report import notebook
+__all__ = ["Bar", "cell_of", "display_html", "finished", "in_notebook"]
 
 SECONDS = 0.2                                           # between two updates in a notebook
 
 
-@contextmanager
-def bar(
-    progress: bool | None, total: int | None, describe: Callable[[Any], str], unit: str = "step"
-) -> Iterator[Callable[[int, Any], None]]:
-    """Show a progress bar. Yield a function to be called with the step and the particles after each step.
+class Bar:
+    """Progress bar of a run: `with Bar(progress, total, describe) as show: show(t, state)`.
 
-    `describe(particles)` returns the text beside the bar. Nothing is shown if `progress` is False, or if it is None and
-    stderr is no terminal.
+    It is a line below the cell in a notebook, which needs no widgets. It can be shown and hidden several times.
+
+    Parameters
+    ----------
+    progress : bool or None
+        None shows the bar if stderr is a terminal.
+    total : int, optional
+    describe : callable
+        `describe(state)` returns the text beside the bar: a str, or an object whose str is read again and again.
+    unit : str
     """
-    if not (sys.stderr.isatty() if progress is None else progress):
-        yield lambda t, state: None
-        return
-    if notebook.in_notebook():
-        yield from _line(total, describe, unit)
-        return
-    from rich.console import Console
-    from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
-    first, last = TextColumn(unit + " {task.completed}"), TextColumn("{task.fields[state]}")
-    columns = first, BarColumn(), TimeElapsedColumn(), last
-    with Progress(*columns, console=Console(stderr=True), transient=True) as shown:
-        task = shown.add_task("", total=total, state="")
+    def __init__(
+        self, progress: bool | None, total: int | None, describe: Callable[[Any], object], unit: str = "step"
+    ) -> None:
+        self._describe, self._unit, self._of = describe, unit, "" if total is None else f" of {total}"
+        self._bar: Any = None
+        self._line: Any = None
+        self._text, self._written_at = "", 0.0
+        if not (sys.stderr.isatty() if progress is None else progress):
+            return
+        if in_notebook():
+            from IPython.display import Pretty, display
 
-        def show(t: int, state: Any) -> None:
-            shown.update(task, completed=t, state=describe(state))
+            self._pretty, self._line = Pretty, display(Pretty(""), display_id=True)
+            return
+        from rich.console import Console
+        from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
-        yield show
+        count = TextColumn(f"{unit} {{task.completed}}{self._of}")
+        columns = count, BarColumn(), TimeElapsedColumn(), TextColumn("{task.fields[state]}")
+        self._bar = Progress(*columns, console=Console(stderr=True), transient=True)
+        self._bar.add_task("", total=total, state="")
 
+    def __enter__(self) -> Self:
+        if self._bar is not None:
+            self._bar.start()
+        return self
 
-def _line(total: int | None, describe: Callable[[Any], str], unit: str) -> Iterator[Callable[[int, Any], None]]:
-    write, written_at, last = notebook.line(), 0.0, ""
+    def __call__(self, t: int, state: Any) -> None:
+        """Show that `t` units are done."""
+        if self._bar is not None:
+            self._bar.update(self._bar.task_ids[0], completed=t, state=self._describe(state))
+        elif self._line is not None:
+            self._text = f"{self._unit} {t}{self._of}: {self._describe(state)}"
+            if time.monotonic() - self._written_at >= SECONDS:
+                self._written_at = time.monotonic()
+                self._line.update(self._pretty(self._text))
 
-    def show(t: int, state: Any) -> None:
-        nonlocal written_at, last
-        last = f"{unit} {t}{f' of {total}' * (total is not None)}: {describe(state)}"
-        if time.monotonic() - written_at >= SECONDS:
-            written_at = time.monotonic()
-            write(last)
-
-    try:
-        yield show
-    finally:
-        write(last)
+    def __exit__(self, *error: object) -> None:
+        if self._bar is not None:
+            self._bar.stop()
+        elif self._line is not None:
+            self._line.update(self._pretty(self._text))
 
 
 def finished(particles: list[Any]) -> str:
     """Return the number of finished particles in words."""
     return f"{sum(p.finished for p in particles)}/{len(particles)} finished"
+
+
+def in_notebook() -> bool:
+    """Return True in a notebook: in IPython, with a kernel that displays output."""
+    ipython: Any = sys.modules.get("IPython")
+    return ipython is not None and getattr(ipython.get_ipython(), "kernel", None) is not None
+
+
+def cell_of(filename: str) -> str | None:
+    """Return IPython's name of the cell whose code has this file name, "In[3]"; None for another file."""
+    ipython: Any = sys.modules.get("IPython")
+    shell = None if ipython is None else ipython.get_ipython()
+    name_of = getattr(getattr(shell, "compile", None), "format_code_name", None)
+    name = None if name_of is None else name_of(filename)
+    return name[1] if name else None
+
+
+def display_html(html: str) -> None:
+    """Show HTML below the cell."""
+    from IPython.display import HTML, display
+
+    display(HTML(html))

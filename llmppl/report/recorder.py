@@ -1,28 +1,26 @@
-"""Recorder: records a run step by step.
+"""Recorder: records a run, a line of JSON for every step.
 
-Give `Recorder(path)` to a run as `on_step`. It writes one line of JSON for every step and keeps no file open, so a
-killed run loses at most its last step. `llmppl.report.load(path)` reads the file, and `llmppl trace run.jsonl -o
-run.html` draws it. `Recorder()` keeps the steps in memory, for `posterior.show()`.
+Give `Recorder(path)` to a run as `on_step`. It writes a line of JSON for every step (`llmppl.report.recording`).
+`llmppl.report.load(path)` reads the file, and `llmppl trace run.jsonl` draws it. `Recorder()` keeps the steps in
+memory, for `posterior.show()`.
 """
 
 from __future__ import annotations
 
+import json
 import math
 import os
 import warnings
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-from llmppl.report.recording import VERSION, Recording, parse
-from llmppl.report.showing import show
-from llmppl.support.arguments import path as path_of
+from llmppl.report.html_page import show
+from llmppl.report.recording import FIGURES, VERSION, Recording, parse
 from llmppl.support.arguments import text as text_of
-from llmppl.support.files import no_folder, null, sealed
 
 __all__ = ["Recorder"]
-
-FIGURES = "ess", "num_unique_ancestors", "num_finished", "num_dead"
 
 
 class Recorder:
@@ -44,6 +42,7 @@ class Recorder:
 
     Notes
     -----
+    Each line is written when its step ends, so a killed run loses at most its last step.
     A step is an object with `step` (from 1), `candidates`, `ancestors` (the place of each survivor among the
     candidates), `log_weights` (of the survivors, after selection), `log_ml`, `ess`, `num_unique_ancestors`,
     `num_finished` and `num_dead`. A log weight of -inf is null. A candidate has
@@ -61,15 +60,13 @@ class Recorder:
     """
 
     def __init__(self, path: str | os.PathLike[str] | None = None, title: str = "") -> None:
-        self.path = None if path is None else path_of("path", path)
+        self.path = None if path is None else Path(path)
         self.title = text_of("title", title)
         self.lines = list[str]()
         self._index = 0
         self._stopped = False
         self._before: list[tuple[str, dict[str, float]]] = []       # text and attribution of each particle
         if self.path is not None:
-            if missing := no_folder(self.path):
-                raise missing
             self.path.write_text("", encoding="utf-8")
 
     def __call__(self, step: Any) -> None:
@@ -89,7 +86,7 @@ class Recorder:
                 "candidates": [self._candidate(*line) for line in lines],
                 "ancestors": step.ancestors.tolist(),
                 "log_weights": step.particles.log_weights.tolist(),
-                "log_ml": null(step.log_ml),
+                "log_ml": _null(step.log_ml),
                 **{name: getattr(step, name) for name in FIGURES},
             }
         )
@@ -140,7 +137,7 @@ class Recorder:
         old_text, old_attribution = self._before[parent] if self._before else ("", {})
         keep = len(os.path.commonprefix([old_text, text]))
         added = {name: total - old_attribution.get(name, 0.0) for name, total in attribution.items()}
-        record: dict[str, Any] = {"parent": parent, "text": text[keep:], "log_weight": null(log_weight)}
+        record: dict[str, Any] = {"parent": parent, "text": text[keep:], "log_weight": _null(log_weight)}
         if keep < len(old_text):
             record["keep"] = keep
         if candidate.log_twist:
@@ -154,7 +151,7 @@ class Recorder:
         return record
 
     def _write(self, line: dict[str, Any]) -> None:
-        self._write_line(sealed(line).decode()[:-1])
+        self._write_line(json.dumps(line))
 
     def _write_line(self, line: str) -> None:
         self.lines.append(line)
@@ -167,6 +164,10 @@ class Recorder:
             self._stopped = True                        # for good: no reader could read past a torn line
             message = f"the recording stops after step {self._index}, and the run goes on: {error.strerror or error}"
             warnings.warn(f"{self.path}: {message}", stacklevel=4)
+
+
+def _null(value: float) -> float | None:
+    return value if math.isfinite(value) else None
 
 
 def _prompts(particles: Sequence[Any]) -> list[str]:

@@ -4,14 +4,14 @@ A recording is a tree of *candidates*: those of step t descend from selected can
 *dead* if its weight is zero. It is *culled* if its weight is positive and it was not selected. Else it is kept,
 perhaps more than once.
 
-The file has a line `{"llmppl_trace": 1, "program": ..., "title": ..., "prompts": [...]}`, then a line for each step as
-`Recorder` describes. If the recorder was used in a `with` block, the last line is `{"end": null}`, or has the exception
-that ended the run. Each line is sealed (`llmppl.support.files`). A line without a checksum, as other tools write it, is
-read without a check.
+A file has a line of JSON for the run, `{"llmppl_trace": 1, "program": ..., "title": ..., "prompts": [...]}`, then a
+line for each step. If the recorder was used in a `with` block, the last line is `{"end": null}`, or has the exception
+that ended the run.
 """
 
 from __future__ import annotations
 
+import json
 import math
 import os
 import sys
@@ -23,14 +23,11 @@ from typing import Any
 
 import numpy as np
 
-from llmppl.report.schema import FIELDS, check, check_references
-from llmppl.support.arguments import shown
-from llmppl.support.files import parsed, unsealed
-
-__all__ = ["VERSION", "Candidate", "RecordedStep", "Recording", "load", "parse"]
+__all__ = ["Candidate", "FIGURES", "RecordedStep", "Recording", "VERSION", "load", "normalised", "parse"]
 
 VERSION = 1
-MAX_CHARACTERS = 1 << 29                                # of the texts of all candidates
+LARGEST = 1e300                                         # sums and differences of such numbers are still finite
+FIGURES = "ess", "num_unique_ancestors", "num_finished", "num_dead"
 
 
 @dataclass
@@ -151,81 +148,96 @@ def load(path: str | os.PathLike[str]) -> Recording:
     FileNotFoundError
         If there is no such file.
     ValueError
-        If it is not a recording, or has no whole step. The error names the wrong line and field.
+        If it is not a recording, or has no whole step. The error names the wrong line.
     """
-    try:
-        lines = Path(path).read_text(encoding="utf-8").split("\n")
-    except UnicodeDecodeError:
-        raise ValueError(f"{path} is not a recording: it is no text. {_HOW}") from None
-    if not any(lines):
-        raise ValueError(f"{path} is empty: the run has not made its first step, or wrote elsewhere. {_HOW}")
+    lines = Path(path).read_text(encoding="utf-8", errors="replace").split("\n")
     return parse(lines[:-1], str(path))                 # the part after the last line end is empty, or torn
 
 
-def parse(whole: Sequence[str], path: str) -> Recording:
-    """Return the recording of these lines. A ValueError begins with `path`."""
-    header = parsed(next(iter(whole), ""))
-    if "llmppl_trace" not in header:
-        raise ValueError(f"{path} is not a recording: its first line is not that of a Recorder. {_HOW}")
-    version = header["llmppl_trace"]
-    if isinstance(version, bool) or version != VERSION:
-        raise ValueError(
-            f"{path} has the format {shown(version, 60)}, and this version of llmppl reads {VERSION}; "
-            "record the run again, or show it with the llmppl that recorded it"
-        )
-    reader = _Reader()
-    for number, line in enumerate(whole, 1):
-        record = parsed(line)
-        if "check" in record and not (record := unsealed(line.encode("utf-8", "surrogatepass") + b"\n")):
-            raise ValueError(f"{path}, line {number} is damaged: its check is another; take it out of a line you edit")
-        if not record:
-            raise ValueError(f"{path}, line {number} is not a step as a Recorder writes it: {line[:60]!r}")
-        kind = "header" if number == 1 else "end" if "end" in record else "step"
-        try:
-            getattr(reader, kind)(check(FIELDS[kind], record))
-        except (TypeError, ValueError, RecursionError) as error:        # RecursionError: the repr of nested lists
-            raise ValueError(f"{path}, line {number}: {error}") from None
-        if kind == "end":
-            break
-    if not reader.recording.steps:
-        raise ValueError(f"{path} holds no whole step: the run stopped, or has not come, to the end of its first step")
-    return reader.recording
+def parse(lines: Sequence[str], name: str) -> Recording:
+    """Return the recording of these lines. A ValueError begins with `name`.
+
+    Every value is converted to its type, because the page contains it and the file may come from somebody else.
+    """
+    recording, before, number = Recording("", ""), None, 0
+    try:
+        for number, line in enumerate(lines, 1):
+            record = json.loads(line)
+            if number == 1:
+                if record["llmppl_trace"] != VERSION:
+                    raise ValueError(f"this version of llmppl reads format {VERSION}: record the run again")
+                prompts = [_text(each) for each in record.get("prompts", [])]
+                recording = Recording(_text(record.get("program", "")), _text(record.get("title", "")), prompts)
+            elif "end" in record:
+                recording.ended = _text(record["end"] or "")
+                break
+            else:
+                step, before = _step(record, len(recording.steps) + 1, before)
+                recording.steps.append(step)
+    except (ArithmeticError, AttributeError, LookupError, RecursionError, TypeError, ValueError) as error:
+        reason = f"{type(error).__name__}: {error}"
+        raise ValueError(f"{name}, line {number}, is not as a Recorder writes it ({reason:.150})") from None
+    if not recording.steps:
+        raise ValueError(f"{name} has no whole step: the run stopped, or has not come, to the end of its first step")
+    return recording
 
 
-_HOW = 'A recording is what `on_step=Recorder("run.jsonl")` writes.'
-_ROOT = Candidate(None, "", 0, 0.0, 0.0, False, None, {})
+Survivors = list[tuple[int, Candidate]]                 # place and candidate of each particle after a step
 
 
-class _Reader:
-    """Builder of a recording from checked lines, with a method for each kind of line."""
+def _step(record: dict[str, Any], index: int, before: Survivors | None) -> tuple[RecordedStep, Survivors]:
+    """Return a step and its survivors. `before` has the survivors of the previous step; None at step 1."""
+    if record["step"] != index:
+        raise ValueError(f"step must be {index}")
+    candidates = [_candidate(each, before) for each in record["candidates"]]
+    survivors = [(place, candidates[place]) for place in (_place(i, candidates) for i in record["ancestors"])]
+    for (_, kept), log_weight in zip(survivors, record["log_weights"], strict=True):
+        kept.copies += 1
+        kept.log_weight_after = float(np.logaddexp(kept.log_weight_after, _number(log_weight)))
+    ess, *counts = (_number(record[name]) for name in FIGURES)
+    return RecordedStep(index, candidates, _log(record["log_ml"]), ess, *map(int, counts)), survivors
 
-    def header(self, record: dict[str, Any]) -> None:
-        self.recording = Recording(**record)
-        self._particles: list[tuple[int | None, Candidate]] = []        # after the last step: place, candidate
-        self._characters = 0
 
-    def step(self, record: dict[str, Any]) -> None:
-        check_references(record, len(self.recording.steps) + 1, [len(c.text) for _, c in self._particles])
-        candidates = []
-        for each in record.pop("candidates"):
-            number = each.pop("parent")
-            place, parent = self._particles[number] if self._particles else (None, _ROOT)
-            self._characters += each["keep"] + len(each["text"])
-            if self._characters > MAX_CHARACTERS:       # a short line may repeat a long text
-                raise ValueError(f"the texts have more than {MAX_CHARACTERS:,} characters")
-            each["text"] = parent.text[: each["keep"]] + each["text"]
-            keeps_all = each["keep"] == len(parent.text)
-            candidates.append(Candidate(place, **each, carried=parent.finished, keeps_all=keeps_all))
-        ancestors = record.pop("ancestors")
-        for place, log_weight in zip(ancestors, record.pop("log_weights"), strict=True):
-            kept = candidates[place]
-            kept.copies += 1
-            kept.log_weight_after = float(np.logaddexp(kept.log_weight_after, log_weight))
-        self.recording.steps.append(RecordedStep(record.pop("step"), candidates, **record))
-        self._particles = [(i, candidates[i]) for i in ancestors]
+def _candidate(record: dict[str, Any], before: Survivors | None) -> Candidate:
+    place, old, carried = None, "", False
+    if before is not None:
+        place, parent = before[_place(record["parent"], before)]
+        old, carried = parent.text, parent.finished
+    keep = _place(record.get("keep", len(old)), old + ".")
+    death = record.get("death")
+    return Candidate(
+        place,
+        old[:keep] + _text(record["text"]),
+        keep,
+        _log(record["log_weight"]),
+        _number(record.get("twist", 0.0)),
+        bool(record.get("finished")),
+        None if death is None else _text(death),
+        {_text(name): _number(log_w) for name, log_w in record.get("attribution", {}).items()},
+        carried=carried,
+        keeps_all=keep == len(old),
+    )
 
-    def end(self, record: dict[str, Any]) -> None:
-        self.recording.ended = record["end"] or ""
+
+def _place(value: Any, among: Sequence[Any]) -> int:
+    if not 0 <= (place := int(value)) < len(among):
+        raise ValueError(f"{place} is not below {len(among)}")
+    return place
+
+
+def _number(value: Any) -> float:
+    if not abs(number := float(value)) <= LARGEST:
+        raise ValueError(f"{number} is not finite")
+    return number
+
+
+def _log(value: Any) -> float:
+    return -math.inf if value is None else _number(value)
+
+
+def _text(value: Any) -> str:
+    """Return a str that a file can contain, without lone surrogates."""
+    return str(value).encode("utf-8", "replace").decode()
 
 
 def normalised(log_weights: Sequence[float]) -> list[float]:

@@ -21,7 +21,7 @@ import numpy as np
 from llmppl.inference.gc_freeze import freeze, frozen_gc
 from llmppl.inference.particles import Particles
 from llmppl.inference.resuming.fingerprint import identity_of
-from llmppl.report.progress import bar
+from llmppl.report.progress import Bar
 from llmppl.support.arguments import count, function, generator, name_of, shown
 from llmppl.support.locks import heard, let_through
 from llmppl.support.runtime import Runtime
@@ -137,7 +137,7 @@ def _results(
                 done += 1
 
     total = len(tasks) if isinstance(tasks, Sequence) else None
-    with file or nullcontext(), bar(progress, total, str, unit="task") as show:
+    with file or nullcontext(), Bar(progress, total, str, unit="task") as show:
         for result in run_all(todo(), seed):
             if file is not None:
                 file.write(result)

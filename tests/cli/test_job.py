@@ -11,7 +11,6 @@ import signal
 import subprocess
 import sys
 import time
-from datetime import datetime, timedelta
 from pathlib import Path
 
 import numpy as np
@@ -24,7 +23,6 @@ from llmppl import ConstrainedText, Infilling, Rule, load_results, smc_steer
 from llmppl.cli import app, options, prompts
 from llmppl.cli.job import GenerateJob
 from llmppl.cli.options import Limits, Writing
-from llmppl.report import task_progress
 from llmppl.support.files import sealed
 from llmppl.tasks.many import lanes
 
@@ -577,53 +575,8 @@ def test_results_loads_neither_torch_nor_transformers(files, tiny):
 # ---- how far
 
 
-class Clock:
-    """What time it is, in seconds, as the tests say."""
-
-    now = 1000.0
-
-    def monotonic(self):
-        return self.now
-
-
-@pytest.fixture
-def clock(monkeypatch):
-    clock = Clock()
-    monkeypatch.setattr(task_progress, "time", clock)
-    return clock
-
-
-def test_the_table_shows_progress_failures_speed_and_expected_end(clock):
-    """14 of 100 were done; then 6 in 30 s, so that the other 80 take 400 s more; 600 tokens in 30 s."""
-    tokens = 1000
-    state = task_progress.TaskProgress(100, 14, 1, lambda: tokens)
-    assert state.cells() == {"done": "14 of 100", "failed": "1", "tokens per second": "0", "expected end": "-"}
-    state.done, state.failed, tokens, clock.now = 20, 2, 1600, 1030.0
-    before, cells = datetime.now(), state.cells()
-    assert list(cells.values())[:3] == ["20 of 100", "2", "20"]
-    end, left = cells["expected end"].split(", in ")
-    assert left == "0:06:40"
-    assert end in [f"{day + timedelta(seconds=400):{form}}" for day in (before, datetime.now())
-                   for form in ("%H:%M", "%Y-%m-%d %H:%M")]  # fmt: skip
-    assert str(state) == f"20 of 100 done, failed 2, tokens per second 20, expected end {end}, in 0:06:40"
-    state.done = 100
-    assert state.cells()["expected end"].endswith(", in 0:00:00")
-    assert "tokens per second" not in task_progress.TaskProgress(3, 0, 0, None).cells()
-
-
-def test_without_a_terminal_a_line_is_printed_once_a_minute(clock, capsys):
-    with task_progress.task_progress(20, tokens=lambda: 0) as ended:
-        for n in range(10):
-            clock.now += 25.0                           # 25, 50, 75, ..., 250: a line at 75, 150 and 225
-            ended(n == 0)
-    out, err = capsys.readouterr()
-    assert out == "" and [line[:24] for line in err.splitlines()] == [
-        "3 of 20 done, failed 1, ", "6 of 20 done, failed 1, ", "9 of 20 done, failed 1, "
-    ]  # fmt: skip
-
-
 @pytest.mark.skipif(sys.platform == "win32", reason="has no pty")
-def test_a_terminal_shows_a_table_and_stdout_holds_only_the_last_line(files):
+def test_a_terminal_shows_a_bar_and_stdout_holds_only_the_last_line(files):
     import pty
 
     files[0].write_text("a\n" * 40)
@@ -640,7 +593,4 @@ def test_a_terminal_shows_a_table_and_stdout_holds_only_the_last_line(files):
         pass
     os.close(parent)
     assert process.communicate()[0] == f"{files[1]}: 40 results, 0 failed\n" and process.returncode == 0
-    table = shown.decode()
-    for head in ("done", "failed", "tokens per second", "expected end"):
-        assert head in table
-    assert re.search(r"\d+ of 40 ", table) and "\x1b[2K" in table
+    assert re.search(r"prompt \d+ of 40.* 0 failed", shown.decode()) and b"\x1b[2K" in shown

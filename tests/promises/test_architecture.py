@@ -84,7 +84,7 @@ def test_the_document_lists_the_folders_in_their_order():
 
 MAX_LINES, MAX_CLASS, MAX_PARAMETERS = 600, 400, 8
 # branches per code line, as tools/shape.py counts them; the aims are 0.26 and 0.33
-MAX_DENSITY = {"": 0.279, "constraints/lark": 0.336}
+MAX_DENSITY = {"": 0.28, "constraints/lark": 0.336}
 MAX_WHATS = 1.0                                         # relative "what" per 1,000 words
 MAX_WORDS = 12                                          # of a test's name
 MAX_WALK = 1.1                                          # times the moves that docs/architecture.md lists
@@ -107,7 +107,7 @@ LINES = {                                               # of a folder; a commit 
     "models": 2570,
     "models/programs": 690,
     "queries": 2350,
-    "report": 1110,
+    "report": 880,
     "support": 1320,
     "tasks": 1070,
 }

@@ -175,61 +175,7 @@ def reseal_checkpoint(data, rng):
     return forge_checkpoint(data, rng, reseal=True)
 
 
-# ---- recordings, texts
-
-
-def write_recording(path):
-    from helpers.programs import Words
-
-    from llmppl import smc_steer
-    from llmppl.report import Recorder
-
-    with Recorder(path, "words") as recorder:
-        smc_steer(Words(), 3, 2, seed=2, max_steps=3, on_step=recorder)
-
-
-def read_recording(path):
-    from llmppl.report import load
-    from llmppl.report.html_page import page
-
-    recording = load(path)
-    assert page(recording)
-    return recording.program, recording.title, [repr(step) for step in recording.steps], recording.ended
-
-
-def begins(found, original):
-    """Whether a recording is another's beginning."""
-    return found[:2] == original[:2] and found[2] == original[2][: len(found[2])] and found[3] in (None, original[3])
-
-
-def forge_recording(data, rng, seal=None):
-    lines = data.decode().splitlines()
-    at = rng.randrange(len(lines))
-    line = json.loads(lines[at])
-    check = line.pop("check")
-    line = changed(line, rng)
-    lines[at] = seal(line) if seal else json.dumps({**line, "check": check})        # that of the line that was
-    return ("\n".join(lines) + "\n").encode()
-
-
-def reseal_recording(data, rng):
-    return forge_recording(data, rng, lambda line: resealed(line).decode()[:-1])
-
-
-def bomb_recording(number):
-    figures = {
-        "ancestors": [0],
-        "log_weights": [0],
-        "log_ml": 0,
-        "ess": 1,
-        "num_unique_ancestors": 1,
-        "num_finished": 0,
-        "num_dead": 0,
-    }
-    candidate = {"parent": 0, "log_weight": 0}
-    lines = [{"llmppl_trace": 1}, {"step": 1, "candidates": [{**candidate, "text": "a" * (1 << 20)}], **figures}]
-    lines += [{"step": i, "candidates": [{**candidate, "text": "b"}] * (2 + number), **figures} for i in range(2, 2000)]
-    return "".join(json.dumps(line) + "\n" for line in lines).encode()
+# ---- texts
 
 
 def writes(text):
@@ -269,10 +215,6 @@ SCHEMA = {
 }
 
 READERS = {
-    "recording": Reader(
-        write_recording, read_recording, same=begins,
-        forge=forge_recording, reseal=reseal_recording, bomb=bomb_recording,
-    ),
     "results": Reader(
         write_results, read_results, same=lambda found, original: {*found} <= {*original},
         forge=forge_results, reseal=reseal_results,
@@ -345,17 +287,6 @@ def test_a_damaged_or_forged_file_is_refused_or_read_unchanged(name, tmp_path):
     assert done.returncode == 0, done.stderr[-3000:]
     found = json.loads(done.stdout.splitlines()[-1])
     assert found["failures"] == [] and found["tried"] >= counts["flip"] + counts["cut"]
-
-
-def test_a_changed_digit_of_a_recording_is_detected_by_its_checksum(tmp_path):
-    path = tmp_path / "run.jsonl"
-    write_recording(path)
-    text, original = path.read_text(), read_recording(path)
-    path.write_text(re.sub(r', "check": "\w+"', "", text))
-    assert read_recording(path) == original
-    path.write_text(re.sub(r'"ess": \d', '"ess": 9', text, count=1))
-    with pytest.raises(ValueError, match=re.escape(f"{path}, line 2 is damaged: its check is another")):
-        read_recording(path)
 
 
 def test_lone_surrogates_and_unbounded_nesting_are_named_with_their_line(tmp_path):

@@ -672,8 +672,8 @@ def test_progress_is_shown_on_stderr(capsys, monkeypatch):
     lm = language_model()
     shown = search(lm, "[ab]c", progress=True)
     assert [str(m) for m in shown] == [str(m) for m in search(lm, "[ab]c")]
-    assert str(shown) == f"2 matches, {shown.expansions} expansions"
-    assert f"2 matches, {shown.expansions} expansions" in capsys.readouterr().err
+    printed = capsys.readouterr().err
+    assert "match 2 " in printed and f"{shown.expansions} expansions" in printed
 
 
 def test_a_search_can_be_bounded_and_says_whether_it_was_complete():

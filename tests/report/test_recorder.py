@@ -29,7 +29,7 @@ from llmppl import (
 )
 from llmppl.report import Recorder, load
 from llmppl.report.html_page import page
-from llmppl.report.svg import bar
+from llmppl.report.tables import bar
 
 
 class Letters(Model):
@@ -149,8 +149,6 @@ def test_a_recording_is_readable_after_every_step(tmp_path):
     whole = load(path)
     path.write_text("".join(lines[:-1]) + lines[-1][:40])
     assert load(path).steps == whole.steps[:-1]
-    path.write_text("".join(lines[:-1]) + lines[-1][:-1])               # whole, but perhaps not
-    assert load(path).steps == whole.steps[:-1]
 
 
 def test_the_page_shows_the_status_of_the_recording(tmp_path):
@@ -243,24 +241,21 @@ def test_a_recorder_records_one_run_from_its_beginning(tmp_path):
 @pytest.mark.parametrize(
     "content, message",
     [
-        ("", "is empty: the run has not made its first step"),
-        ("\n", "is empty"),
-        ("hello\nworld\n", "is not a recording: its first line is not that of a Recorder"),
-        ('{"a": 1}\n', "is not a recording"),
-        ("[1]\n", "is not a recording"),
-        (b"\xff\xfe\x00", "is not a recording: it is no text"),
-        ('{"llmppl_trace": 9}\n', "has the format 9, and this version of llmppl reads 1"),
-        ('{"llmppl_trace": 1}\n', "holds no whole step"),
-        ('{"llmppl_trace": 1}\n{"step": 1', "holds no whole step"),
-        ('{"llmppl_trace": 1}\n{"step": 1}\n', "run.jsonl, line 2: candidates is missing"),
-        ('{"llmppl_trace": 1}\nnonsense\n{}\n', "line 2 is not a step as a Recorder writes it: 'nonsense'"),
-        ('{"llmppl_trace": true}\n', "has the format True, and this version of llmppl reads 1"),
+        ("", "has no whole step"),
+        ("hello\nworld\n", "line 1, is not as a Recorder writes it"),
+        ('{"a": 1}\n', "line 1, is not as a Recorder writes it (KeyError: 'llmppl_trace')"),
+        ("[1]\n", "line 1, is not as a Recorder writes it"),
+        (b"\xff\xfe\x00\n", "line 1, is not as a Recorder writes it"),
+        ('{"llmppl_trace": 9}\n', "this version of llmppl reads format 1"),
+        ('{"llmppl_trace": 1}\n{"step": 1', "has no whole step"),
+        ('{"llmppl_trace": 1}\n{"step": 1}\n', "line 2, is not as a Recorder writes it (KeyError: 'candidates')"),
+        ('{"llmppl_trace": 1}\n' + "[" * 100_000 + "\n", "line 2, is not as a Recorder writes it (RecursionError"),
     ],
 )
 def test_an_invalid_recording_is_refused_with_the_reason(tmp_path, content, message):
     path = tmp_path / "run.jsonl"
     path.write_bytes(content if isinstance(content, bytes) else content.encode())
-    with pytest.raises(ValueError, match=message):
+    with pytest.raises(ValueError, match=re.escape(message)):
         load(path)
     result = CliRunner().invoke(cli.app, ["trace", str(path)])
     assert result.exit_code == 2 and message in result.stderr and result.stderr.count("\n") == 1
@@ -302,19 +297,6 @@ def test_a_command_records_its_run(tmp_path):
     assert result.exit_code == 2 and "cannot write" in result.stderr
 
 
-def test_sixty_steps_of_32_particles_make_a_page_below_2_megabytes(tmp_path):
-    path = tmp_path / "run.jsonl"
-
-    class Long(Letters):
-        def step(self):
-            self.s += self.sample(Categorical({" word": 0.5, " other": 0.5}))
-            self.score(-0.1)
-            self.condition(self.sample(Bernoulli(0.9)))
-
-    smc_steer(Long(), 32, 3, seed=0, max_steps=60, on_step=Recorder(path))
-    assert len(page(load(path)).encode()) < 2_000_000
-
-
 def test_the_notebook_view_draws_the_steps_and_the_weights(tmp_path):
     particles, _, _ = steer(tmp_path / "run.jsonl")
     view = particles._repr_html_()
@@ -347,9 +329,6 @@ def test_the_page_shows_the_prompts(tmp_path):
         assert all(f"<q>{prompt}</q>" in text for prompt in prompts) and page_data(text)["prompts"] == prompts
     smc_steer(Letters(), 2, 2, seed=0, max_steps=2, on_step=Recorder(path))
     assert load(path).prompts == [] and '<div class="prompt"' not in page(load(path))
-    before = re.sub(r', "(prompts|check)": (\[\]|"\w+")', "", path.read_text())     # as files were before they told
-    path.write_text(before)
-    assert load(path).prompts == []
 
 
 def test_deaths_of_one_step_are_one_link(tmp_path):

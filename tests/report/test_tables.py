@@ -18,8 +18,7 @@ from llmppl.constraints import Text
 from llmppl.inference import Death, Particles
 from llmppl.models.choices import describe_site
 from llmppl.queries import Match, MatchList
-from llmppl.report.svg import chart
-from llmppl.report.tables import html_table, text_table
+from llmppl.report.tables import chart, html_table, text_table
 
 
 class Letters(Model):
@@ -161,7 +160,7 @@ def test_progress_in_a_notebook_needs_no_widgets(monkeypatch, capsys):
     particles = smc_steer(Letters(), 4, 2, seed=3, max_steps=5, progress=True)
     assert re.fullmatch(rf"step {len(particles.steps)} of 5: \d/4 finished, log Z-hat -?[\d.]+", cell.shown[0])
     search(cold_lm_with_bos(), "a|b", progress=True).take(2)
-    assert re.fullmatch(r"2 matches, \d+ expansions", cell.shown[1]) and len(cell.shown) == 2
+    assert re.fullmatch(r"match 2: \d+ expansions", cell.shown[1]) and len(cell.shown) == 2
     steer()                                             # which is asked for no line
     assert len(cell.shown) == 2 and capsys.readouterr() == ("", "")
 
