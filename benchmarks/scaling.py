@@ -36,7 +36,8 @@ from tables import machine, table
 
 import llmppl.tasks.ray
 from llmppl import CachedTransformer, Model, Particles, Result, load_results, run_many, smc_steer
-from llmppl.inference import SavedParticle, recorded
+from llmppl.inference import SavedParticle
+from llmppl.tasks import recorded
 from llmppl.tasks.scheduling import schedule
 
 NAMES = ["Lily", "Tom", "Ben", "Sue", "Max", "Anna", "Sam", "Mia", "Tim", "Joe"]

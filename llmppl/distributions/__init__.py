@@ -25,3 +25,6 @@ from llmppl.distributions.standard import Uniform as Uniform
 from llmppl.distributions.weights import Floats as Floats
 from llmppl.distributions.weights import log_sum as log_sum
 from llmppl.distributions.weights import logsumexp as logsumexp
+from llmppl.support import lazy
+
+__dir__ = lazy.public_names(__name__)

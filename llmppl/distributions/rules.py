@@ -15,14 +15,12 @@ import numpy as np
 
 from llmppl.distributions.finite import Finite
 from llmppl.support import arguments
-from llmppl.support.options import check_keywords
 from llmppl.support.shared import Shared
 
 T = TypeVar("T")
 DecisionRule = Callable[[Any], Any]                     # from a Finite to one of the same kind
 
 
-@check_keywords("a Rule")
 @dataclass(frozen=True)
 class Rule(Shared):
     """Temperature, then top-k, then top-p, then min-p. Each part renormalises the result of the one before.

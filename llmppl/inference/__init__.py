@@ -1,7 +1,5 @@
 """Many copies of a program, advanced and weighed together: Sequential Monte Carlo, enumeration, beams."""
 
-from typing import TYPE_CHECKING
-
 from llmppl.inference.beam import Beam as Beam
 from llmppl.inference.beam import Beams as Beams
 from llmppl.inference.beam import beam_search as beam_search
@@ -30,22 +28,6 @@ from llmppl.inference.smc import Step as Step
 from llmppl.inference.smc import importance_sampling as importance_sampling
 from llmppl.inference.smc import smc_standard as smc_standard
 from llmppl.inference.smc import smc_steer as smc_steer
-from llmppl.support.lazy import lazy_names
+from llmppl.support import lazy
 
-if TYPE_CHECKING:                                       # many tasks at once: a folder that imports this one
-    from llmppl.tasks import Result as Result
-    from llmppl.tasks import ResultFile as ResultFile
-    from llmppl.tasks import lanes as lanes
-    from llmppl.tasks import load_results as load_results
-    from llmppl.tasks import read_results as read_results
-    from llmppl.tasks import recorded as recorded
-    from llmppl.tasks import run_many as run_many
-else:
-    __getattr__, __dir__, _ = lazy_names(
-        __name__,
-        {
-            "llmppl.tasks": [
-                "Result", "ResultFile", "lanes", "load_results", "read_results", "recorded", "run_many",
-            ],
-        },
-    )  # fmt: skip
+__dir__ = lazy.public_names(__name__)

@@ -11,3 +11,6 @@ from llmppl.lm.token_distribution import ENDS as ENDS
 from llmppl.lm.token_distribution import End as End
 from llmppl.lm.token_distribution import TokenDistribution as TokenDistribution
 from llmppl.lm.transformer import CachedTransformer as CachedTransformer
+from llmppl.support import lazy
+
+__dir__ = lazy.public_names(__name__)

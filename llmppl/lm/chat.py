@@ -9,8 +9,9 @@ import re
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from llmppl.support.arguments import shown, text, unknown_option
+from llmppl.support.arguments import shown, text
 from llmppl.support.locks import let_through
+from llmppl.support.options import unknown_option
 
 Message = Mapping[str, Any]
 

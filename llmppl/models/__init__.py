@@ -11,3 +11,6 @@ from llmppl.models.programs import Infilling as Infilling
 from llmppl.models.programs import Program as Program
 from llmppl.models.programs import PromptIntersection as PromptIntersection
 from llmppl.models.spans import Span as Span
+from llmppl.support import lazy
+
+__dir__ = lazy.public_names(__name__)

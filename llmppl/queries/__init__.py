@@ -34,3 +34,6 @@ from llmppl.queries.query import Query as Query
 from llmppl.queries.query import QueryOptions as QueryOptions
 from llmppl.queries.query import probability as probability
 from llmppl.queries.query import search as search
+from llmppl.support import lazy
+
+__dir__ = lazy.public_names(__name__)

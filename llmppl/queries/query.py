@@ -25,7 +25,7 @@ from llmppl.queries.sampling import blocks_of_starts, samples
 from llmppl.queries.searchspace import Space
 from llmppl.support.arguments import count, flag, fraction, function, generator, one_of, optional_count, text
 from llmppl.support.locks import cached_property
-from llmppl.support.options import check_keywords, list_options
+from llmppl.support.options import list_options
 
 Tokenization = Literal["all", "canonical", "canonical_prefix"]
 Results = Literal["strings", "tokens"]
@@ -33,7 +33,6 @@ Order = Literal["joint", "conditional"]
 Prefixes = Literal["model", "uniform"]
 
 
-@check_keywords("a query")
 @dataclass(frozen=True, eq=False)
 class Query:
     """Question about a language of texts with a given prefix, under a language model and a decision rule.

@@ -7,3 +7,6 @@ from llmppl.report.recording import Candidate as Candidate
 from llmppl.report.recording import RecordedStep as RecordedStep
 from llmppl.report.recording import Recording as Recording
 from llmppl.report.recording import load as load
+from llmppl.support import lazy
+
+__dir__ = lazy.public_names(__name__)

@@ -21,12 +21,10 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from llmppl.support.options import unknown_option
-
 __all__ = [
     "count", "finite", "flag", "fraction", "function", "generator", "integer", "is_file_name", "is_hashable",
     "is_type", "kind", "mismatch", "name_of", "number", "one_of", "optional_count", "path", "positive",
-    "probability", "shown", "temperature", "text", "token_id", "truth", "unknown_option",
+    "probability", "shown", "temperature", "text", "token_id", "truth",
 ]  # fmt: skip
 
 S = TypeVar("S", bound=str)

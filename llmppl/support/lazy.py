@@ -1,13 +1,14 @@
-"""Lazy packages: import a module when one of its names is first used."""
+"""Names of packages: import a module when one of its names is first used, and list public names only."""
 
 from __future__ import annotations
 
 import importlib
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from types import ModuleType
 from typing import Any
 
-__all__ = ["lazy_names"]
+__all__ = ["lazy_names", "public_names"]
 
 
 def lazy_names(
@@ -31,4 +32,14 @@ def lazy_names(
         value = namespace[name] = getattr(importlib.import_module(module_of[name]), name)
         return value
 
-    return get, lambda: sorted({*namespace, *module_of}), [*module_of]
+    return get, lambda: sorted({*module_of, *filter(_is_dunder, namespace)}), [*module_of]
+
+
+def public_names(package: str) -> Callable[[], list[str]]:
+    """Return `__dir__` of a package, which lists its names without its modules."""
+    namespace = vars(sys.modules[package])
+    return lambda: sorted(n for n in namespace if _is_dunder(n) or not isinstance(namespace[n], ModuleType))
+
+
+def _is_dunder(name: str) -> bool:
+    return name.startswith("__")

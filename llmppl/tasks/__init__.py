@@ -1,5 +1,6 @@
 """Many tasks at once: in one process or on many machines, with results in files."""
 
+from llmppl.support import lazy
 from llmppl.tasks.many import lanes as lanes
 from llmppl.tasks.many import recorded as recorded
 from llmppl.tasks.many import run_many as run_many
@@ -7,3 +8,5 @@ from llmppl.tasks.results import Result as Result
 from llmppl.tasks.results import ResultFile as ResultFile
 from llmppl.tasks.results import load_results as load_results
 from llmppl.tasks.results import read_results as read_results
+
+__dir__ = lazy.public_names(__name__)

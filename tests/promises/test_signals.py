@@ -8,9 +8,8 @@ import numpy as np
 import pytest
 from helpers.tiny import tiny_model, tiny_tokenizer, tiny_vocab
 
-from llmppl import CachedTransformer
+from llmppl import CachedTransformer, run_many
 from llmppl.distributions import Uniform
-from llmppl.inference import run_many
 from llmppl.lm.engines import gguf
 from llmppl.models.alike import same_support
 from llmppl.support.locks import let_through

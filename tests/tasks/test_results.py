@@ -17,9 +17,8 @@ from helpers.tasks import TASKS, Dies, by_index, everything, lines, outcomes, ru
 from helpers.tiny import cold_lm
 
 from llmppl import Bernoulli, Model, beam_search, importance_sampling, load_results, run_many, smc_steer
-from llmppl.inference import ResultFile
 from llmppl.support import files, runtime
-from llmppl.tasks import many, results
+from llmppl.tasks import ResultFile, many, results
 from llmppl.tasks.results import digest
 
 

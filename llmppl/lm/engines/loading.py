@@ -21,8 +21,8 @@ from transformers.utils import logging
 from llmppl.lm.embedded import PATH as EMBEDDED
 from llmppl.lm.embedded import verify
 from llmppl.lm.engines import gguf
-from llmppl.support.arguments import unknown_option
 from llmppl.support.locks import Lock
+from llmppl.support.options import unknown_option
 
 MISSING = {                                             # key: the folder exists
     False: "no such folder is here, and the hub did not give it either",

@@ -16,7 +16,6 @@ from typing import Any, Literal, NamedTuple
 
 from llmppl.lm.engines import gguf
 from llmppl.support.arguments import one_of
-from llmppl.support.options import foreign_hint, unknown_option
 
 EngineName = Literal["transformers", "numpy", "llama.cpp", "vllm"]      # the keys of ENGINES, for type checkers
 
@@ -53,8 +52,6 @@ ENGINES: dict[EngineName, Entry] = {
     ),
 }  # fmt: skip
 
-_KNOWN = "engine", "dtype", "eos_ids", "token"          # options that other libraries call otherwise
-
 
 def module(name: str) -> Any:
     """Import a module of this folder. By name, so that `llmppl.lm` and its engines import each other in no circle."""
@@ -70,9 +67,6 @@ def load(
 
     `cache_bytes` bounds the keys and values of an engine that keeps its own.
     """
-    for option, value in options.items():               # transformers ignores some names of other libraries
-        if foreign_hint("from_pretrained", option, value, _KNOWN):
-            raise unknown_option("from_pretrained", {option: value}, _KNOWN)
     source = None if name is None else gguf.find(str(name))
     is_file = source is not None and str(name) not in gguf.PACKAGES
     chosen = _default(is_file, options) if engine is None else one_of("engine", engine, ENGINES)

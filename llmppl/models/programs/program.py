@@ -16,7 +16,7 @@ from llmppl.models.choices import CallSite
 from llmppl.models.death_messages import early_stop
 from llmppl.models.model import Model
 from llmppl.support import arguments
-from llmppl.support.options import CONSTRAINTS, list_options, unknown_option
+from llmppl.support.options import list_options, unknown_option
 
 
 class Options(TypedDict, total=False):
@@ -168,10 +168,7 @@ def _first_stop(data: bytes, stops: Iterable[str], searched: int) -> int | None:
 
 def _unknown(program: type[Program], given: Mapping[str, object]) -> TypeError:
     """Return the error for options that a program does not take."""
-    known = _options(program)
-    if CONSTRAINTS.keys() & given.keys():
-        known |= {"constraint"} & inspect.signature(program).parameters.keys()
-    return unknown_option(program.__name__, given, known)
+    return unknown_option(program.__name__, given, _options(program))
 
 
 def _options(program: type[Program]) -> set[str]:

@@ -163,11 +163,6 @@ def test_a_custom_program_that_writes_can_stop_too():
         ({"stop": ["a", 3]}, TypeError, "each of stop must be a str, not 3"),
         ({"constraint": Regex("a+"), "stop": "b"}, ValueError, r"stop= is for a text without .*: Regex\('a\+'\) says"),
         ({"max_new_tokens": 3}, TypeError, "ConstrainedText takes no max_new_tokens: did you mean max_tokens?"),
-        ({"max_length": 3}, TypeError, "did you mean max_tokens?"),
-        ({"min_new_tokens": 3}, TypeError, "did you mean min_tokens?"),
-        ({"stop_strings": "a"}, TypeError, "did you mean stop?"),
-        ({"eos_token_id": 3}, TypeError, r"takes no eos_token_id: .* of language models, .*eos_ids=\[\.\.\.\]\)"),
-        ({"eos_ids": [3]}, TypeError, "takes no eos_ids: it is an option of language models"),
     ],
 )
 def test_an_invalid_stop_is_refused_with_a_suggestion(options, error, said):
