@@ -32,7 +32,6 @@ from llmppl.constraints import JsonSchemaIndex
 from llmppl.constraints.json.checks import in_order
 from llmppl.lm import CachedTransformer
 from llmppl.models.programs import short_words
-from llmppl.queries import search
 
 V = 6
 A, B, C, SPACE, AB, END = range(6)
