@@ -14,7 +14,6 @@ from llmppl.constraints.automata import rewrite as rewrite
 from llmppl.constraints.automata import synonyms as synonyms
 from llmppl.distributions import DecisionRule as DecisionRule
 from llmppl.distributions import Rule as Rule
-from llmppl.queries.bounds import Probability as Probability
 from llmppl.queries.comparison import ChiSquare as ChiSquare
 from llmppl.queries.comparison import Comparison as Comparison
 from llmppl.queries.comparison import Exact as Exact
@@ -34,6 +33,7 @@ from llmppl.queries.query import Query as Query
 from llmppl.queries.query import QueryOptions as QueryOptions
 from llmppl.queries.query import probability as probability
 from llmppl.queries.query import search as search
+from llmppl.queries.sampling import Probability as Probability
 from llmppl.support import lazy
 
 __dir__ = lazy.public_names(__name__)

@@ -1,15 +1,16 @@
-"""Best-first search for the most probable strings of a language, in exact order.
+"""Best-first search for the most probable strings of a language, in exact order, and its search space.
 
-A heap holds partial texts, the most probable first. A *node* is a context with its state of the language; expanding it
-takes one row of the language model, and rows are computed in batches. The children of a node are pushed a few at a
-time. One item stands for the remaining ones: it has the cost of the best of them and the mass of all, so memory does
-not grow with the vocabulary. A match goes through the heap too, and is returned when no other item can be better. The
-order therefore does not depend on the batch size.
+A *node* is a context of the model with a state of the language. A heap holds partial texts, the most probable first.
+Expanding a node takes one row of the language model, and rows are computed in batches. The children of a node are
+pushed a few at a time. One item stands for the remaining ones: it has the cost of the best of them and the mass of all,
+so memory does not grow with the vocabulary. A match goes through the heap too, and is returned when no other item can
+be better. The order therefore does not depend on the batch size.
 
 Many token sequences spell one string. Strings are ordered by the sum over these sequences (`_total`). A string is
-returned when neither a known nor an unknown string can have a larger sum (`frontier.StringBound`).
+returned when neither a known nor an unknown string can have a larger sum (`StringBound`).
 
-Sources: Kuchnik et al. 2023 (ReLM), section 3.3; Dijkstra's algorithm.
+Sources: Kuchnik et al. 2023 (ReLM), section 3.3; Dijkstra's algorithm; Kool et al. 2019, "Stochastic Beams and Where to
+Find Them", for `DistinctSearch`.
 """
 
 from __future__ import annotations
@@ -17,31 +18,363 @@ from __future__ import annotations
 import heapq
 import itertools
 import math
-from collections.abc import Iterable, Iterator
-from typing import NamedTuple
+import operator
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field
+from functools import cached_property, partial, reduce
+from typing import Any, NamedTuple
+from weakref import WeakKeyDictionary
 
 import numpy as np
+from numpy.typing import NDArray
 
-from llmppl.distributions import NO_RULE, logsumexp
-from llmppl.queries.compile import MAX_LISTED_PREFIXES
-from llmppl.queries.frontier import MATCH, REST, TOKEN, Item, Kind, StringBound
+from llmppl.constraints.automata import DFA, Edit
+from llmppl.constraints.constraint import Index
+from llmppl.constraints.vocabulary import Text
+from llmppl.constraints.vocabulary.canonical import Canonical, CanonicalState
+from llmppl.distributions import NO_RULE, DecisionRule, logsumexp
+from llmppl.lm import CachedTransformer, Context, TokenDistribution
+from llmppl.queries.compile import MAX_LISTED_PREFIXES, Compiled, Part
 from llmppl.queries.matches import Match
-from llmppl.queries.searchspace import Floats, Ints, Node, Space, Start
+from llmppl.support.runtime import Runtime
 
 MAX_PUSHED = 16                                         # children pushed at once; later four times as many
 MAX_BARREN_EXPANSIONS = 10_000                          # in a row without a match, before an error
+ROUNDING = 1e-12                                        # smaller masses outside the language count as zero
+
+Floats = NDArray[np.float64]
+Ints = NDArray[np.int64]
 
 NOTHING: Floats = np.zeros(0)                           # for a node that needs no row
 
+_canonical: WeakKeyDictionary[Any, Canonical] = WeakKeyDictionary()     # by tokenizer
 
-class _Opened(NamedTuple):
-    """Item to expand: its node, the allowed tokens, and True if it is a match and if it needs a row of the model."""
 
-    item: Item
+# ---- the search space
+
+
+class Start(NamedTuple):
+    """Prefix string: its context, the log-probability of its tokens, and the language after it."""
+
+    prefix: str
+    context: Context
+    log_prob: float
+    part: Part
+
+
+class Node(NamedTuple):
+    """Partial text from which a search continues; `start` is None in a prefix that is not complete.
+
+    `masks` is the index of the language, and `log_prob` is the log-probability of the tokens after the prefix.
+    """
+
+    start: Start | None
+    context: Context
+    masks: Index
+    state: Any
+    canonical: CanonicalState | None = None             # None if tokens need not be canonical
+    log_prob: float = 0.0
+    noise: float = 0.0                                  # maximum of the perturbed log-probabilities below
+    data: bytes = b""                                   # the text after the prefix
+    depth: int = 0
+
+
+@dataclass
+class Space:
+    """Search space: the language after each prefix, the distribution of the next token, and the end of a match.
+
+    A node without a start is an incomplete prefix: its tokens must be canonical, and no rule applies. With `first`,
+    nothing follows a match: if one match begins another, only the shorter one counts.
+    """
+
+    lm: CachedTransformer
+    compiled: Compiled
+    rule: DecisionRule = NO_RULE
+    end: str = "eos"
+    max_tokens: int | None = None
+    only_canonical: bool = False
+    first: bool = False
+    _alignments: dict[tuple[int, bytes], tuple[Edit, ...]] = field(default_factory=dict)    # by id of part, and text
+    _indices: dict[int, Index] = field(default_factory=dict)
+
+    @cached_property
+    def prefixes(self) -> DFA:
+        """Language of all prefix strings."""
+        return reduce(operator.or_, [part.prefixes for part in self.compiled.parts])
+
+    @cached_property
+    def counts_first(self) -> bool:
+        """True if the first token of a context counts, because the model reads the empty context, which is a prefix."""
+        return any(part.prefixes.accepts_text("") for part in self.compiled.parts) and not len(self.lm.context())
+
+    @cached_property
+    def canonical(self) -> Canonical | None:
+        """Masks that exclude tokens which are not canonical; None if the tokenizer has no rules to read."""
+        tokenizer = self.lm.tokenizer
+        if not hasattr(tokenizer, "backend_tokenizer"):
+            return None
+        if tokenizer not in _canonical:
+            _canonical[tokenizer] = Canonical(tokenizer, self.lm.vocab)
+        return _canonical[tokenizer]
+
+    def _index(self, language: DFA) -> Index:
+        """Return the index of a language; roots share it."""
+        if id(language) not in self._indices:
+            self._indices[id(language)] = language.index(self.lm.vocab)
+        return self._indices[id(language)]
+
+    # ---- prefixes
+
+    def start(self, prefix: str, log_prob: float = 0.0) -> Start:
+        part = next(part for part in self.compiled.parts if prefix in part.prefixes)
+        return Start(prefix, self.lm.context(prefix), log_prob, part)
+
+    def starts(self) -> list[Start] | None:
+        """Return the prefix strings with their log-probabilities, in one round; None if there are too many."""
+        listed = self.compiled.prefixes()
+        if listed is None:
+            return None
+        contexts = [self.lm.context(text) for text, _ in listed]
+        log_probs = [0.0] * len(listed)
+
+        def score(i: int) -> None:
+            given = contexts[i].tokens[: 0 if self.counts_first else 1]
+            log_probs[i] = contexts[i].log_prob_since(reduce(operator.add, given, self.lm.at(())))
+
+        Runtime().run([partial(score, i) for i in range(len(listed))], [f"prefix {text!r}" for text, _ in listed])
+        texts, parts = zip(*listed, strict=True)
+        return list(map(Start, texts, contexts, log_probs, parts))
+
+    def root(self, start: Start) -> Node:
+        """Return the node after a prefix."""
+        rules = self.canonical if self.only_canonical else None
+        after = None if rules is None else rules.after(start.context.tokens)
+        return Node(start, start.context, self._index(start.part.follow), start.part.start, after)
+
+    def prefix_root(self) -> Node:
+        """Return the node before all prefixes: after the special tokens that the tokenizer puts before a text."""
+        text = next(filter(None, self.prefixes.enumerate()))
+        context = self.lm.context(text)
+        if b"".join(token.bytes for token in context.tokens) != text.encode():
+            raise ValueError(
+                f"this tokenizer adds a space before a text, so more than {MAX_LISTED_PREFIXES} prefix strings cannot "
+                f"be searched: give a prefix with fewer strings"
+            )
+        special = tuple(itertools.takewhile(lambda token: not token.bytes, context.tokens))
+        if self.prefixes.accepts_text("") and tuple(self.lm.context().tokens) != special:
+            raise ValueError(
+                f"this tokenizer puts a BOS before the empty text alone, so the empty prefix cannot be searched among "
+                f"more than {MAX_LISTED_PREFIXES} prefix strings: ask for it by itself, prefix=''"
+            )
+        begin = reduce(operator.add, special, self.lm.at(()))
+        after = None if self.canonical is None else self.canonical.start
+        return Node(None, begin, self._index(self.prefixes), self.prefixes.start, after)
+
+    # ---- children
+
+    def next_token(self, node: Node) -> TokenDistribution:
+        """Return the distribution of the next token after a node, under the rule."""
+        dist: TokenDistribution = self.rule(node.context.next_token())
+        return dist
+
+    def log_probs(self, nodes: Iterable[Node]) -> list[Floats]:
+        """Return the log-probabilities of the next token after each node, (V,) each, in one round."""
+        counts, nodes = self.counts_first, list(nodes)
+        dists = [n.context.next_token() if n.depth or counts or len(n.context) else None for n in nodes]
+        return [self._log_probs(*each) for each in zip(nodes, dists, strict=True)]      # the first asks for all
+
+    def _log_probs(self, node: Node, dist: TokenDistribution | None) -> Floats:
+        if dist is None:                                # the first token of a context has no probability
+            return np.zeros(len(self.lm.vocab))
+        shaped: TokenDistribution = dist if node.start is None else self.rule(dist)
+        return shaped.log_probs()
+
+    def inside(self, node: Node) -> Ints:
+        """Return the tokens after a node that stay in the language, without eos."""
+        ids = node.masks.allowed(node.state)
+        return ids[~np.isin(ids, self.lm.vocab.eos_ids)] if node.masks.accepts(node.state) else ids
+
+    def allowed(self, node: Node) -> Ints:
+        """Return the tokens after a node that are searched; none if the model's context is full."""
+        cut = node.start is not None and (node.depth == self.max_tokens or (self.first and self.accepts(node)))
+        if cut or node.context.room == 0:
+            return np.zeros(0, np.int64)
+        ids = self.inside(node)
+        if node.canonical is not None and self.canonical is not None and ids.size:
+            ids = ids[self.canonical.mask(node.canonical)[ids]]
+        return ids
+
+    def child(self, node: Node, token: int, log_prob: float, noise: float = 0.0) -> Node:
+        rules = None if node.canonical is None else self.canonical
+        return Node(
+            node.start,
+            node.context + token,
+            node.masks,
+            node.masks.advance(node.state, token),
+            None if rules is None or node.canonical is None else rules.advance(node.canonical, token),
+            node.log_prob + log_prob,
+            noise,
+            node.data + self.lm.vocab.tokens[token],
+            node.depth + 1,
+        )
+
+    def accepts(self, node: Node) -> bool:
+        """Return True if the text of a node is a match, or a complete prefix if the node has no start."""
+        if not node.masks.accepts(node.state):
+            return False
+        text, ignored, start = node.data.decode(), self.compiled.ignored, node.start
+        if start is None:
+            return self.lm.context(text) == node.context
+        if ignored is not None and text in ignored:
+            return False
+        if not self.only_canonical:
+            return True
+        own = self.lm.context(start.prefix + text)
+        if start.prefix or not text:
+            return own == node.context
+        return own.tokens in (node.context.tokens, node.context.tokens[len(start.context) :])     # "" has a BOS
+
+    def ending(self, node: Node, log_probs: Floats) -> float:
+        """Return the log-probability that a match ends at a node; end="prefix" ignores `log_probs`."""
+        if self.end == "prefix":
+            return 0.0
+        if self.end == "eos":
+            return float(np.logaddexp.reduce(log_probs[list(self.lm.vocab.eos_ids)], initial=-math.inf))
+        outside = np.exp(log_probs)
+        outside[self.inside(node)] = 0.0
+        total = float(outside.sum())
+        return math.log(total) if total > 0.0 else -math.inf
+
+    # ---- results
+
+    def match(self, node: Node, log_prob: float, upper: float | None = None, *, log_weight: float = 0.0) -> Match:
+        """Return the match that ends at a node; `log_prob` is that of the whole part after the prefix."""
+        start = node.start
+        assert start is not None
+        text, tokens = Text(start.prefix.encode() + node.data), tuple(node.context.tokens[len(start.context) :])
+        upper, edits = log_prob if upper is None else upper, self._edits(start.part, node.data)
+        return Match(text, start.prefix, tokens, log_prob, upper, start.log_prob + log_prob, log_weight, edits)
+
+    def _edits(self, part: Part, data: bytes) -> tuple[Edit, ...]:
+        """Return the edits that make the part after the prefix from the nearest string of the pattern."""
+        if self.compiled.edits is None:
+            return ()
+        key = id(part), data
+        if key not in self._alignments:
+            self._alignments[key] = tuple(self.compiled.edits.alignment(part.unedited, data.decode()))
+        return self._alignments[key]
+
+
+# ---- the heap
+
+MATCH, TOKEN, REST = range(3)                           # kinds of items; at equal costs, matches come first
+
+
+class Item(NamedTuple):
+    """Entry of the heap, ordered by its first three fields.
+
+    A MATCH ends at its node. A TOKEN is the node's child by `token`, or the node itself if that is None. A REST is all
+    children after `token`, the last one that was pushed. `cost` is minus a log-probability, or minus a perturbed one.
+    """
+
+    cost: float
+    kind: int
+    number: int
     node: Node
-    ids: Ints
-    accepts: bool
-    needs_row: bool
+    token: int | None
+    log_prob: float                                     # of the end, of the token, or of the best token of a REST
+    width: int                                          # number of children to push when it is expanded
+    mass: float                                         # log-probability, after the node, of all texts from here
+    most: float                                         # upper bound of the part of `mass` that one text can get
+    data: bytes                                         # every text continues with it after the prefix
+
+    def open(self, space: Space) -> Node:
+        """Return the node to expand."""
+        if self.kind is not TOKEN or self.token is None:
+            return self.node
+        return space.child(self.node, self.token, self.log_prob, -self.cost)
+
+    def later(self, ids: Ints, log_probs: Floats) -> Ints:
+        """Return the tokens of `ids` that the item stands for; those of a REST come after the last pushed token."""
+        if self.kind is not REST or self.token is None:
+            return ids
+        least = log_probs[self.token]
+        after: Ints = ids[(log_probs[ids] < least) | ((log_probs[ids] == least) & (ids > self.token))]
+        return after
+
+
+class _TextNode:
+    """Node of the trie of texts: the items with this text, and the most that one text through here can still get."""
+
+    __slots__ = ("own", "below", "children")
+
+    def __init__(self) -> None:
+        self.own: dict[int, float] = {}                 # log-probabilities of the items here
+        self.below = -math.inf                          # the largest `best` of the children
+        self.children: dict[int, _TextNode] = {}
+
+    @property
+    def best(self) -> float:
+        return float(reduce(np.logaddexp, self.own.values(), self.below)) if self.own else self.below
+
+
+class StringBound:
+    """Upper bound for unknown strings: the largest sum of items whose texts begin each other.
+
+    Two items can contribute to one string only if one of their texts begins the other. So the mass that a string can
+    still get is at most the largest sum along a path of the trie of their texts. `base(start)` is the log-probability
+    of a prefix that counts in the order of the search.
+    """
+
+    def __init__(self, base: Callable[[Start | None], float], items: Iterable[Item]) -> None:
+        self.base = base
+        self.roots: dict[int, _TextNode] = {}           # id of the start -> trie
+        self.num_incomplete = 0                         # items of incomplete prefixes
+        self.add(items)
+
+    def log_most(self, next_cost: float) -> float:
+        """Return the bound as a log-probability. Texts of an incomplete prefix have at most -`next_cost`."""
+        most = max((node.best for node in self.roots.values()), default=-math.inf)
+        return max(most, -next_cost) if self.num_incomplete else most
+
+    def add(self, items: Iterable[Item]) -> None:
+        for item in items:
+            if item.node.start is None:
+                self.num_incomplete += 1
+                continue
+            path = self._path(item)
+            path[-1].own[item.number] = self.base(item.node.start) + (item.node.log_prob + item.most)
+            for below, node in itertools.pairwise(reversed(path)):
+                if below.best <= node.below:
+                    break
+                node.below = below.best
+
+    def remove(self, item: Item) -> None:
+        if item.node.start is None:
+            self.num_incomplete -= 1
+            return
+        path = self._path(item)
+        before = path[-1].best
+        del path[-1].own[item.number]
+        for byte, (below, node) in zip(reversed(item.data), itertools.pairwise(reversed(path)), strict=True):
+            changed, was = before == node.below, node.best
+            if not below.own and not below.children:
+                del node.children[byte]
+            if changed:
+                node.below = max((child.best for child in node.children.values()), default=-math.inf)
+            before = was
+        if not path[0].own and not path[0].children:
+            del self.roots[id(item.node.start)]
+
+    def _path(self, item: Item) -> list[_TextNode]:
+        """Return the nodes from the root to the text of an item; missing nodes are created."""
+        path = [self.roots.setdefault(id(item.node.start), _TextNode())]
+        for byte in item.data:
+            path.append(path[-1].children.setdefault(byte, _TextNode()))
+        return path
+
+
+# ---- the search
 
 
 class Search:
@@ -62,10 +395,8 @@ class Search:
     ----------
     expansions : int
         Number of nodes whose next-token distribution was computed.
-    num_found : int
-        Number of matches, each token sequence counted by itself.
     found_mass : float
-        Sum of their probabilities.
+        Sum of the probabilities of all matches, each token sequence counted by itself.
     """
 
     lists_prefixes = False                              # True if all prefixes must be known at the start
@@ -79,63 +410,60 @@ class Search:
         self.expansions = self.fruitful = 0             # fruitful: those before the last match
         self.heap: list[Item] = []
         self.bound: StringBound | None = None
-        self.num_found, self.found_mass = 0, 0.0
+        self.found_mass = 0.0
         self._numbers = itertools.count()
         self._known = set[tuple[int, bytes]]()          # strings already summed: (id of start, text)
 
-    # ---- the heap
-
     def add(self, start: Start) -> None:
         """Search after one more prefix."""
-        self.push(TOKEN, self.space.root(start), None, 0.0, width=self.width)
+        self._push([self._item(TOKEN, self.space.root(start), None, 0.0)])
 
     def add_all(self) -> None:
         """Search after every prefix; if there are many, the search finds the prefixes itself, most probable first."""
         starts = self.space.starts()
-        if starts is not None:
-            for start in starts:
-                self.add(start)
-        elif self.order == "conditional" or self.lists_prefixes:
+        if starts is None and (self.order == "conditional" or self.lists_prefixes):
             raise ValueError(
                 f"the prefix has more than {MAX_LISTED_PREFIXES} strings, which can be searched in their joint order "
                 f'only: leave order="joint" and do not ask for distinct samples, or give a prefix with fewer strings'
             )
-        else:
-            self.push(TOKEN, self.space.prefix_root(), None, 0.0, width=self.width)
+        if starts is None:
+            self._push([self._item(TOKEN, self.space.prefix_root(), None, 0.0)])
+        for start in starts or ():
+            self.add(start)
 
     def base(self, start: Start | None) -> float:
         """Return the log-probability of a prefix that counts in the order of the search."""
         return 0.0 if start is None or self.order == "conditional" else start.log_prob
 
-    def push(
-        self, kind: Kind, node: Node, token: int | None, log_prob: float, *, width: int = 0, mass: float = 0.0,
-        one: float = 0.0,
-    ) -> None:  # fmt: skip
-        cost = -(self.base(node.start) + node.log_prob + log_prob)
-        item = Item(cost, kind, next(self._numbers), node, token, log_prob, width, mass, one)
-        heapq.heappush(self.heap, item)
+    def _item(self, kind: int, node: Node, token: int | None, log_prob: float, cost: float | None = None) -> Item:
+        data = node.data if token is None else node.data + self.space.lm.vocab.tokens[token]
+        if cost is None:
+            cost = -(self.base(node.start) + node.log_prob + log_prob)
+        return Item(cost, kind, next(self._numbers), node, token, log_prob, self.width, log_prob, log_prob, data)
+
+    def _push(self, items: list[Item]) -> None:
+        for item in items:
+            heapq.heappush(self.heap, item)
         if self.bound is not None:
-            self.bound.add(item)
+            self.bound.add(items)
 
     def expand(self) -> None:
         """Expand the best nodes of the heap, up to `batch` of them, in one round."""
-        space, opened = self.space, list(map(self._open, self._pop_batch()))
-        asked = [each.node for each in opened if each.needs_row]
-        found = iter(space.log_probs(asked))
-        self.expansions += len(asked)
-        for item, node, ids, accepts, needs_row in opened:
-            log_probs = next(found) if needs_row else NOTHING
+        space, items = self.space, self._pop_batch()
+        nodes = [item.open(space) for item in items]
+        allowed = [space.allowed(node) for node in nodes]
+        accepts = [item.kind is TOKEN and space.accepts(node) for item, node in zip(items, nodes, strict=True)]
+        asked = [ids.size > 0 or (ends and space.end != "prefix") for ids, ends in zip(allowed, accepts, strict=True)]
+        rows = iter(space.log_probs(itertools.compress(nodes, asked)))
+        self.expansions += sum(asked)
+        for item, node, ids, ends, needs_row in zip(items, nodes, allowed, accepts, asked, strict=True):
+            log_probs = next(rows) if needs_row else NOTHING
             if self.bound is not None:
                 self.bound.remove(item)
-            if node.start is None and accepts:          # a prefix is complete
+            if node.start is None and ends:             # a prefix is complete
                 self.add(space.start(node.data.decode(), node.log_prob))
-                accepts = False
-            self.follow(item, node, ids, space.ending(node, log_probs) if accepts else -math.inf, log_probs)
-
-    def _open(self, item: Item) -> _Opened:
-        node = item.open(self.space)
-        ids, accepts = self.space.allowed(node), item.kind is TOKEN and self.space.accepts(node)
-        return _Opened(item, node, ids, accepts, ids.size > 0 or (accepts and self.space.end != "prefix"))
+                ends = False
+            self._follow(item, node, ids, space.ending(node, log_probs) if ends else -math.inf, log_probs)
 
     def _pop_batch(self) -> list[Item]:
         """Pop the best items of the heap that can be expanded, up to `batch` of them."""
@@ -147,20 +475,26 @@ class Search:
             heapq.heappush(self.heap, item)
         return items
 
-    def follow(self, item: Item, node: Node, ids: Ints, ending: float, log_probs: Floats) -> None:
+    def _follow(self, item: Item, node: Node, ids: Ints, ending: float, log_probs: Floats) -> None:
         """Push the match that ends at a node with log-probability `ending`, and the children of the node."""
-        if ending > -math.inf:
-            self.push(MATCH, node, None, ending)
-            self.count(node, ending)
+        new = self._ended(node, ending)
         ids = item.later(ids, log_probs)
         ids = ids[log_probs[ids] > -np.inf]
         if ids.size > item.width + 1:
-            ids = self._push_rest(node, ids, log_probs, item.width)
-        for token, log_prob in zip(ids.tolist(), log_probs[ids].tolist(), strict=True):
-            self.push(TOKEN, node, token, log_prob, width=self.width)
+            ids, rest = self._split(node, ids, log_probs, item.width)
+            new.append(rest)
+        children = zip(ids.tolist(), log_probs[ids].tolist(), strict=True)
+        self._push(new + [self._item(TOKEN, node, *child) for child in children])
 
-    def _push_rest(self, node: Node, ids: Ints, log_probs: Floats, width: int) -> Ints:
-        """Return the `width` most probable of some tokens, and push one item for all others."""
+    def _ended(self, node: Node, ending: float, cost: float | None = None) -> list[Item]:
+        """Return the item of the match that ends at a node, and count its mass; none if it has no probability."""
+        if ending == -math.inf:
+            return []
+        self.found_mass += math.exp(self.base(node.start) + node.log_prob + ending)
+        return [self._item(MATCH, node, None, ending, cost)]
+
+    def _split(self, node: Node, ids: Ints, log_probs: Floats, width: int) -> tuple[Ints, Item]:
+        """Return the `width` most probable of some tokens, and one item for all others."""
         own = log_probs[ids]
         best = np.argpartition(-own, width)[: width + 1]
         best = np.flatnonzero(own >= own[best].min())   # ties: lower ids first
@@ -168,17 +502,12 @@ class Search:
         chosen, following = best[:width], float(own[best[width]])
         rest = np.ones(ids.size, bool)
         rest[chosen] = False
-        mass, one = float(np.logaddexp.reduce(own[rest])), 0.0
+        mass = one = float(np.logaddexp.reduce(own[rest]))
         if self.bound is not None:                      # tokens of one text begin each other: their lengths differ
             one = math.log(np.unique(self.space.lm.vocab.lengths[ids[rest]]).size) + following
-        self.push(REST, node, int(ids[chosen[-1]]), following, width=4 * width, mass=mass, one=one)
-        best_ids: Ints = ids[chosen]
-        return best_ids
-
-    def count(self, node: Node, ending: float) -> None:
-        """Count a match and its mass."""
-        self.num_found += 1
-        self.found_mass += math.exp(self.base(node.start) + node.log_prob + ending)
+        item = self._item(REST, node, int(ids[chosen[-1]]), following)
+        item = item._replace(width=4 * width, mass=mass, most=min(mass, one), data=node.data)
+        return ids[chosen], item
 
     # ---- the rest of the search space
 
@@ -188,7 +517,7 @@ class Search:
 
     def log_mass(self, item: Item) -> float:
         """Return the log-probability of all texts that continue from an item."""
-        return self.base(item.node.start) + item.log_mass()
+        return self.base(item.node.start) + (item.node.log_prob + item.mass)
 
     def open_mass(self) -> float:
         """Return the total probability of all texts that were not searched yet."""
@@ -219,16 +548,17 @@ class Search:
 
     def matched(self) -> Iterator[Item]:
         """Yield the matches as they reach the top of the heap."""
+        found = False
         while self.heap:
             if self.heap[0].kind is MATCH:
-                self.fruitful = self.expansions
+                found, self.fruitful = True, self.expansions
                 yield heapq.heappop(self.heap)
             elif self.given_up(self.log_bound()):
                 return
             else:
                 self.expand()
         bounded = self.space.rule != NO_RULE or self.space.max_tokens is not None
-        if self.space.only_canonical and not bounded and not self.num_found:
+        if self.space.only_canonical and not bounded and not found:
             raise ValueError(
                 "no text of the language is the tokenizer's own encoding after that of the prefix; "
                 'tokenization="all" takes any tokens that spell it'
@@ -243,7 +573,7 @@ class Search:
         if self.space.only_canonical:                   # one token sequence each
             yield from self.sequences()
             return
-        self.bound = StringBound(self.space, self.base, self.heap)
+        self.bound = StringBound(self.base, self.heap)
         ready: list[tuple[float, int, Match]] = []      # known, not yet returned
         while self.heap or ready:
             while self.heap and self.heap[0].kind is MATCH:
@@ -320,6 +650,49 @@ def _total(space: Space, start: Start, data: bytes, batch: int, tolerance: float
 
 def _spelling(space: Space, data: bytes) -> Iterator[int]:
     """Yield the tokens that begin `data`, the shortest first."""
-    ids = space.lm.vocab.ids_by_bytes
-    for n in range(1, min(space.max_token_bytes, len(data)) + 1):
-        yield from ids.get(data[:n], ())
+    vocab = space.lm.vocab
+    for n in range(1, min(int(vocab.lengths.max()), len(data)) + 1):
+        yield from vocab.ids_by_bytes.get(data[:n], ())
+
+
+class DistinctSearch(Search):
+    """Matches of a query, drawn one by one without replacement: a best-first search by perturbed log-probabilities.
+
+    The maximum of the perturbed log-probabilities below a node is drawn first, and then divided among its children.
+    Matches therefore come in the order of a Gumbel race.
+    """
+
+    lists_prefixes = True
+
+    def __init__(self, space: Space, rng: np.random.Generator, **options: Any) -> None:
+        super().__init__(space, **options)
+        self.rng = rng
+
+    def add(self, start: Start) -> None:
+        noise = float(self.rng.gumbel(self.base(start)))
+        self._push([self._item(TOKEN, self.space.root(start)._replace(noise=noise), None, 0.0, -noise)])
+
+    def _follow(self, item: Item, node: Node, ids: Ints, ending: float, log_probs: Floats) -> None:
+        """Push the children; texts that leave the language compete for the maximum, and are dropped."""
+        costs = -self._divide(node, np.append(log_probs[ids], ending))
+        ended = self._ended(node, ending, float(costs[-1]))
+        children = zip(ids.tolist(), log_probs[ids].tolist(), costs.tolist(), strict=False)
+        self._push(ended + [self._item(TOKEN, node, *child) for child in children if child[1] > -math.inf])
+
+    def _divide(self, node: Node, log_probs: Floats) -> Floats:
+        """Draw the perturbed log-probability of each child; the maximum of these and of leaving is `node.noise`."""
+        left = -math.expm1(min(0.0, float(np.logaddexp.reduce(log_probs))))
+        log_probs = np.append(log_probs, math.log(left) if left > ROUNDING else -math.inf)
+        base = self.base(node.start) + node.log_prob
+        with np.errstate(divide="ignore", invalid="ignore"):
+            noisy = base + log_probs + self.rng.gumbel(size=log_probs.size)
+            shifted = node.noise - noisy + np.log1p(-np.exp(noisy - noisy.max()))
+            divided: Floats = node.noise - np.maximum(0.0, shifted) - np.log1p(np.exp(-np.abs(shifted)))
+        return divided[:-1]
+
+    def log_bound(self) -> float:
+        return math.inf                                 # unknown: the order is random
+
+    def strings(self, tolerance: float) -> Iterator[Match]:
+        """Yield every string once; the first spelling has the maximum of all its spellings."""
+        return self.sequences() if self.space.only_canonical else self.summed(self.matched(), tolerance)

@@ -1,24 +1,17 @@
 """Comparison of two distributions over strings: a test of equality, and an interval for their distance.
 
 Two samples are tested for homogeneity; a sample and a known distribution (`Exact`) for goodness of fit. The statistic
-is Pearson's,  X2 = sum (observed - expected)^2 / expected. The chi-square distribution is wrong for small counts, so p
-is estimated from R tables drawn under the null hypothesis,  p = (1 + #{X2_r >= X2}) / (1 + R). For two samples, the
-tables have the same margins, which permutes the labels. A test at level alpha then rejects with probability at most
-alpha, whatever the counts.
+is Pearson's,  X2 = sum (observed - expected)^2 / expected.  Its chi-square distribution is wrong for small counts. So R
+tables are drawn under the null hypothesis, those of two samples with the same margins, and  p = (1 + #{X2_r >= X2}) /
+(1 + R).  A test at level alpha then rejects with probability at most alpha, whatever the counts.
 
-The distance is the total variation,  TV = sum |a - b| / 2: the largest difference of the probabilities of any set of
-strings. Between samples it is too large on average, and resampling enlarges it further: if the true TV is near 0,
-percentile bootstrap intervals hardly ever contain it. The interval here is Newcombe's for a difference of two
-probabilities, those of the set S of strings that are more frequent in a, from Wilson's interval for each. Its lower end
-is reduced by the bias from choosing S after seeing the samples,  sum (E|Z| - |E Z|) / 2.  Z is normal with the variance
-of a - b and the smallest plausible |E Z|. The interval needs no draws. At 95 %, it contained the TV in 93 to 100 % of
-1,000 simulated comparisons each (2 to 50 strings, 20 to 2,000 samples); coverage grows with the number of strings.
+The distance is the total variation,  TV = sum |a - b| / 2.  Between samples it is too large on average, and bootstrap
+intervals hardly ever contain a true TV near 0. The interval here is Newcombe's for the difference of the probabilities
+of the set S of strings that are more frequent in a. Its lower end is reduced by the bias from choosing S after seeing
+the samples,  sum (E|Z| - |E Z|) / 2,  for normal Z with the variance of a - b and the smallest plausible |E Z|. At
+95 %, it contained the TV in 93 to 100 % of 1,000 simulated comparisons each (2 to 50 strings, 20 to 2,000 samples).
 
-Sources:
-Pearson (1900), "On the criterion ...".
-Fisher (1935), "The Design of Experiments", for permutations.
-Phipson & Smyth (2010), "Permutation p-values should never be zero".
-Wilson (1927), "Probable inference".
+Sources: Phipson & Smyth (2010), "Permutation p-values should never be zero"; Wilson (1927), "Probable inference";
 Newcombe (1998), "Interval estimation for the difference between independent proportions", method 10.
 """
 
@@ -26,7 +19,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from statistics import NormalDist
 from typing import Any, NamedTuple
@@ -34,6 +27,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from llmppl.report.tables import text_table
 from llmppl.support.arguments import count, generator, number
 from llmppl.support.options import readable_tuple
 
@@ -41,7 +35,6 @@ Array = NDArray[Any]                                # (C,) int64 counts or float
 
 MAX_CELLS = 1_000_000                               # cells of the tables drawn at a time
 ROUNDING = 1e-9                                     # relative difference below which statistics are equal
-MAX_ROWS = 20                                       # strings in the table
 MAX_TEXT = 60                                       # characters of a string in the table
 
 
@@ -55,7 +48,7 @@ class Exact:
     """
 
     def __init__(self, probabilities: Mapping[str, float]) -> None:
-        _strings("Exact", probabilities)
+        _check_strings("Exact", probabilities)
         for text, probability in probabilities.items():
             if number(f"Exact: the probability of {text!r}", probability) < 0:
                 raise ValueError(f"Exact: the probability of {text!r} is {probability}; it is at least 0")
@@ -137,35 +130,27 @@ class Comparison:
         return None if self.test is None else self.test.p
 
     def __repr__(self) -> str:
-        return "\n".join([*self._rows(), "", self._distance(), self._tested()])
-
-    def _rows(self) -> list[str]:
         sides = (("a", self.a, self.num_a), ("b", self.b, self.num_b))
         sizes = [f"{name}: exact" if num is None else f"{name}: {num:,} drawn" for name, _, num in sides]
-        difference = self.a / (self.num_a or 1) - self.b / (self.num_b or 1)
-        columns = [[name, *_column(some[:MAX_ROWS], num)] for name, some, num in sides]
-        columns.append(["a - b", *map("{:+.1f} %".format, (100 * difference[:MAX_ROWS]).tolist())])
-        aligned = [[cell.rjust(max(map(len, column))) for cell in column] for column in columns]
-        texts = ["string", *map(_shown, self.categories[:MAX_ROWS])]
         head = f"Comparison({', '.join(sizes)}, strings: {len(self.categories):,})"
-        num_more = len(self.categories) - MAX_ROWS
-        more = [f"... and {num_more:,} more"] * (num_more > 0)
-        return [head, "", *map("  ".join, zip(*aligned, texts, strict=True)), *more]
+        differences = 100 * (self.a / (self.num_a or 1) - self.b / (self.num_b or 1))
+        columns = [[f"{100 * x:.1f} %" if num is None else f"{x:,} ({100 * x / num:.1f} %)" for x in side.tolist()]
+                   for _, side, num in sides]  # fmt: skip
+        rows = [*zip(*columns, map("{:+.1f} %".format, differences), map(_shown, self.categories), strict=True)]
+        return "\n".join([head, "", *text_table(["a", "b", "a - b", "string"], rows), "", self._results()])
 
-    def _distance(self) -> str:
-        line = f"total variation {self.tv:.4f}"
-        if self.tv_interval is not None:
-            line += ", between {:.4f} and {:.4f} at {:g} %".format(*self.tv_interval, 100 * self.level)
-        return line if self.cramers_v is None else f"{line}; Cramer's V {self.cramers_v:.4f}"
-
-    def _tested(self) -> str:
+    def _results(self) -> str:
         if self.test is None:
-            return f"KL(a || b) {self.kl:.4f} nats; both sides are exact: there is nothing to test"
+            tested = f"KL(a || b) {self.kl:.4f} nats; both sides are exact: there is nothing to test"
+            return f"total variation {self.tv:.4f}\n{tested}"
+        distance = "total variation {:.4f}, between {:.4f} and {:.4f} at {:g} %"
+        distance = distance.format(self.tv, *self.tv_interval, 100 * self.level)
+        effect = "" if self.cramers_v is None else f"; Cramer's V {self.cramers_v:.4f}"
         p, statistic, df, draws, p_asymptotic = self.test
         least = " (the least they can show)" * (p < 1.5 / (1 + draws))
         return (
-            f"p = {p:.2g} by {draws:,} draws{least}; X2 = {statistic:.2f}, for which the chi-square distribution "
-            f"of {df} df has {p_asymptotic:.2g}"
+            f"{distance}{effect}\np = {p:.2g} by {draws:,} draws{least}; X2 = {statistic:.2f}, for which the "
+            f"chi-square distribution of {df} df has {p_asymptotic:.2g}"
         )
 
 
@@ -192,10 +177,8 @@ def compare(
 
     Raises
     ------
-    ValueError
-        If a count is not an integer of at least 0, a side has no sample, or an option is out of its range.
-    TypeError
-        If a side is a str or contains objects that are not strings, or `permutations` or `seed` is not an integer.
+    TypeError, ValueError
+        For a sample that is no str, a count that is no integer of at least 0, and a side without a sample.
     """
     count("permutations", permutations)
     if not 0 < number("level", level) < 1:
@@ -204,22 +187,25 @@ def compare(
     (by_text_a, num_a), (by_text_b, num_b) = _side("a", a), _side("b", b)
     joint = {t: by_text_a.get(t, 0) / (num_a or 1) + by_text_b.get(t, 0) / (num_b or 1) for t in by_text_a | by_text_b}
     categories = tuple(sorted(joint, key=lambda text: (-joint[text], text)))
-    left, right = _array(by_text_a, num_a, categories), _array(by_text_b, num_b, categories)
+    left, right = (
+        np.array([by_text.get(text, 0) for text in categories], np.float64 if num is None else np.int64)
+        for by_text, num in ((by_text_a, num_a), (by_text_b, num_b))
+    )
+    left.flags.writeable = right.flags.writeable = False
     p_a, p_b = left / (num_a or 1), right / (num_b or 1)
-    tv, cramers_v = float(np.abs(p_a - p_b).sum() / 2), None
-    if num_a is not None and num_b is not None:
-        test = _homogeneity(left, right, permutations, rng)
-        cramers_v = math.sqrt(test.statistic / (num_a + num_b))
-    elif num_a is not None:
-        test = _goodness(left, p_b, permutations, rng)
-    elif num_b is not None:
-        test = _goodness(right, p_a, permutations, rng)
+    tv, test, interval, cramers_v, kl = float(np.abs(p_a - p_b).sum() / 2), None, None, None, None
+    if num_a is None and num_b is None:
+        with np.errstate(divide="ignore"):
+            kl = float(np.sum(p_a[p_a > 0] * np.log(p_a[p_a > 0] / p_b[p_a > 0])))
     else:
-        shared = p_a > 0
-        kl = math.inf if (p_b[shared] == 0).any() else float(np.sum(p_a[shared] * np.log((p_a / p_b)[shared])))
-        return Comparison(categories, left, right, None, None, None, tv, None, level, None, kl)
-    interval = _interval(p_a, num_a or math.inf, p_b, num_b or math.inf, NormalDist().inv_cdf((1 + level) / 2))
-    return Comparison(categories, left, right, num_a, num_b, test, tv, interval, level, cramers_v, None)
+        z = NormalDist().inv_cdf((1 + level) / 2)
+        interval = _interval(p_a, num_a or math.inf, p_b, num_b or math.inf, z)
+        if num_a is None or num_b is None:
+            test = _goodness(*((right, p_a) if num_a is None else (left, p_b)), permutations, rng)
+        else:
+            test = _homogeneity(left, right, permutations, rng)
+            cramers_v = math.sqrt(test.statistic / (num_a + num_b))
+    return Comparison(categories, left, right, num_a, num_b, test, tv, interval, level, cramers_v, kl)
 
 
 def chi_square_tail(statistic: float, df: int) -> float:
@@ -245,7 +231,7 @@ def _side(name: str, given: Iterable[str] | Mapping[str, int] | Exact) -> tuple[
     if isinstance(given, str):
         raise TypeError(f"{name} is the str {given!r}; samples are strings in a list, as in [{given!r}]")
     given = given if isinstance(given, Mapping) else list(given)
-    _strings(name, given)
+    _check_strings(name, given)
     counts: Counter[str] = Counter(given)           # of a mapping, Counter takes the values
     for text, times in counts.items():
         if isinstance(times, bool) or not isinstance(times, int | np.integer) or times < 0:
@@ -259,14 +245,7 @@ def _side(name: str, given: Iterable[str] | Mapping[str, int] | Exact) -> tuple[
     return found, int(sum(found.values()))
 
 
-def _array(by_text: Mapping[str, float], num: int | None, categories: Sequence[str]) -> Array:
-    """Return the counts, (C,), or probabilities if `num` is None."""
-    found: Array = np.array([by_text.get(text, 0) for text in categories], np.float64 if num is None else np.int64)
-    found.flags.writeable = False
-    return found
-
-
-def _strings(name: str, texts: Iterable[object]) -> None:
+def _check_strings(name: str, texts: Iterable[object]) -> None:
     for text in texts:
         if not isinstance(text, str):
             raise TypeError(f"{name}: {text!r} is no str; distributions are compared over strings")
@@ -331,12 +310,6 @@ def _wilson(p: float, num: float, z: float) -> tuple[float, float]:
     middle = (p + z * z / (2 * num)) / (1 + z * z / num)
     half = z / (1 + z * z / num) * math.sqrt(max(0.0, p * (1 - p)) / num + (z / num) ** 2 / 4)
     return middle - half, middle + half
-
-
-def _column(counts: Array, num: int | None) -> list[str]:
-    if num is None:
-        return [f"{100 * p:.1f} %" for p in counts.tolist()]
-    return [f"{count:,} ({100 * count / num:.1f} %)" for count in counts.tolist()]
 
 
 def _shown(text: str) -> str:

@@ -6,9 +6,9 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable
 from dataclasses import KW_ONLY, dataclass, fields, replace
+from functools import cached_property
 from typing import Literal, TypedDict, Unpack, cast, get_args
 
 import numpy as np
@@ -16,15 +16,11 @@ import numpy as np
 from llmppl.distributions import NO_RULE, DecisionRule, Rule
 from llmppl.lm import ENDS, CachedTransformer, End
 from llmppl.queries import explanation
-from llmppl.queries.best_first import Search, beam
-from llmppl.queries.bounds import Probability, close_bounds, share_of_open
+from llmppl.queries.best_first import DistinctSearch, Search, Space, beam
 from llmppl.queries.compile import DEFERRED, Compiled, EditsLike, Language, Rewrite, compile_query
-from llmppl.queries.distinct import DistinctSearch
 from llmppl.queries.matches import Matches
-from llmppl.queries.sampling import blocks_of_starts, samples
-from llmppl.queries.searchspace import Space
+from llmppl.queries.sampling import Probability, blocks_of_starts, bounded, samples
 from llmppl.support.arguments import count, flag, fraction, function, generator, one_of, optional_count, text
-from llmppl.support.locks import cached_property
 from llmppl.support.options import list_options
 
 Tokenization = Literal["all", "canonical", "canonical_prefix"]
@@ -225,8 +221,7 @@ class Query:
         count("max_expansions", max_expansions, least=0)
         count("particles", particles)
         rng, runs = generator(seed, rng), count("runs", runs, least=0)
-        shortest = self.end == "prefix" and self.compiled.continues()
-        space = replace(self.space, first=shortest)
+        space = replace(self.space, first=self.end == "prefix" and self.compiled.continues())
         starts = space.starts()
         if starts is None:
             raise ValueError(f"the prefix {self.prefix!r} has too many strings to weigh each: give a prefix with fewer")
@@ -234,13 +229,7 @@ class Query:
         search = Search(space, batch=count("batch", batch))
         for start in starts:
             search.add(start._replace(log_prob=start.log_prob - log_total))
-        left = close_bounds(search, tolerance, max_expansions)
-        lower, upper = min(1.0, search.found_mass), min(1.0, search.found_mass + left)     # rounding may bring them out
-        drawn = [share_of_open(search, particles, stream) if left > 0.0 else 0.0 for stream in rng.spawn(runs)]
-        shares = np.array(drawn or [math.nan])
-        estimate = float(np.clip(lower + left * shares.mean(), lower, upper))
-        error = float(left * shares.std(ddof=1) / math.sqrt(runs)) if runs > 1 else math.nan
-        return Probability(lower, upper, estimate, error, search.expansions, shortest)
+        return bounded(search, tolerance, max_expansions, particles, runs, rng)
 
     def explain(self, whole: str) -> explanation.Explanation:
         """Explain why a decoder with this rule would or would not write a text: `llmppl.queries.explain`.

@@ -1,10 +1,14 @@
-"""Samples of a language under a model: weighted samples of the posterior, and ReLM's locally normalised ones.
+"""Samples of a language under a model, weighted or locally normalised, and the probability of the language.
 
-The program draws each token from the model's distribution restricted to the language, and multiplies the weight by the
-probability of the allowed tokens. A particle filter resamples by these weights. The weights of a block of samples sum
-to an unbiased estimate of the probability of the language, and weighted averages follow the model given the language.
-Without the weights, the samples follow another distribution: each token is probable given those before it, although
-the text may have to continue improbably.
+The program `Sampled` draws each token from the model's distribution restricted to the language, and multiplies the
+weight by the probability of the allowed tokens. A particle filter resamples by these weights. The weights of a block of
+samples sum to an unbiased estimate of the probability of the language, and weighted averages follow the model given the
+language. Without the weights, ReLM's random search, the samples follow another distribution: each token is probable
+given those before it, although the text may have to continue improbably.
+
+For bounds of the probability, a search sums the matches that it finds, and knows the mass that it has not searched.
+Only the share of that mass in the language is estimated, by particles that continue from the end of the search. The
+estimate is unbiased and stays within the bounds.
 """
 
 from __future__ import annotations
@@ -12,6 +16,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -20,11 +25,12 @@ from llmppl.distributions import Bernoulli, Categorical
 from llmppl.inference import Particles, Step, importance_sampling, smc_standard
 from llmppl.lm import TokenDistribution
 from llmppl.models.model import Model
+from llmppl.queries.best_first import REST, Ints, Item, Node, Search, Space, Start
 from llmppl.queries.matches import Match
-from llmppl.queries.searchspace import Ints, Node, Space, Start
 
 MAX_BARREN_SAMPLES = 2048                               # without a match, before an error
 MAX_BARREN_STEPS = 100_000                              # without a finished sample, before an error
+MAX_STEPS = 256                                         # steps of a particle in the unsearched mass, at most
 
 
 class Sampled(Model):
@@ -137,3 +143,88 @@ def samples(
         log_Z = particles.log_ml if normalise else 0.0
         for particle in particles:
             yield particle.match(0.0 if local else particle.log_weight - log_Z)
+
+
+# ---- the probability of the language
+
+
+@dataclass(frozen=True)
+class Probability:
+    """Probability that a text of the model is in a language.
+
+    Attributes
+    ----------
+    lower, upper : float
+        Certain bounds: the mass found, and the mass found plus the mass that was not searched.
+    estimate, estimate_se : float
+        Mean and standard error of independent unbiased estimates: the mass found, plus the part of the rest that a
+        particle filter finds. The estimate is clipped to the bounds.
+    expansions : int
+        Number of next-token distributions that were computed for the bounds.
+    shortest : bool
+        True if matches that begin with another match were left out, as parts of the same event: end="prefix", and a
+        language in which one string begins another.
+    """
+
+    lower: float
+    upper: float
+    estimate: float
+    estimate_se: float
+    expansions: int
+    shortest: bool
+
+    def __repr__(self) -> str:
+        of = ", of the shortest matches" * self.shortest
+        if math.isnan(self.estimate):
+            estimate = "not estimated"
+        elif self.estimate == self.lower < self.upper:
+            estimate = "no particle met a further match"
+        else:
+            estimate = f"estimate {self.estimate:.6g} +- {self.estimate_se:.2g}"
+        return f"Probability(between {self.lower:.6g} and {self.upper:.6g}{of}; {estimate})"
+
+
+def bounded(
+    search: Search, tolerance: float, max_expansions: int, particles: int, runs: int, rng: np.random.Generator
+) -> Probability:
+    """Return the probability of the matches of a search that holds the prefixes. The arguments are those of `Query`."""
+    left = search.open_mass()
+    while left > tolerance * (search.found_mass + left) and search.expansions < max_expansions:
+        search.expand()
+        left = search.open_mass()
+    lower, upper = min(1.0, search.found_mass), min(1.0, search.found_mass + left)     # rounding may bring them out
+    streams = rng.spawn(runs)
+    shares = np.array([_share(search, particles, each) for each in streams] if left > 0.0 else np.zeros(runs))
+    estimate = float(np.clip(lower + left * shares.mean(), lower, upper)) if runs else math.nan
+    error = float(left * shares.std(ddof=1) / math.sqrt(runs)) if runs > 1 else math.nan
+    return Probability(lower, upper, estimate, error, search.expansions, search.space.first)
+
+
+def _share(search: Search, particles: int, rng: np.random.Generator) -> float:
+    """Return an unbiased estimate of the share of the unsearched mass that is in the language."""
+    drawn = smc_standard(Remainder(search), particles, rng=rng, max_steps=MAX_STEPS, progress=False)
+    return sum(math.exp(particle.log_weight) for particle in drawn if not particle.cut)
+
+
+class Remainder(Sampled):
+    """Program for a string of the language that a search did not reach; Z is the share of these in the unsearched mass.
+
+    It draws an item of the heap by its probability, and continues from there.
+    """
+
+    def __init__(self, search: Search) -> None:
+        super().__init__(search.space, [])
+        self.items = search.open_items()
+        log_masses = np.array([search.log_mass(item) for item in self.items])
+        masses = np.exp(log_masses - log_masses.max())
+        self.choice = Categorical(masses / masses.sum())
+
+    def begin(self) -> Node:
+        item: Item = self.items[self.sample(self.choice)]
+        space, node = self.space, item.node
+        if item.kind is not REST:
+            return item.open(space)
+        dist, mask = space.next_token(node), np.zeros(len(space.lm.vocab), bool)
+        mask[item.later(space.allowed(node), dist.log_probs())] = True
+        token = int(self.sample(dist.masked(mask)))     # one of the tokens that the item stands for
+        return space.child(node, token, dist.log_prob(token))

@@ -82,7 +82,7 @@ def test_the_document_lists_the_folders_in_their_order():
     assert listed == [folder for folder in ordered if folder in table and folder != "constraints"]
 
 
-MAX_LINES, MAX_CLASS, MAX_PARAMETERS = 600, 400, 8
+MAX_LINES, MAX_CLASS, MAX_PARAMETERS = 900, 500, 8
 # branches per code line, as tools/shape.py counts them; the aims are 0.26 and 0.33
 MAX_DENSITY = {"": 0.28, "constraints/lark": 0.336}
 MAX_WHATS = 1.0                                         # relative "what" per 1,000 words
@@ -106,7 +106,7 @@ LINES = {                                               # of a folder; a commit 
     "lm/engines": 2990,
     "models": 2570,
     "models/programs": 690,
-    "queries": 2350,
+    "queries": 2190,
     "report": 880,
     "support": 1320,
     "tasks": 1070,

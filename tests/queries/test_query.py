@@ -695,7 +695,7 @@ def test_a_text_longer_than_the_model_reads_is_no_match():
 
 def test_the_estimate_of_an_endless_language_drops_long_particles(monkeypatch):
     lm = language_model()
-    monkeypatch.setattr("llmppl.queries.bounds.MAX_STEPS", 7)
+    monkeypatch.setattr("llmppl.queries.sampling.MAX_STEPS", 7)
     found = probability(lm, "[ab]*c", max_expansions=0, seed=1)
     bounded = Query(lm, "[ab]*c", max_tokens=6).probability(tolerance=1e-6, runs=0)
     assert abs(found.estimate - bounded.lower) <= 4.5 * found.estimate_se
