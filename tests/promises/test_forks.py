@@ -31,6 +31,7 @@ from llmppl.constraints.vocabulary.trie import Trie
 from llmppl.lm.engines import llamacpp_api
 
 pytestmark = [
+    pytest.mark.slow,
     pytest.mark.skipif(not hasattr(os, "fork"), reason="wants fork"),
     pytest.mark.filterwarnings("ignore:.*use of fork:DeprecationWarning"),          # which Python 3.12 warns of
 ]

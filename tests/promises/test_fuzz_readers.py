@@ -277,6 +277,7 @@ def main(name, counts, folder):
     print(json.dumps({"tried": tried, "failures": failures}))
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="memory is limited by Linux")
 @pytest.mark.parametrize("name", READERS)
 def test_a_damaged_or_forged_file_is_refused_or_read_unchanged(name, tmp_path):

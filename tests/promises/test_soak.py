@@ -20,6 +20,7 @@ from llmppl.lm.cache import NODE_OVERHEAD, ROW_OVERHEAD, SLOT_OVERHEAD
 from llmppl.lm.transformer import CachedTransformer
 from llmppl.models.model import Model
 
+pytestmark = pytest.mark.slow
 SLOT, ROW = 256 + SLOT_OVERHEAD, 4 * V + ROW_OVERHEAD                   # bytes, of "llama"
 MARGIN = 8 << 20                                        # what allocators keep for themselves
 TOKENS = range(3, V)                                    # those that are not special
@@ -54,7 +55,6 @@ ONE, TWO = {"cache_bytes": 200 * (SLOT + ROW)}, {"cache_bytes": 150 * SLOT, "row
 
 
 @pytest.mark.parametrize("limits", [ONE, TWO])
-@pytest.mark.slow
 def test_thousands_of_rounds_over_changing_prompts_keep_memory_constant(limits):
     rounds = repetitions(10_000, 250)
     lm, rng = family_lm("llama", **limits), np.random.default_rng(0)
@@ -124,7 +124,6 @@ class Weighed(Model):
 
 
 @pytest.mark.parametrize("how, N, t", [("standard", (1000, 100), (500, 100)), ("steer", (300, 20), (500, 100))])
-@pytest.mark.slow
 def test_memory_does_not_grow_with_the_steps_of_many_particles(how, N, t):
     N, t = repetitions(*N), repetitions(*t)
     lm = toy_lm(cache_bytes=1 << 20)

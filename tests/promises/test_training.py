@@ -1,6 +1,6 @@
 """The embedded model's recipe, run end to end on the sample of tools/corpus_sample: text to tokenizer to model to card.
 
-A small model takes 200 steps; the slow run gives a larger one three minutes. Also: the checksum of the weights.
+A small model takes 200 steps, a larger one three minutes. Also: the checksum of the weights.
 """
 
 import contextlib
@@ -28,6 +28,7 @@ from llmppl.constraints import Vocabulary
 from llmppl.lm.embedded import PATH, verify
 from llmppl.lm.engines import loading
 
+pytestmark = pytest.mark.slow
 TOOLS = ROOT / "tools"
 SAMPLE = TOOLS / "corpus_sample" / "grimm_tales.txt"
 sys.path.insert(0, str(TOOLS))                      # as it is for a script of the folder
@@ -49,7 +50,7 @@ def run(script: ModuleType, *arguments: object) -> str:
     return printed.getvalue()
 
 
-@pytest.fixture(scope="module", params=["small", pytest.param("larger", marks=pytest.mark.slow)])
+@pytest.fixture(scope="module", params=["small", "larger"])
 def recipe(request, tmp_path_factory):
     """What the training script made: the folder, what it printed, and the loss per token that a good model is below."""
     folder = tmp_path_factory.mktemp(request.param) / "model"
@@ -75,7 +76,6 @@ def unigram_nats(train: np.ndarray, held_out: np.ndarray, vocab_size: int) -> fl
     return float(-np.log(counts / counts.sum())[held_out].mean())
 
 
-@pytest.mark.slow
 def test_the_model_beats_token_frequencies_on_held_out_text(recipe):
     found = recipe.evaluation["held_out"][SAMPLE.name]
     tokens = recipe.held_out.tokens[1 : found["windows"] * 64 + 1]
@@ -290,7 +290,6 @@ def test_dropout_zeroes_its_share_in_training_only():
     torch.testing.assert_close(decoder.eval()(input_ids=ids)[0], plain(input_ids=ids)[0])
 
 
-@pytest.mark.slow
 def test_two_processes_share_steps_of_two_lengths_and_average_gradients_and_progress(recipe, tmp_path):
     """The script of two processes trains the model a little more, and then averages numbers that are known."""
     script = tmp_path / "both.py"

@@ -14,6 +14,7 @@ from helpers.documents import DOCUMENTS, python_blocks
 
 from llmppl.models.programs.program import Options, Program
 
+pytestmark = pytest.mark.slow
 PROGRAM = '''
 from typing import Any, Literal, assert_type
 
@@ -194,7 +195,6 @@ def test_pyright_finds_no_mistake_in_examples(tmp_path):
     assert pyright(tmp_path, *EXAMPLES, **FOREIGN) == []
 
 
-@pytest.mark.slow
 def test_document_blocks_that_do_not_run_use_existing_names_and_arguments(tmp_path):
     blocks = [(path.stem, block) for path in DOCUMENTS for block in python_blocks(path, run=False)]
     files = [tmp_path / f"{name.replace('-', '_')}_{block.line}.py" for name, block in blocks]
