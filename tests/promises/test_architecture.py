@@ -83,13 +83,18 @@ def test_the_document_lists_the_folders_in_their_order():
 
 
 MAX_LINES, MAX_CLASS, MAX_PARAMETERS = 900, 500, 8
-# branches per code line, as tools/shape.py counts them; the aims are 0.26 and 0.33
-MAX_DENSITY = {"": 0.28, "constraints/lark": 0.336}
+# branches per code line, as tools/shape.py counts them; the aims are 0.25 and 0.15
+MAX_DENSITY = {"llmppl": 0.28, "tests": 0.228}
+MAX_TOTAL = {"llmppl": 32_500, "tests": 36_200}         # lines; the aims are 26,000 and 28,000
+MAX_PUBLIC = 35                                         # names of llmppl.__all__
 MAX_WHATS = 1.0                                         # relative "what" per 1,000 words
 MAX_WORDS = 12                                          # of a test's name
 MAX_WALK = 1.1                                          # times the moves that docs/architecture.md lists
 
-LINES = {                                               # of a folder; a commit that raises one says why, beside it
+# of a folder; a commit that raises one says why, beside it. The aims are 3,950 for models, programs, inference and
+# resuming together, 3,600 for lm and engines, 1,800 for queries, 1,030 for distributions, 750 for report, 700 for
+# support, and 550 each for cli and tasks
+LINES = {
     ".": 470,
     "cli": 1200,
     "constraints": 490,
@@ -136,10 +141,15 @@ def test_every_folder_keeps_its_line_budget():
     assert set(LINES) == set(found)
 
 
-def test_code_branches_no_more_than_the_limit():
-    found = shape.shapes(PACKAGE, 2)
-    densities = {folder: found[folder]["branches"] / found[folder]["code"] for folder in MAX_DENSITY}
-    assert {folder: d for folder, d in densities.items() if d > MAX_DENSITY[folder]} == {}
+@pytest.mark.parametrize("folder", MAX_TOTAL)
+def test_library_and_tests_keep_their_lines_and_branches(folder):
+    found = shape.shapes(ROOT / folder)[""]
+    assert found["lines"] <= MAX_TOTAL[folder]
+    assert found["branches"] / found["code"] <= MAX_DENSITY[folder]
+
+
+def test_public_names_are_few():
+    assert len(llmppl.__all__) <= MAX_PUBLIC
 
 
 def test_no_docstring_begins_with_a_question_word():
