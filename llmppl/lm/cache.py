@@ -4,14 +4,13 @@ A `Node` of the trie is a context: its tokens are on the path from the root. A n
 values of its last token, in a *slot* of the engine's slab; its *row*, the logits of the next token; and the
 log-probability of its token given its parent.
 
+A node knows its parent, and has weak references to its children. So a node lives while a `Context`, a child, a slot or
+a row holds it, and Python frees it. The tree is valid after an interrupt at any line.
+
 `Store` holds slots and rows under one budget in bytes, or each under its own. The parent of a node with a slot has a
 slot, too, so slots are evicted from the leaves, least recently used first. Under one budget rows are evicted before
-slots, except for a share reserved for rows. Evicted data is recomputed on demand. A node lives while a `Context`, a
-child, a slot or a row holds it. *Lone* nodes, which only rows hold, count with the rows.
-
-Nothing here is safe for two threads or for interrupts. The language model lets in one call at a time, and rebuilds
-everything after an interrupted call (`Store.clear`, `Trie.renew`). Contexts can die in any thread at any moment; they
-enter a queue that the trie reads.
+slots, except for a share reserved for rows. Evicted data is recomputed on demand. The store is not safe for two threads
+or for interrupts: the evaluator lets in one call at a time, and clears the cache after a call that did not end.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ from __future__ import annotations
 import heapq
 import html
 import weakref
-from collections import OrderedDict, deque
+from collections import OrderedDict
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from itertools import chain, repeat
@@ -30,10 +29,8 @@ from numpy.typing import NDArray
 
 from llmppl.distributions import Table
 from llmppl.lm.engine import SlotEngine
-from llmppl.support.locks import Guarded
 
 SLOT_OVERHEAD, ROW_OVERHEAD, NODE_OVERHEAD = 768, 640, 400      # bytes of Python objects for each, measured
-_MAX_DEAD = 1000                                        # dead contexts in the queue before `Trie.place` reads it
 _ROW_DIVISOR = 8                                        # 1/8 of a common budget is reserved for rows
 
 
@@ -41,22 +38,25 @@ class Node:
     """Context: the path of tokens from the root to this node."""
 
     __slots__ = (
-        "parent", "token", "depth", "children", "contexts", "live", "slot", "kept", "row", "log_prob", "used",
-        "next_token",
+        "parent", "token", "depth", "slot", "kept", "row", "log_prob", "used", "next_token", "_children", "_sweep_at",
+        "__weakref__",
     )  # fmt: skip
 
     def __init__(self, parent: Node | None, token: int) -> None:
         self.parent = parent
         self.token = token
         self.depth: int = 0 if parent is None else parent.depth + 1
-        self.children: dict[int, Node] = {}
-        self.contexts = 0                               # number of Context objects here that the trie counts
-        self.live = 0                                   # `contexts` + number of live children
+        self.used = 0                                   # round of the last use
+        self._children: dict[int, weakref.ref[Node]] = {}
+        self._sweep_at = 64
+        self.forget()
+
+    def forget(self) -> None:
+        """Forget all that is computed."""
         self.slot = -1
         self.kept = 0                                   # number of children with a slot
         self.row: Table | None = None
         self.log_prob: float | None = None              # of `token` given `parent`
-        self.used = 0                                   # round of the last use
         self.next_token: weakref.ref[Any] | None = None         # NextToken of this context, while it lives
 
     def path(self) -> Iterator[Node]:
@@ -69,11 +69,28 @@ class Node:
     def tokens(self) -> list[int]:
         return [node.token for node in self.path()][::-1]
 
+    @property
+    def children(self) -> list[Node]:
+        """Children that live."""
+        return [child for ref in [*self._children.values()] if (child := ref()) is not None]
+
+    def subtree(self) -> list[Node]:
+        """Return this node and all its living descendants."""
+        nodes = [self]
+        for node in nodes:
+            nodes.extend(node.children)
+        return nodes
+
     def child(self, token: int) -> Node:
-        """Return the child by `token`; create it if it does not exist."""
-        node = self.children.get(token)
+        """Return the child by `token`; create it if it does not exist. One thread at a time may call this."""
+        ref = self._children.get(token)
+        node = None if ref is None else ref()
         if node is None:
-            node = self.children[token] = Node(self, token)
+            if len(self._children) >= self._sweep_at:
+                self._children = {key: ref for key, ref in self._children.items() if ref() is not None}
+                self._sweep_at = 64 + 2 * len(self._children)
+            node = Node(self, token)
+            self._children[token] = weakref.ref(node)
         return node
 
 
@@ -82,7 +99,6 @@ class Store:
 
     budget : most bytes of slots and rows together, or of slots alone if rows have a `row_budget`
     engine : engine that has the slots; None if there are none
-    released : topmost nodes that no context holds any more; the reader empties it, and None means there is no reader
 
     Slots leave an eighth of a common budget to rows, unless the contexts of one pass need it. Without rows every
     question would be computed twice, first for the prefetch and then for the question.
@@ -92,21 +108,16 @@ class Store:
         self.budget, self.row_budget, self._engine = budget, row_budget, engine
         self.slot_cost = 0 if engine is None else engine.slot_bytes + SLOT_OVERHEAD
         self.owners: list[Node | None] = []             # by slot
-        self.evictions = 0                              # number of slots evicted so far
+        self.peak_bytes = self.evictions = 0            # evictions: number of slots evicted so far
         self.paths: dict[Node, NDArray[np.int64]] = {}  # slots of the last contexts, root first; cleared by evictions
-        self.peak_bytes = 0
-        self.lone = 0                                   # number of nodes neither live nor with a slot
-        self.released: list[Node] | None = None
-        self._free: list[int] = []
-        self._rows: OrderedDict[Node, int] = OrderedDict()      # node -> bytes, least recently used first
-        self._row_bytes = 0
+        self.clear()
 
     def clear(self) -> None:
         """Free all slots and rows, whatever state the store is in. The slab keeps its size."""
         self.owners = [None] * len(self.owners)
         self._free = list(range(len(self.owners) - 1, -1, -1))
-        self._rows = OrderedDict()
-        self._row_bytes = self.lone = 0
+        self._rows: OrderedDict[Node, int] = OrderedDict()      # node -> bytes, least recently used first
+        self.row_bytes = 0                              # of the rows, and of the nodes that they alone may hold
         self.paths.clear()
         self._note_peak()                               # the slab may have grown before an interrupt
 
@@ -117,11 +128,6 @@ class Store:
     def slab_bytes(self) -> int:
         """Bytes of the slab, free slots included."""
         return len(self.owners) * self.slot_cost
-
-    @property
-    def row_bytes(self) -> int:
-        """Bytes of the rows and of the lone nodes."""
-        return self._row_bytes + self.lone * NODE_OVERHEAD
 
     @property
     def bytes(self) -> int:
@@ -136,52 +142,22 @@ class Store:
     def rows_used(self) -> int:
         return len(self._rows)
 
-    # ---- nodes
-
-    def ref(self, node: Node) -> None:
-        """Count a new context at `node`."""
-        node.contexts += 1
-        while node.parent is not None:
-            node.live += 1
-            if node.live > 1:
-                return
-            self.lone -= node.slot < 0
-            node = node.parent
-
-    def unref(self, node: Node) -> None:
-        """Uncount a context at `node`, and remove nodes that nothing holds any more."""
-        node.contexts -= 1
-        last, topmost = node, None
-        while last.parent is not None:
-            last.live -= 1
-            if last.live:
-                break
-            self.lone += last.slot < 0
-            last, topmost = last.parent, last
-        if self.released is not None and topmost is not None:
-            self.released.append(topmost)
-        self._prune(node)
-
-    def _prune(self, node: Node) -> None:
-        """Remove `node`, and then its ancestors, from the trie as long as nothing holds them."""
-        while node.parent is not None:
-            if node.live or node.children or node.slot >= 0 or node.row is not None:
-                return
-            del node.parent.children[node.token]
-            self.lone -= 1
-            node = node.parent
-
     # ---- rows
 
     def put_row(self, node: Node, row: Table) -> None:
-        """Keep `row` if it fits the budget; evict the least recently used rows for it."""
-        size = row.nbytes + ROW_OVERHEAD
+        """Keep `row` if it fits the budget; evict the least recently used rows for it.
+
+        A row counts with the nodes above it up to the next one that a slot or a row holds anyway.
+        """
+        size, above = row.nbytes + ROW_OVERHEAD, node
+        while size <= self._row_room and above.slot < 0 and above.row is None and above.parent is not None:
+            size, above = size + NODE_OVERHEAD, above.parent
         if size > self._row_room:
             return
         self.fit_rows(size)
         node.row = row
         self._rows[node] = size
-        self._row_bytes += size
+        self.row_bytes += size
         self._note_peak()
 
     def touch_row(self, node: Node) -> None:
@@ -199,10 +175,8 @@ class Store:
         most = self._row_room - more
         while self._rows and self.row_bytes > most:
             node, size = self._rows.popitem(last=False)
-            self._row_bytes -= size
+            self.row_bytes -= size
             node.row = None
-            self._prune(node)
-        self._note_peak()
 
     # ---- slots
 
@@ -251,34 +225,24 @@ class Store:
         heap = [(node.used, node.slot, node) for node in filter(None, self.owners) if may_go(node)]
         heapq.heapify(heap)
         while heap and wanted > 0:
-            used, _, node = heapq.heappop(heap)
+            used, slot, node = heapq.heappop(heap)
             parent = node.parent
             assert parent is not None
-            self.free(node)
+            self.owners[slot], node.slot = None, -1
+            self._free.append(slot)
+            parent.kept -= 1
+            parent.used = max(parent.used, used)
             self.evictions += 1
             wanted -= 1
-            parent.used = max(parent.used, used)
             if may_go(parent):
                 heapq.heappush(heap, (parent.used, parent.slot, parent))
-        self.fit_rows()                                 # there are more lone nodes now
 
     def allocate(self, node: Node) -> None:
         """Give `node` a free slot. Its parent must have one, or be the root."""
         node.slot = self._free.pop()
         self.owners[node.slot] = node
-        self.lone -= not node.live
         assert node.parent is not None
         node.parent.kept += 1
-
-    def free(self, node: Node) -> None:
-        """Free the slot of `node`, none of whose children has one."""
-        self.owners[node.slot] = None
-        self._free.append(node.slot)
-        node.slot = -1
-        assert node.parent is not None
-        node.parent.kept -= 1
-        self.lone += not node.live
-        self._prune(node)
 
     def path_before(self, node: Node) -> NDArray[np.int64]:
         """Return the (depth - 1,) slots of the context that `node` continues. Each of its tokens must have one."""
@@ -286,83 +250,17 @@ class Store:
         slots = self.paths.get(node.parent)
         return np.array([each.slot for each in node.path()][:0:-1], dtype=np.int64) if slots is None else slots
 
-    def drop_subtree(self, node: Node) -> None:
-        """Free the slots of `node` and of all its descendants."""
-        self.paths.clear()
-        nodes = [node]
-        for each in nodes:
-            nodes.extend(child for child in each.children.values() if child.slot >= 0)
-        for each in reversed(nodes):
-            self.free(each)
-        self.fit_rows()
-
-
-class _Pin(weakref.ref[Any]):
-    """Weak reference to a context that still knows the context's node after the context has died."""
-
-    __slots__ = ("node",)
-    node: Node
-
 
 class Trie:
-    """Tree of all contexts of one language model. `print(trie)` draws it, with marks for the kept data.
+    """Tree of all contexts of one language model. `print(trie)` draws it, with marks for the kept data."""
 
-    `len`, `repr` and `draw` enter `exclusive`, which lets in one thread at a time. Callers of other methods are in it.
-    """
-
-    def __init__(self, tokens: list[bytes], store: Store, exclusive: Guarded) -> None:
+    def __init__(self, tokens: list[bytes], store: Store) -> None:
         self.root = Node(None, -1)
-        self.store = store
-        self._tokens, self._exclusive = tokens, exclusive
-        self._pins: dict[int, _Pin] = {}                # of all living contexts, by id
-        self._gone: deque[_Pin] = deque()               # queue of dead contexts; only C code appends to it
-
-    def place(self, context: Any, ids: Iterable[int]) -> None:
-        """Advance a new `context` from its node by `ids`. Its node stays in the trie while the context lives."""
-        if len(self._gone) >= _MAX_DEAD:
-            self.unref_dead()
-        node = context.node
-        for i in ids:
-            self.store.lone += i not in node.children
-            node = node.child(int(i))
-        context.node = node
-        pin = _Pin(context, self._gone.append)
-        pin.node = node
-        self._pins[id(pin)] = pin
-        self.store.ref(node)
-
-    def unref_dead(self) -> None:
-        """Uncount the contexts that have died."""
-        while self._gone:
-            pin = self._gone.popleft()
-            if self._pins.pop(id(pin), None) is not None:
-                self.store.unref(pin.node)
-        self.store.fit_rows()                           # there are more lone nodes now
-
-    def renew(self) -> None:
-        """Rebuild the trie from the living contexts, without any kept data."""
-        self._pins = {key: pin for key, pin in self._pins.items() if pin() is not None}
-        nodes = set(_subtrees(self.root))
-        for pin in self._pins.values():
-            nodes.update(pin.node.path())
-        for node in nodes:
-            node.children, node.contexts, node.live, node.slot, node.kept, node.row = {}, 0, 0, -1, 0, None
-            node.log_prob = node.next_token = None
-        for pin in self._pins.values():
-            for node in pin.node.path():
-                assert node.parent is not None
-                self.store.lone += node.token not in node.parent.children
-                node.parent.children[node.token] = node
-            self.store.ref(pin.node)
+        self.store, self._tokens = store, tokens
 
     def __len__(self) -> int:
         """Return the number of nodes without the root."""
-        length: int = self._exclusive(self._size)
-        return length
-
-    def _size(self) -> int:
-        self.unref_dead()
-        return sum(1 for _ in _subtrees(self.root)) - 1
+        return len(self.root.subtree()) - 1
 
     def __repr__(self) -> str:
         store = self.store
@@ -383,29 +281,24 @@ class Trie:
     def draw(self, max_lines: int = 60) -> str:
         """Return a drawing of the trie: one line for each run of tokens without a branch, at most `max_lines` lines.
 
-        `▪` is a token whose keys and values are kept, and `▫` one without. `◆` marks a kept next-token row. `(n)` means
-        that n contexts end at the end of the line.
+        `▪` is a token whose keys and values are kept, and `▫` one without. `◆` marks a kept next-token row, which ends
+        a line, too.
         """
-        drawing: str = self._exclusive(self._draw, max_lines)
-        return drawing
-
-    def _draw(self, max_lines: int) -> str:
-        self.unref_dead()
         lines: list[str] = []
-        stack: list[tuple[Node, str, str]] = [(node, "", "") for node in reversed(self.root.children.values())]
+        stack: list[tuple[Node, str, str]] = [(node, "", "") for node in reversed(self.root.children)]
         while stack and len(lines) < max_lines:
             node, lead, below = stack.pop()
-            run = [node]
-            while len(node.children) == 1 and not node.contexts:
-                (node,) = node.children.values()
+            run, children = [node], node.children
+            while len(children) == 1 and node.row is None:
+                (node,) = children
+                children = node.children
                 run.append(node)
-            row, here = " ◆" if node.row is not None else "", f" ({node.contexts})" if node.contexts else ""
-            lines.append(f"{lead}{self._abridged_text(run)} {_marks(run)}{row}{here}")
+            lines.append(f"{lead}{self._abridged_text(run)} {_marks(run)}{'' if node.row is None else ' ◆'}")
             leads = chain([("└─ ", "   ")], repeat(("├─ ", "│  ")))         # last child first
-            children = zip(reversed(node.children.values()), leads, strict=False)
-            stack.extend((child, below + first, below + further) for child, (first, further) in children)
+            further = zip(reversed(children), leads, strict=False)
+            stack.extend((child, below + first, below + others) for child, (first, others) in further)
         if stack:
-            lines.append(f"... and {sum(1 for _ in _subtrees(*[node for node, *_ in stack]))} contexts more")
+            lines.append(f"... and {sum(len(node.subtree()) for node, *_ in stack)} contexts more")
         return "\n".join(lines)
 
     def _abridged_text(self, run: list[Node]) -> str:
@@ -428,12 +321,3 @@ def _marks(run: list[Node]) -> str:
     if len(marks) <= 12:
         return marks
     return f"{marks[:11]}…" if marks.strip(marks[0]) else f"{marks[0]}x{len(marks)}"
-
-
-def _subtrees(*roots: Node) -> Iterator[Node]:
-    """Yield `roots` and all their descendants."""
-    stack = list(roots)
-    while stack:
-        node = stack.pop()
-        yield node
-        stack.extend(node.children.values())

@@ -10,7 +10,6 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from llmppl.support.arguments import shown, text
-from llmppl.support.locks import let_through
 from llmppl.support.options import unknown_option
 
 Message = Mapping[str, Any]
@@ -45,7 +44,6 @@ def chat_ids(
     except ImportError:                                 # jinja2 is missing
         raise
     except Exception as error:                          # a template can raise anything
-        let_through(error)
         reason = str(error).strip().partition("\n")[0]
         advice = "give it messages and options that it knows"
         if continues:

@@ -51,9 +51,8 @@ class Context(Shared):
     __slots__ = ("lm", "node", "_start", "_offset", "__weakref__")
 
     def __init__(self, lm: LanguageModel, node: Node, ids: Iterable[int], start: Text, offset: int) -> None:
-        self.lm, self.node = lm, node                   # `place` advances the node by `ids`
+        self.lm, self.node = lm, lm.evaluator.place(self, node, ids)
         self._start, self._offset = start, offset       # the text of the first `offset` tokens
-        lm.evaluator.exclusive(lm.evaluator.trie.place, self, ids)
 
     def __add__(self, more: Token | int | str | EndOfText) -> Context:
         if isinstance(more, str):

@@ -16,7 +16,7 @@ import torch
 from numpy.typing import NDArray
 
 from llmppl.distributions import BLOCK, Floats, Ints, Mask, Table
-from llmppl.lm.logits import LARGE, check_top
+from llmppl.lm.engine import LARGE, check_top
 from llmppl.support.runtime import Evaluator, Stats, request
 
 _MAX_WEIGHTS = 1 << 21                  # weights in float64 at a time: 40 MiB with their rows and temporaries

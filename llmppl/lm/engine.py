@@ -16,6 +16,8 @@ writes and reads.
 
 from __future__ import annotations
 
+import math
+import weakref
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -23,6 +25,10 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+
+from llmppl.distributions import ArrayTable, Table
+
+LARGE = 1e6                             # above it, the sum of a logit and a log-probability is too inexact
 
 
 class Engine(ABC):
@@ -53,6 +59,7 @@ class Engine(ABC):
     size: int | None = None
     reads_empty: bool = False
     tokens: int = 0
+    owner: weakref.ref[Any]             # evaluator of the CachedTransformer, which sets it
 
     @abstractmethod
     def forward(self, contexts: list[list[int]], asked: list[tuple[int, int]]) -> Any:
@@ -83,10 +90,6 @@ class Engine(ABC):
 
     def release(self, contexts: list[list[int]]) -> None:               # noqa: B027
         """Note that nobody holds these contexts, or continuations of them, any more. They may still be asked for."""
-
-    def version(self) -> int:
-        """Return a number that changes with the weights. After a change, llmppl drops all cached answers."""
-        return 0
 
     def clear(self) -> None:                            # noqa: B027
         """Drop all kept keys and values: a call failed or was interrupted, or the weights have changed."""
@@ -154,3 +157,32 @@ class FunctionEngine(Engine):
                 f"return one logit for each of the {self.size} tokens of the vocabulary, shape ({self.size},)"
             )
         return logits
+
+
+def tables_of_logits(
+    logits: NDArray[Any], size: int, unknown: NDArray[np.int64], describe: Callable[[int], str]
+) -> list[Table]:
+    """Return A tables of `size` log-weights from (A, n) logits. Ids in `unknown`, or from n on, are impossible.
+
+    Raises a FloatingPointError if a row of logits gives no distribution; `describe(row)` names its context.
+    """
+    tables = list[Table]()
+    for i, given in enumerate(logits[:, :size]):
+        row = np.empty(size, given.dtype)               # a copy: a view would keep all rows alive
+        row[: len(given)], row[len(given) :] = given, -np.inf
+        row[unknown] = -np.inf
+        top = float(row.max())
+        if not abs(top) <= LARGE:
+            row -= np.asarray(check_top(top, describe(i)), row.dtype)
+            top = 0.0
+        row.setflags(write=False)
+        tables.append(ArrayTable(row, top=top))
+    return tables
+
+
+def check_top(top: float, context: str) -> float:
+    """Return `top`, the largest logit after `context`; FloatingPointError if it is not finite."""
+    if math.isfinite(top):
+        return top
+    kind = {math.inf: "+inf", -math.inf: "-inf alone"}.get(top, "NaN")
+    raise FloatingPointError(f"the model's logits after {context} hold {kind}: they give no distribution")

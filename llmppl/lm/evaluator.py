@@ -4,8 +4,8 @@ One *round* answers the questions of many particles together. The missing tokens
 chain continues a context with kept keys and values, and is one row of a forward pass. A chain that continues another
 chain waits for the next pass; equal prefixes are one row. An engine without slots gets all whole contexts in one call.
 
-Several threads may ask. One round runs at a time, for one thread. An interrupted round leaves the cache empty and the
-contexts as they are.
+Several threads may ask, and one lock lets in one call at a time. After a call that did not end, the next one clears the
+cache. Contexts stay, since the trie is always valid.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import itertools
 import threading
 import warnings
 import weakref
+from collections import deque
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 from time import perf_counter
@@ -25,10 +26,9 @@ from numpy.typing import NDArray
 from llmppl.constraints.vocabulary import Vocabulary
 from llmppl.distributions import Table
 from llmppl.lm.cache import Node, Store, Trie
-from llmppl.lm.engine import Batch, Engine, SlotEngine
-from llmppl.lm.logits import tables_of_logits
+from llmppl.lm.engine import Batch, Engine, SlotEngine, tables_of_logits
 from llmppl.support.arguments import shown
-from llmppl.support.locks import Guarded
+from llmppl.support.locks import Lock, locked
 from llmppl.support.runtime import Stats
 
 _MAX_PATHS = 1 << 20                    # slots of remembered paths
@@ -36,9 +36,6 @@ _MAX_ANSWER = 1 << 28                   # bytes of the rows that an engine answe
 _Prefetch = tuple[weakref.ref[Any], weakref.ref[Any]]                   # (asker, context)
 Question = tuple[Node, ...]             # (n,): the row of n; (n_0, ..., n_k): log p(n_i | n_{i-1}) for i = 1 .. k
 Chain = list[Node]                      # nodes, each the parent of the next
-
-
-_EVALUATORS: weakref.WeakValueDictionary[Engine, CachedEvaluator] = weakref.WeakValueDictionary()   # by their engine
 
 
 class _Thread(threading.local):
@@ -81,6 +78,13 @@ class PendingRound:
         return keeps
 
 
+class _Pin(weakref.ref[Any]):
+    """Weak reference to a context that still knows the context's node after the context has died."""
+
+    __slots__ = ("node",)
+    node: Node
+
+
 class CachedEvaluator:
     """Evaluator (`llmppl.support.runtime`) of questions about the nodes of its trie. Limits: see CachedTransformer."""
 
@@ -92,13 +96,11 @@ class CachedEvaluator:
         self.engine, self.vocab, self.max_batch_tokens = engine, vocab, max_batch_tokens
         self.slots = engine if isinstance(engine, SlotEngine) else None
         self.store = Store(cache_bytes, self.slots, row_bytes)
-        if type(engine).release is not Engine.release:
-            self.store.released = []
-        self.exclusive = Guarded(self._renew, "a language model")
-        self.trie = Trie(vocab.tokens, self.store, self.exclusive)
+        self.trie = Trie(vocab.tokens, self.store)
+        self._lock = Lock()
+        self._valid = True                              # False in a call, and after one that did not end
         self._done: dict[int, Stats] = {}
         self._thread = _Thread(self._done)
-        self._ran: list[Node] = []                      # nodes whose slots this round has written
         self._ids: dict[Node | None, list[int]] = {}    # tokens of the whole contexts of the last round
         self._new_ids: dict[Node | None, list[int]] = {}                # and of this one
         self._round = 0
@@ -106,17 +108,11 @@ class CachedEvaluator:
         self._scores = type(engine).log_probs is not Engine.log_probs and engine.size == len(vocab) - len(self._unknown)
         self._warned, self._cache_bytes = False, cache_bytes
         self._device: Any = None
-        self._replaced = False
-        before = _EVALUATORS.get(engine)
-        if before is not None:
-            before.exclusive(before.replace)
-        engine.clear()                                  # an evaluator before, now gone, may have used it
-        self._version = engine.version()
-        _EVALUATORS[engine] = self
-
-    def replace(self) -> None:
-        """Note that another evaluator uses the engine from now on."""
-        self._replaced = True
+        self._releases = type(engine).release is not Engine.release
+        self._pins: dict[int, _Pin] = {}                # if the engine wants to know: of all living contexts, by id
+        self._gone: deque[_Pin] = deque()               # queue of dead contexts; only C code appends to it
+        engine.clear()                                  # another language model, now gone, may have used it
+        engine.owner = weakref.ref(self)
 
     @property
     def stats(self) -> Stats:
@@ -127,16 +123,41 @@ class CachedEvaluator:
         """Return the stats of the calling thread; a copy."""
         return replace(self._thread.stats)
 
-    def begin(self) -> None:
-        """Empty the cache if the weights have changed."""
-        version = self.engine.version()
-        if version != self._version:
-            self.clear()
-            self._version = version                     # last: after an interrupt, the next run clears again
+    @locked
+    def place(self, context: Any, node: Node, ids: Iterable[int]) -> Node:
+        """Return the node of a new `context`, which continues `node` by `ids`."""
+        for i in ids:
+            node = node.child(int(i))
+        if self._releases:
+            pin = _Pin(context, self._gone.append)
+            pin.node = node
+            self._pins[id(pin)] = pin
+        return node
 
     def clear(self) -> None:
         """Empty the cache. Living contexts stay."""
-        self.exclusive(self._renew)
+        self._exclusive(self._clear)
+
+    def _exclusive(self, function: Callable[..., Any], *arguments: Any) -> Any:
+        """Call a function that changes the cache, in one thread at a time."""
+        if self._lock.lock._is_owned():
+            raise RuntimeError(f"a language model was used from inside a call of its own, by {function.__qualname__}")
+        # on one line: an interrupt between two lines could leave it locked
+        with self._lock.lock: return self._to_its_end(function, arguments)      # noqa: E701
+
+    def _to_its_end(self, function: Callable[..., Any], arguments: tuple[Any, ...]) -> Any:
+        if not self._valid:
+            self._clear()
+        self._valid = False
+        result = function(*arguments)
+        self._valid = True
+        return result
+
+    def _clear(self) -> None:
+        self.engine.clear()
+        self.store.clear()
+        for node in self.trie.root.subtree():
+            node.forget()
 
     def cached(self, question: Question) -> Any | None:
         """Return the cached answer, or None. A cached answer is always right, so this takes no lock."""
@@ -160,18 +181,17 @@ class CachedEvaluator:
     def evaluate(self, questions: list[Question]) -> list[Any]:
         """Return rows and log-probabilities. The round also computes what this thread has prefetched."""
         prefetches, self._thread.prefetches = self._thread.prefetches, []
-        answers: list[Any] = self.exclusive(self._evaluate, questions, prefetches)
+        answers: list[Any] = self._exclusive(self._evaluate, questions, prefetches)
         return answers
 
     def _evaluate(self, questions: list[Question], prefetches: list[_Prefetch]) -> list[Any]:
-        if self._replaced:
+        if self.engine.owner() is not self:
             raise RuntimeError(
                 f"{self.engine.name or type(self.engine).__name__} was given to another CachedTransformer, which owns "
                 "its cache: share the CachedTransformer, which any number of programs and threads may use"
             )
         start = perf_counter()
         self._round += 1
-        self.trie.unref_dead()                          # only here, so that no node goes during the round
         self._release()
         alive = [context() for asker, context in prefetches if asker() is not None]
         pending = PendingRound(itertools.chain(questions, [(each.node,) for each in alive if each is not None]))
@@ -182,9 +202,7 @@ class CachedEvaluator:
             self._score([question for question in questions if len(question) > 2], pending)
         while pending.children:
             self._forward(pending)
-        self._ran.clear()
-        self._ids = self._new_ids
-        self._new_ids = {}
+        self._ids, self._new_ids = self._new_ids, {}
         stats = self._thread.stats
         stats.rounds += 1
         stats.rows += computed
@@ -194,27 +212,15 @@ class CachedEvaluator:
 
     def _release(self) -> None:
         """Tell the engine about the contexts that nobody holds any more."""
-        if self.store.released:
-            released, self.store.released = self.store.released, []
-            self.engine.release([node.tokens() for node in released if not node.live])
-
-    # ---- after a round that did not end
-
-    def _drop_round(self) -> None:
-        """Free the slots that this round has written: their contents may be wrong. The rest of the cache is right."""
-        for node in self._ran:
-            if node.slot >= 0:
-                self.store.drop_subtree(node)
-        self._ran.clear()
-        self.engine.clear()
-        self.exclusive.in_order()
-
-    def _renew(self) -> None:
-        """Empty the cache, whatever state it is in. Living contexts stay."""
-        self._ran.clear()
-        self.engine.clear()
-        self.store.clear()
-        self.trie.renew()
+        dead = [self._gone.popleft() for _ in range(len(self._gone))]
+        if not dead:
+            return
+        for pin in dead:
+            self._pins.pop(id(pin), None)
+        living = [pin.node for pin in self._pins.values() if pin() is not None]
+        held = {self.trie.root, *itertools.chain.from_iterable(map(Node.path, living))}
+        topmost = {each for pin in dead for each in pin.node.path() if each not in held and each.parent in held}
+        self.engine.release([node.tokens() for node in topmost])
 
     # ---- forward passes
 
@@ -326,13 +332,9 @@ class CachedEvaluator:
                 del pending.children[parent]
 
     def _run_engine(self, run: Callable[[], Any]) -> Any:
-        """Return the answer of a call of the engine, and count its tokens. If it fails, drop the round's slots."""
+        """Return the answer of a call of the engine, and count its tokens."""
         before = self.engine.tokens
-        try:
-            answer = run()
-        except Exception:                               # the model raised, or its logits give no distribution
-            self._drop_round()
-            raise
+        answer = run()
         self._thread.stats.tokens += self.engine.tokens - before
         return answer
 
@@ -346,7 +348,6 @@ class CachedEvaluator:
     def _allocate_slots(self, chains: list[Chain]) -> NDArray[np.int64]:
         """Give slots to new nodes. Return the (B, T) slots of each chain's whole context, padded as in `Batch`."""
         for node in itertools.chain(*chains):
-            self._ran.append(node)
             if node.slot < 0:
                 self.store.allocate(node)
         new = [[node.slot for node in chain] for chain in chains]

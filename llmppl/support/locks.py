@@ -1,13 +1,8 @@
-"""Locks: guards of state that threads share. One call runs at a time, and interrupted calls leave no damage.
+"""Locks that survive forks, and a `cached_property` without one.
 
-An interrupt can end a call between any two lines, and leave the state that it was changing inconsistent. There are two
-remedies:
-
-- `Guarded` marks a call that did not end. The next call finds the mark and rebuilds the state before it begins.
-- A table that only grows is *published last*: one assignment enters a complete value, after all values that it refers
-  to. Lookups need no lock, and only missing values are computed `locked`.
-
-A fork ends all other threads in the child. Their locks are free there, and the next call finds their marks.
+A table that only grows is *published last*: one assignment enters a complete value, after all values that it refers to.
+Lookups need no lock, and only missing values are computed `locked`. A fork ends all other threads in the child, whose
+locks are free there.
 """
 
 from __future__ import annotations
@@ -46,7 +41,8 @@ def locked(method: F) -> F:
 
     @functools.wraps(method)
     def waits(self: Any, *arguments: Any) -> Any:
-        with self._lock.lock: return method(self, *arguments)           # noqa: E701  # as in Guarded
+        # on one line: an interrupt between two lines could leave it locked
+        with self._lock.lock: return method(self, *arguments)           # noqa: E701
 
     return cast(F, waits)
 
@@ -71,47 +67,6 @@ class cached_property(functools.cached_property[T]):    # noqa: N801
     def __init__(self, function: Callable[[Any], T]) -> None:
         super().__init__(function)
         self.lock = nullcontext()
-
-
-class Guarded:
-    """Guard of shared state: `exclusive(function, *arguments)` calls the function in one thread at a time.
-
-    Parameters
-    ----------
-    renew : callable
-        Restores a valid state after an interrupted call, whatever that left. It runs before the next call, and again if
-        it was interrupted itself.
-    name : str
-        Name of the shared state, for errors.
-
-    Raises
-    ------
-    RuntimeError
-        If the function calls the guard again in the same thread, which would wait for ever.
-    """
-
-    def __init__(self, renew: Callable[[], None], name: str) -> None:
-        self._renew, self._name = renew, name
-        self._lock = Lock()
-        self._ended = True
-
-    def __call__(self, function: Callable[..., Any], *arguments: Any) -> Any:
-        if self._lock.lock._is_owned():
-            raise RuntimeError(f"{self._name} was used from inside a call of its own, by {function.__qualname__}")
-        # on one line: an interrupt between two lines could leave it locked
-        with self._lock.lock: return self._to_its_end(function, arguments)      # noqa: E701
-
-    def _to_its_end(self, function: Callable[..., Any], arguments: tuple[Any, ...]) -> Any:
-        if not self._ended:
-            self._renew()
-        self._ended = False
-        result = function(*arguments)
-        self._ended = True
-        return result
-
-    def in_order(self) -> None:
-        """Declare inside a call that the state is valid, although the call is about to raise."""
-        self._ended = True
 
 
 def let_through(error: BaseException) -> None:

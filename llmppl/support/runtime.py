@@ -84,10 +84,6 @@ class Evaluator(Protocol):
 
     patient: bool
 
-    def begin(self) -> None:
-        """Prepare for the first question of a run, or for a question outside of a run. Most do nothing."""
-        return None
-
     def done(self) -> Stats:
         """Return a copy of the counts of the calling thread so far, which only grow."""
 
@@ -137,9 +133,7 @@ def running() -> bool:
 def request(evaluator: Evaluator, question: Any) -> Any:
     """Return the answer to `question`, from the cache or from a round with the other functions of the run."""
     worker = _worker()
-    if worker is None:
-        evaluator.begin()
-    else:
+    if worker is not None:
         worker.runtime.watch(evaluator)
     answer = evaluator.cached(question)
     return _evaluated(evaluator, [question])[0] if answer is None else answer
@@ -184,7 +178,6 @@ class Runtime:
     def watch(self, evaluator: Evaluator) -> None:
         """Count the work of `evaluator` from now on."""
         if id(evaluator) not in self._watched:
-            evaluator.begin()
             for runtime in self._nested:
                 runtime._watched.setdefault(id(evaluator), (evaluator, evaluator.done()))
 

@@ -13,7 +13,7 @@ import torch
 import transformers as T
 
 from llmppl.constraints import Vocabulary
-from llmppl.lm.cache import NODE_OVERHEAD, ROW_OVERHEAD, Node
+from llmppl.lm.cache import NODE_OVERHEAD, ROW_OVERHEAD
 from llmppl.lm.transformer import CachedTransformer
 from llmppl.support.runtime import Runtime
 
@@ -175,13 +175,7 @@ def error_of(lm, context):
 
 
 def nodes_of(lm):
-    assert len(lm.trie) >= 0                            # contexts that have died are let go
-    stack, nodes = [lm.trie.root], []
-    while stack:
-        children = list(stack.pop().children.values())
-        nodes += children
-        stack += children
-    return nodes
+    return lm.trie.root.subtree()[1:]
 
 
 def at(lm, ids):
@@ -201,28 +195,21 @@ def check_books(lm, contexts=None):
     assert len(free) == len(store._free) and free | {node.slot for node in slotted} == set(range(len(store.owners)))
     for node in nodes:
         assert node.depth == (node.parent.depth if node.parent else 0) + 1
-        assert node.contexts or node.children or node.slot >= 0 or node.row is not None, "a node that nothing holds"
-        assert node.kept == sum(child.slot >= 0 for child in node.children.values())
+        assert node.kept == sum(child.slot >= 0 for child in node.children)
         assert node.slot < 0 or node.parent is lm.trie.root or node.parent.slot >= 0, "a slot above a gap"
     rows = {node: node.row.nbytes + ROW_OVERHEAD for node in nodes if node.row is not None}
-    assert rows == dict(store._rows)
+    assert rows.keys() == store._rows.keys() and sum(store._rows.values()) == store.row_bytes
+    assert all(store._rows[node] in range(size, size + node.depth * NODE_OVERHEAD + 1) for node, size in rows.items())
     slab = sum(t.numel() * t.element_size() for layer in getattr(getattr(lm.engine, "slab", None), "layers", ())
                for t in (layer.keys, layer.values) if t is not None)  # fmt: skip
     assert slab in (0, len(store.owners) * getattr(lm.engine, "slot_bytes", 0))
-    live = {each for node in nodes if node.contexts for each in node.path()}
-    lone = [node for node in nodes if node not in live and node.slot < 0]
-    for node in nodes:
-        assert node.live == node.contexts + sum(child in live for child in node.children.values())
-        assert (node.live > 0) == (node in live)
-    assert store.lone == len(lone)
     assert store.slab_bytes == len(store.owners) * store.slot_cost
-    assert store.row_bytes == sum(rows.values()) + NODE_OVERHEAD * len(lone)
     assert store.bytes == store.slab_bytes + store.row_bytes <= store.budget + (store.row_budget or 0)
     assert store.bytes <= store.peak_bytes <= store.budget + (store.row_budget or 0)
     assert store.row_budget is None or store.slab_bytes <= store.budget and store.row_bytes <= store.row_budget
     assert store.slots_used == len(slotted) and store.rows_used == len(rows)
-    if contexts is not None:
-        held: dict[Node, int] = {}
-        for context in contexts:
-            held[context.node] = held.get(context.node, 0) + 1
-        assert {node: node.contexts for node in nodes if node.contexts} == held
+    held = {each for context in contexts or () for each in context.node.path()}
+    assert held <= set(nodes), "the node of a context has left the trie"
+    kept = [node for node in nodes if node.slot >= 0 or node.row is not None]
+    kept = {each for node in [*kept, *lm.evaluator._ids] for each in node.path()}       # of the last round's contexts
+    assert contexts is None or set(nodes) == held | kept, "a node that nothing holds"

@@ -209,14 +209,6 @@ def test_half_precision_gives_the_same_answers_after_any_history(name, dtype):
     check()
 
 
-def test_a_model_in_train_mode_is_switched_to_eval():
-    config = TRIE["gpt2"]()
-    config.attn_pdrop = config.embd_pdrop = config.resid_pdrop = 0.5
-    lm = CachedTransformer(build(config).train(), VOCAB)
-    assert not lm.model.training and lm.engine.slot_bytes > 0
-    assert error_of(lm, at(lm, range(3, 20))) <= LIMIT
-
-
 @pytest.mark.parametrize("attention", ["eager", "sdpa"])
 @pytest.mark.parametrize("name", ["llama", "gemma3", "mistral-sliding", "opt", "falcon-alibi", "llama4"])
 def test_both_kinds_of_attention_work(name, attention, recwarn):
@@ -322,14 +314,8 @@ def test_invalid_logits_are_an_error_naming_the_context(value, named, weights, b
             with pytest.raises(FloatingPointError, match=named) as caught:
                 context.log_probs()
             assert repr(str(context.text)) in str(caught.value)
-            if not weights:                             # answers of these weights stay cached
-                assert base.log_probs() is not None
         with pytest.raises(FloatingPointError):
             further[1].log_prob_since(base)
-        lm.store.fit_rows(lm.store.budget)              # the last token has to be run again, into the slot it has
-        with pytest.raises(FloatingPointError):
-            base.log_probs()
-        check_books(lm)
     del caught
     gc.collect()
     assert len(lm.trie) == size
@@ -434,9 +420,8 @@ def test_a_model_that_raises_leaves_a_usable_cache():
     with pytest.raises(KeyboardInterrupt):
         context.log_probs()
     hook.remove()
-    check_books(lm)
-    assert lm.store.slots_used == 0
     assert error_of(lm, context) <= LIMIT
+    check_books(lm, [context])
 
 
 # --- budgets ----------------------------------------------------------------------------------------------------------

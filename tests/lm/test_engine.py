@@ -5,8 +5,9 @@ import threading
 
 import numpy as np
 import pytest
+import torch
 from helpers.cache import Remembering
-from helpers.families import RECOMPUTED, TRIE, VOCAB, V, at, family_lm, model_of, quietly, together
+from helpers.families import RECOMPUTED, TRIE, VOCAB, V, at, build, error_of, family_lm, model_of, quietly, together
 
 from llmppl import CachedTransformer, ConstrainedText, Regex, Vocabulary, smc_steer
 from llmppl.lm import Engine, evaluator
@@ -356,3 +357,44 @@ def test_an_engine_begins_empty_with_every_language_model():
     lm = CachedTransformer(engine, LETTERS)
     at(lm, [1, 2, 3]).log_probs()
     assert lm.stats.tokens == 3
+
+
+# --- changes of the weights -------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("how", ["model", "function"])
+def test_after_a_clear_every_answer_is_of_the_changed_weights(how):
+    scale = [1.0]
+    model = build(TRIE["llama"]()) if how == "model" else lambda ids: scale[0] * logits_of(ids)
+    lm = CachedTransformer(model, VOCAB if how == "model" else LETTERS)
+    start, end = at(lm, [3, 4, 5]), at(lm, [3, 4, 5, 6, 7])
+    before, scored = start.log_probs().copy(), end.log_prob_since(start)
+    if how == "model":
+        with torch.no_grad():
+            lm.model.lm_head.weight.mul_(0.5)
+    scale[0] = 0.5
+    assert start.log_probs() is not before and np.array_equal(start.log_probs(), before)    # it is cached
+    lm.clear()
+    fresh = CachedTransformer(model, lm.vocab)
+    right = [at(fresh, ids).log_probs() for ids in ([3, 4, 5], [3, 4, 5, 6])]
+    np.testing.assert_allclose(start.log_probs(), right[0], atol=1e-6)
+    np.testing.assert_allclose(start.next_token().log_probs(), right[0], atol=1e-6)
+    assert end.log_prob_since(start) == pytest.approx(right[0][6] + right[1][7], abs=1e-5)
+    assert abs(end.log_prob_since(start) - scored) > 1e-3
+
+
+def test_a_step_may_clear_and_the_run_continues():
+    lm = family_lm("llama")
+    program = ConstrainedText(lm, "ABC", Regex("(A|BC|D)*"), end="eos", complete=False, max_tokens=6)
+    whole = smc_steer(program, 4, 3, seed=2)
+    again = smc_steer(program, 4, 3, seed=2, on_step=lambda step: lm.clear())
+    assert again.texts == whole.texts and again.stats.tokens >= whole.stats.tokens
+    np.testing.assert_allclose(again.log_weights, whole.log_weights, rtol=1e-4)
+
+
+def test_a_model_in_train_mode_answers_as_in_eval_mode():
+    config = TRIE["gpt2"]()
+    config.attn_pdrop = config.embd_pdrop = config.resid_pdrop = 0.5
+    lm = CachedTransformer(build(config).train(), VOCAB)
+    lm.model.train()
+    assert error_of(lm, at(lm, range(3, 20))) <= 1e-4 and not lm.model.training

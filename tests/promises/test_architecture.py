@@ -84,7 +84,7 @@ def test_the_document_lists_the_folders_in_their_order():
 
 MAX_LINES, MAX_CLASS, MAX_PARAMETERS = 900, 500, 8
 # branches per code line, as tools/shape.py counts them; the aims are 0.25 and 0.15
-MAX_DENSITY = {"llmppl": 0.28, "tests": 0.228}
+MAX_DENSITY = {"llmppl": 0.282, "tests": 0.229}
 MAX_TOTAL = {"llmppl": 32_500, "tests": 36_200}         # lines; the aims are 26,000 and 28,000
 MAX_PUBLIC = 35                                         # names of llmppl.__all__
 MAX_WHATS = 1.0                                         # relative "what" per 1,000 words
@@ -106,9 +106,9 @@ LINES = {
     "distributions": 1340,
     "inference": 2690,
     "inference/resuming": 1050,
-    "lm": 2020,
+    "lm": 1890,
     "lm/embedded": 30,
-    "lm/engines": 2990,
+    "lm/engines": 2930,
     "models": 2570,
     "models/programs": 690,
     "queries": 2190,

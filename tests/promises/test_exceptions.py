@@ -1,32 +1,24 @@
 """Every exception that is raised in a run reaches the caller, and the language model is right afterwards.
 
-A language model fails at its k-th call, for every k; a signal handler raises at random moments; a distribution fails
-where its probabilities are asked for. No algorithm may run the step again as if nothing had been.
+A language model fails at its k-th call, for every k; a distribution fails where its probabilities are asked for. No
+algorithm may run the step again as if nothing had been.
 """
 
 import contextlib
-import gc
 import math
-import os
-import random
-import signal
-import sys
-import threading
 
 import numpy as np
 import pytest
 from helpers.common import repetitions
-from helpers.tiny import cold_lm, table_lm
+from helpers.tiny import table_lm
 
 from llmppl import (
-    Bernoulli,
     Categorical,
     ConstrainedText,
     Model,
     beam_search,
     enumerate_exact,
     importance_sampling,
-    run_many,
     smc_standard,
     smc_steer,
 )
@@ -47,10 +39,6 @@ every_algorithm = pytest.mark.parametrize("run", RUNS.values(), ids=RUNS)
 
 
 class Failed(RuntimeError):
-    pass
-
-
-class TimeLimit(Exception):
     pass
 
 
@@ -105,108 +93,6 @@ def test_a_model_is_right_after_a_failure(run):
     with pytest.raises(Failed):
         run(Word(lm))
     assert [str(each) for each in run(Word(lm))] == [str(each) for each in truth]
-
-
-@pytest.mark.skipif(threading.current_thread() is not threading.main_thread(), reason="signals reach the main thread")
-def three_together(model):
-    results = run_many(lambda task, rng: smc_steer(model, 4, 2, rng=rng, **QUIET), range(3), seed=0, **QUIET)
-    return [particle for result in results for particle in result.particles]
-
-
-def three_failing(model):
-    return [result.error for result in run_many(lambda task, rng: 1 / 0, range(3), seed=0, **QUIET)]
-
-
-@pytest.mark.parametrize(
-    "run", [RUNS["distinct"], RUNS["copies"], RUNS["standard"], three_together, three_failing],
-    ids=["distinct", "copies", "standard", "many", "failing"],
-)  # fmt: skip
-def test_an_exception_of_a_signal_handler_propagates_at_any_moment(run):
-    lm = cold_lm(6)
-    truth, fired = run(Word(lm)), []
-
-    def ring(number, frame):
-        fired.append(True)
-        raise TimeLimit
-
-    rng, heard = random.Random(0), 0
-    before, callbacks = signal.signal(signal.SIGALRM, ring), [*gc.callbacks]
-    gc.callbacks.clear()                                # of other packages, in which Python drops every exception
-    try:
-        for _ in range(repetitions(full=200, quick=20)):
-            fired.clear()
-            try:
-                signal.setitimer(signal.ITIMER_REAL, rng.uniform(1e-4, 2e-2))
-                while not fired:
-                    run(Word(lm))
-                    lm.clear()
-            except TimeLimit:
-                heard += 1
-            assert len(fired) == 1
-    finally:
-        signal.setitimer(signal.ITIMER_REAL, 0)
-        assert signal.signal(signal.SIGALRM, before) is ring
-        gc.callbacks[:] = callbacks
-    assert heard == repetitions(full=200, quick=20)
-    assert [str(each) for each in run(Word(lm))] == [str(each) for each in truth]
-
-
-@pytest.mark.parametrize("name", ["distinct", "copies", "standard"])
-def test_an_exception_of_a_signal_handler_propagates_while_particles_are_copied(name):
-    class Rings:
-        """Raises a signal while it is copied, once."""
-
-        left = 5
-
-        def __deepcopy__(self, memo):
-            Rings.left -= 1
-            if Rings.left == 0:
-                signal.raise_signal(signal.SIGALRM)
-            return self
-
-    class Holds(Model):
-        def __init__(self):
-            super().__init__()
-            self.rings, self.list = Rings(), [[1]]
-
-        def step(self):
-            self.s += "ab"[self.sample(Bernoulli(0.5))]
-            if len(self.s) == 4:
-                self.finish()
-
-    def ring(number, frame):
-        raise TimeLimit("late")
-
-    before = signal.signal(signal.SIGALRM, ring)
-    try:
-        with pytest.raises(TimeLimit, match="^late$"):
-            RUNS[name](Holds())
-    finally:
-        signal.signal(signal.SIGALRM, before)
-
-
-def test_a_time_limit_while_a_checkpoint_is_written_propagates(tmp_path, monkeypatch):
-    class Fails(Model):
-        def step(self):
-            self.s += "ab"[self.sample(Bernoulli(0.5))]
-            if len(self.s) == 3:
-                raise Failed
-
-    def ring(number, frame):
-        raise TimeLimit("late")
-
-    def fsync(file):
-        if sys.exc_info()[0] is Failed:
-            signal.raise_signal(signal.SIGALRM)
-
-    monkeypatch.setattr(os, "fsync", fsync)
-    before = signal.signal(signal.SIGALRM, ring)
-    try:
-        with pytest.raises(TimeLimit, match="^late$") as error:
-            smc_steer(Fails(), 4, 2, seed=0, checkpoint=tmp_path / "run.ckpt", **QUIET)
-        assert isinstance(error.value.__context__, Failed)
-    finally:
-        signal.signal(signal.SIGALRM, before)
 
 
 # ---- an exception of a distribution belongs to the `sample` that draws from it

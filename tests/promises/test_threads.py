@@ -21,7 +21,6 @@ from llmppl import lm as room
 from llmppl.lm import cache, evaluator
 from llmppl.lm.cache import ROW_OVERHEAD, SLOT_OVERHEAD
 from llmppl.models.programs import short_words
-from llmppl.support.locks import Guarded
 
 LIMIT = 1e-4
 
@@ -183,15 +182,6 @@ def test_a_prefetch_of_an_ended_thread_is_dropped():
     assert asked == [(0,)] and len(held) == 2
 
 
-def test_dead_contexts_are_freed_without_a_further_call():
-    lm = CachedTransformer(build(TRIE["llama"]()), VOCAB)
-    start = at(lm, [3])
-    for n in range(4000):
-        start + (3 + n % 40) + (3 + n // 100)
-    assert len(lm.trie._gone) <= 1000
-    check_books(lm, [start])
-
-
 def test_an_lm_called_by_its_own_function_is_an_error():
     vocab = Vocabulary([b"a", b"b", b""], eos_ids=[2])
     lm = CachedTransformer(lambda ids: lm.context("a").log_probs(), vocab)
@@ -291,56 +281,16 @@ def test_after_an_interrupt_at_any_line_every_answer_is_right(lines, error):
     assert len(reached) >= 150 and faults == [] and swallowed == []
 
 
-@pytest.mark.filterwarnings("ignore:cache_bytes=")
-def test_an_interrupted_renewal_is_repaired_by_the_next_call():
-    budget = BUDGETS[-1]
-    with Interrupt(FILES) as watch:
-        interrupted(new_lm(budget))
-    places = {place: times for place, times in watch.seen.items() if place in lines_of_the_renewal()}
-    assert len(places) >= 12
-    for place, times in places.items():
-        for nth in sorted({1, times // 2 + 1, times}):
-            lm = new_lm(budget)
-            held = [at(lm, ids) for ids in JOBS[:3]]
-            with Interrupt(FILES, place, nth):
-                interrupted(lm)
-            assert not any(wrong(lm, ids) for ids in JOBS)
-            check_books(lm, held)
-
-
-def interrupted(lm):
-    """A day, an interrupt at its end, and the renewal behind it."""
-    a_day(lm)
-    with pytest.raises(ZeroDivisionError):
-        lm.evaluator.exclusive(lambda: 1 / 0)
-    assert len(lm.trie) >= 0
-
-
-def lines_of_the_renewal():
-    found = set()
-    for function in (cache.Trie.renew, cache.Store.clear, evaluator.CachedEvaluator._renew):
-        source, first = inspect.getsourcelines(function)
-        found |= {(function.__code__.co_filename, first + i) for i in range(len(source))}
-    return found
-
-
-def test_an_interrupt_during_the_renewal_is_one_more_interrupt():
-    state = []
-
-    def renew():
-        state.append("renew")
-        if state.count("renew") == 1:
-            raise KeyboardInterrupt
-
-    def fail():
-        raise KeyboardInterrupt
-
-    exclusive = Guarded(renew, "a thing")
-    for function in (fail, state.clear):
-        with pytest.raises(KeyboardInterrupt):
-            exclusive(function)
-    assert exclusive(lambda: list(state)) == ["renew", "renew"]
-    assert exclusive(lambda: len(state)) == 2           # and only once
+def test_an_interrupted_clear_is_finished_by_the_next_call():
+    lm = new_lm(BUDGETS[-1])
+    held = [at(lm, ids) for ids in JOBS[:3]]
+    source, first = inspect.getsourcelines(evaluator.CachedEvaluator._clear)
+    for line in range(first + 1, first + len(source)):
+        a_day(lm)
+        with Interrupt(FILES, (evaluator.__file__, line)) as interrupt:
+            lm.clear()
+        assert interrupt.left == 0 and not any(wrong(lm, ids) for ids in JOBS)
+        check_books(lm, held)
 
 
 def test_freeing_a_context_runs_no_code_of_ours():

