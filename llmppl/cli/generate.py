@@ -1,170 +1,213 @@
-"""`llmppl generate`, `infill`, `intersect` and `demo`: the ready-made programs, steered."""
+"""`llmppl generate`, `many`, `infill`, `intersect` and `demo`: the ready-made programs, steered."""
 
 from __future__ import annotations
 
+import json
 import random
-import re
-from contextlib import nullcontext
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from contextlib import closing, nullcontext
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from typer.core import TyperCommand
 
-from llmppl.cli import options, show
-from llmppl.cli.job import GenerateJob, continue_file
-from llmppl.cli.options import InfillSteering, Limits, PromptFile, Shaping, Source, Steering, Writing, usage_error
+from llmppl.cli import options
+from llmppl.cli.options import FILE, INTERRUPTED, Given, command, leave, usage_error
+from llmppl.support.arguments import text
 
 if TYPE_CHECKING:
+    import numpy as np
+
     from llmppl.inference import Particles
+    from llmppl.lm import CachedTransformer
     from llmppl.models.programs import Program
 
-
-class ChoicesCommand(TyperCommand):
-    """Command whose option --choices takes all texts up to the next option."""
-
-    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """Parse the arguments after --choices was repeated before each of its texts."""
-        given = list[str]()
-        taking = False
-        for arg in args:
-            if taking and given[-1] != "--choices" and not arg.startswith("-"):
-                given.append("--choices")
-            elif arg.startswith("-"):
-                taking = arg == "--choices"
-            given.append(arg)
-        return super().parse_args(ctx, given)
+STEERING = "particles", "factor", "seed", "max_tokens", "temperature", "lm"
+CONTINUING = "regex", "grammar", "stop", "chat"
 
 
-def demo(source: Source) -> None:
-    """Run three small programs at temperature 0.7: short words, a text with holes, two prompts at once."""
-    given: Any = {"source": source, "N": 5, "seed": 7, "shaping": Shaping(temperature=0.7)}
-    short = Limits(max_letters=5)
-    girl = "Once upon a time, there was a little girl"
-    generate(short, Writing(), Steering(max_tokens=24, **given), PromptFile(), girl)
-    typer.echo()
-    infill("The dog was very[BLANK] because he had lost his[BLANK].", InfillSteering(**given))
-    typer.echo()
-    prompts = ["The little boy went to the park and", "The old king went to the sea and"]
-    intersect(prompts, until_sentence=True, steering=Steering(K=10, **given))
-
-
+@command(*STEERING, *CONTINUING, "json", "trace")
 def generate(
-    limits: Limits,
-    writing: Writing,
-    steering: Steering,
-    file: PromptFile,
-    prompt: Annotated[
-        str | None,
-        typer.Argument(metavar="[PROMPT]", show_default=False, help="Text to continue; - is standard input."),
-    ] = None,
+    prompt: Annotated[str, typer.Argument(help="Text to continue; - is standard input.")], given: Given
 ) -> None:
-    """Continue a prompt, optionally with short words, by a pattern, a grammar or a schema, or by one of some choices.
+    """Continue a prompt, optionally by a pattern, a grammar or a schema.
 
     The constraint is on the continuation, including the space after the prompt.
 
-    Examples: llmppl generate "Once upon a time" --max-letters 5
+    Examples: llmppl generate "Once upon a time"
 
     llmppl generate "The cat was" --regex " [0-9]{1,2} years old[.]"
 
-    llmppl generate "Tim was very" --choices " happy" " sad" " tired"
-
-    llmppl generate "Is a whale a fish?" --lm smollm2 --chat --system "Answer in one sentence." --stop "."
-
-    llmppl generate --prompts prompts.txt --out results.jsonl
+    llmppl generate "Is a whale a fish?" --lm smollm2 --chat --stop "."
     """
-    _check(limits, writing, nothing_to_continue=prompt is None and file.prompts is None)
-    file.check(prompt, steering)
-    kind, limit = limits.automaton()
-    constraint = options.constraint(kind, limit) if kind else None
-    job = GenerateJob(limits, constraint, writing, steering, steering.shaping.rule())
-    if prompt is None:
-        return continue_file(job, file)
     prompt = options.given_text(prompt)
-    title = f"{prompt!r} {'is answered' if writing.chat else 'goes on'}{limits}"
-    _steer(title, job.program(job.load(), prompt), steering, by_text=kind == "choices")
+    limit = f", matching {given.regex}" if given.regex else f", as {given.grammar} has it" if given.grammar else ""
+    program = Continuation(given).program(prompt)
+    _steer(f"{prompt!r} {'is answered' if given.chat else 'goes on'}{limit}", program, given)
 
 
-def _check(limits: Limits, writing: Writing, nothing_to_continue: bool) -> None:
-    """Raise a usage error for options that exclude each other, or that need another option."""
-    alone = [*limits.given(), *["stop"] * bool(writing.stop and limits.automaton()[0])]
-    both = " and ".join(f"--{name}" for name in alone)
-    usage_error(len(alone) > 1, f"{both} exclude each other: give one of them.")
-    usage_error(writing.system is not None and not writing.chat, "--system needs a chat: give --chat, too.")
-    choices = limits.choices or []
-    if len(choices) == 1:
-        parts = [part for part in re.split(r"[,|]", choices[0]) if part]
-        more = f"--choices {' '.join(map(repr, parts))}" if len(parts) > 1 else "the others after it"
-        usage_error(True, f"--choices {choices[0]!r} alone leaves nothing to choose: give {more}.")
-    swallowed = choices and nothing_to_continue
-    usage_error(swallowed, "Give the PROMPT before --choices, which takes all texts up to the next option.")
+class Continuation:
+    """Program of `generate` for each prompt: the constraint, and the model with the index of the constraint.
+
+    It pickles. Another process that receives it loads the language model itself.
+    """
+
+    def __init__(self, given: Given) -> None:
+        from llmppl.distributions import Rule
+
+        self.given, self.rule = given, Rule(temperature=given.temperature)
+        self.constraint = options.constraint(given.regex, given.grammar)
+        usage_error(self.constraint and given.stop, "--stop excludes --regex and --grammar, which say how a text ends.")
+
+    def lm(self) -> CachedTransformer:
+        return options.load(self.given.lm)
+
+    def program(self, prompt: str, lm: CachedTransformer | None = None) -> Program:
+        """Return the program that continues `prompt`."""
+        from llmppl.models.programs import ConstrainedText
+
+        lm, given = lm or self.lm(), self.given
+        begin: Any = lm.chat(prompt) if given.chat else prompt
+        return ConstrainedText(
+            lm, begin, self.constraint, max_tokens=given.max_tokens, rule=self.rule, stop=given.stop or ()
+        )
+
+    def steer(self, lm: CachedTransformer, prompt: str, rng: np.random.Generator) -> Particles[Program]:
+        """Return the particles of a prompt of a file."""
+        from llmppl.inference import smc_steer
+
+        return smc_steer(self.program(prompt, lm), self.given.particles, self.given.factor, rng=rng)
 
 
+@command(*STEERING, "json", "trace", factor=10)
 def infill(
     template: Annotated[str, typer.Argument(help="A text with [BLANK] for each hole; - is standard input.")],
-    steering: InfillSteering,
+    given: Given,
 ) -> None:
     """Fill the holes of a text. Leave no space before a hole, because its filling begins with the space.
 
     Example: llmppl infill "The dog was very[BLANK] because he had lost his[BLANK]."
     """
-    model, rule = options.load(steering.source), steering.shaping.rule()
+    from llmppl.distributions import Rule
     from llmppl.models.programs import Infilling
 
-    template = options.given_text(template)
-    program = Infilling(model, template, end=steering.end, max_tokens=steering.max_tokens, rule=rule)
-    _steer(f"{template!r} with its holes filled", program, steering)
+    template, rule = options.given_text(template), Rule(temperature=given.temperature)
+    program = Infilling(options.load(given.lm), template, end="prefix", max_tokens=given.max_tokens, rule=rule)
+    _steer(f"{template!r} with its holes filled", program, given)
 
 
+@command(*STEERING, "until_sentence", "json", "trace")
 def intersect(
     prompts: Annotated[list[str], typer.Argument(metavar="PROMPT", help="Texts with the same continuation.")],
-    proposal: Annotated[
-        Literal["product", "first"],
-        typer.Option(help="Draw tokens by the product of the distributions after the prompts, or by the first prompt."),
-    ] = "product",
-    until_sentence: Annotated[bool, typer.Option("--until-sentence", help="Stop at the end of a sentence.")] = False,
-    *,
-    steering: Steering,
+    given: Given,
 ) -> None:
     """Find text that is likely after every one of several prompts.
 
     Example: llmppl intersect "The boy went to the park and" "The king went to the sea and" --until-sentence
     """
-    model, rule = options.load(steering.source), steering.shaping.rule()
+    from llmppl.distributions import Rule
     from llmppl.models.programs import PromptIntersection, ends_sentence
 
-    until = ends_sentence if until_sentence else None
-    program = PromptIntersection(
-        model, prompts, proposal=proposal, until=until, max_tokens=steering.max_tokens, rule=rule
-    )
-    _steer(" and ".join(map(repr, prompts)) + " go on alike", program, steering)
+    rule, until = Rule(temperature=given.temperature), ends_sentence if given.until_sentence else None
+    program = PromptIntersection(options.load(given.lm), prompts, until=until, max_tokens=given.max_tokens, rule=rule)
+    _steer(" and ".join(map(repr, prompts)) + " go on alike", program, given)
 
 
-def _steer(title: str, program: Program, steering: Steering, by_text: bool = False) -> None:
+@command("lm")
+def demo(given: Given) -> None:
+    """Run three small programs at temperature 0.7: short words, a text with holes, two prompts at once."""
+    every = {**vars(given), "particles": 5, "seed": 7, "temperature": 0.7, "json": False, "trace": None, "factor": 10}
+    words = {"regex": "( [A-Za-z]{1,5}[,.]?)+", "grammar": None, "stop": None, "chat": False}
+    generate("Once upon a time, there was a little girl", Given(**every | words | {"max_tokens": 24, "factor": 3}))
+    typer.echo()
+    infill("The dog was very[BLANK] because he had lost his[BLANK].", Given(**every, max_tokens=40))
+    typer.echo()
+    prompts = ["The little boy went to the park and", "The old king went to the sea and"]
+    intersect(prompts, Given(**every, max_tokens=40, until_sentence=True))
+
+
+def _steer(title: str, program: Program, given: Given) -> None:
     """Steer the program and print its particles. After Ctrl-C, print the particles of the last whole step."""
     from llmppl.inference import smc_steer
     from llmppl.report import Recorder
 
-    seed = random.randrange(1_000_000) if steering.seed is None else steering.seed
-    title += steering.source.by
-    with show.file_errors("write", steering.trace):
-        recorder = None if steering.trace is None else Recorder(steering.trace, title)
-    interrupted = False
+    seed = random.randrange(1_000_000) if given.seed is None else given.seed
+    title += f", by {given.lm}" * bool(given.lm)
+    recorder = Recorder(given.trace, title) if given.trace else None
+    stopped = ""
     try:
         with recorder or nullcontext():
-            particles = smc_steer(program, steering.N, steering.K, seed=seed, on_step=recorder)
+            particles = smc_steer(program, given.particles, given.factor, seed=seed, on_step=recorder)
     except KeyboardInterrupt as error:
         left: Particles[Program] | None = getattr(error, "particles", None)
         if not left or not left.steps:
             raise
-        particles, interrupted = left, True
-    if not particles:
-        try:
-            particles.best                              # noqa: B018  (its error names the causes of death)
-        except ValueError as error:
-            more = ". Unless the condition is impossible, more --particles or a larger --factor help"
-            show.leave(1, f"{error}{'' if 'give room' in str(error) else more}")
-    show.show(title, particles, steering.as_json, by_text)
-    if not steering.as_json:
+        particles = left
+        stopped = f"interrupted after step {len(particles.steps)}: texts that had not ended are cut"
+    try:
+        particles.best                                  # noqa: B018  (its error names the causes of death)
+    except ValueError as error:
+        leave(1, str(error))
+    options.show(title, particles, given.json)
+    if not given.json:
         typer.echo(f"seed {seed}: {particles.stats}", err=True)
-    if interrupted:
-        show.leave(show.INTERRUPTED, f"interrupted after step {len(particles.steps)}: texts that had not ended are cut")
+    if stopped:
+        leave(INTERRUPTED, stopped)
+
+
+# ---- many prompts
+
+
+@command(*STEERING, *CONTINUING, "resume", "workers")
+def many(
+    prompts: Annotated[Path, typer.Argument(help="A prompt per line; in .jsonl files its field prompt.", **FILE)],
+    out: Annotated[Path, typer.Argument(metavar="RESULTS", help="File of the results.")],
+    given: Given,
+) -> None:
+    """Continue each prompt of a file, as `generate` does, and write the results to another file.
+
+    After Ctrl-C, --resume continues the run. The exit code is 1 if a prompt has no text.
+
+    Example: llmppl many prompts.txt results.jsonl --regex " (hot|cold)"
+    """
+    from llmppl.inference.resuming.fingerprint import identity_of
+    from llmppl.report.progress import Bar
+    from llmppl.tasks import read_results
+    from llmppl.tasks.many import TOGETHER, in_lanes, recorded
+
+    job, texts, failed = Continuation(given), _prompts(prompts), list[bool]()
+    program = {name: value for name, value in vars(given).items() if name not in ("seed", "resume", "workers")}
+    program |= {"grammar": given.grammar and given.grammar.read_text(encoding="utf-8")}
+    if given.workers == 1:
+        run_all = in_lanes(lambda prompt, rng: job.steer(job.lm(), prompt, rng), TOGETHER)
+    else:
+        from llmppl.tasks.ray import on_workers
+
+        run_all = on_workers(job.steer, job.lm, given.workers, None, TOGETHER)
+    results: Any = recorded(
+        run_all, texts, lambda: identity_of("llmppl many", {}, **program), to=out, seed=given.seed,
+        resume=given.resume, progress=False,
+    )  # fmt: skip
+    try:
+        with closing(results), Bar(None, len(texts), str, "prompt") as shown:
+            failed += [not each.particles for each in read_results(out)]
+            for result in results:
+                failed.append(not result.particles)
+                shown(len(failed), f"{sum(failed)} failed")
+    except KeyboardInterrupt:
+        leave(INTERRUPTED, f"interrupted: {len(failed)} of {len(texts)} results are in {out}; --resume goes on")
+    typer.echo(f"{out}: {len(failed)} results, {sum(failed)} failed")
+    if any(failed):
+        leave(1, f"{sum(failed)} of {len(failed)} tasks failed; llmppl results {out} says of what")
+
+
+def _prompts(file: Path) -> list[str]:
+    """Return the prompts of a file. The position of a prompt, from 0, is the index of its task."""
+    try:
+        lines = file.read_text(encoding="utf-8-sig").rstrip().split("\n")
+        if file.suffix == ".jsonl":
+            return [text("prompt", json.loads(line)["prompt"]) for line in lines]
+    except (LookupError, RecursionError, TypeError, ValueError) as error:
+        how = 'write UTF-8, and {"prompt": "..."} on each line of a .jsonl file'
+        raise ValueError(f"{file}: {how} ({type(error).__name__}: {error})") from None
+    usage_error(not all(lines), f"{file} has an empty line: write JSON lines, in which a prompt may be empty.")
+    return lines

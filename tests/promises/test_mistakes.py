@@ -1,7 +1,6 @@
 """What a newcomer gets wrong: each mistake is answered by its name, its place and what works."""
 
 import dataclasses
-import json
 import math
 import re
 import warnings
@@ -9,7 +8,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from helpers.commands import run as llmppl
 from helpers.tiny import TOKENS, table_lm, tiny_lm, tiny_model
 
 from llmppl import (
@@ -29,7 +27,6 @@ from llmppl import (
     smc_steer,
 )
 from llmppl.constraints import JsonSchemaIndex
-from llmppl.constraints.json.checks import in_order
 from llmppl.lm import CachedTransformer
 from llmppl.models.programs import short_words
 
@@ -272,32 +269,6 @@ def test_a_statement_of_a_subclass_is_reported_with_its_line():
     (reason,) = reasons(Own(LM, "a", Regex("a+b")))
     assert reason.startswith("condition is false (test_mistakes.py, line ")
 
-
-# ---- the command line
-
-
-def test_a_single_choice_with_a_comma_is_refused_with_the_remedy():
-    result = llmppl("generate", "Tim was", "--choices", "happy,sad")
-    assert result.exit_code == 2 and "give --choices 'happy' 'sad'" in " ".join(result.stderr.split())
-
-
-def test_check_reports_that_only_the_order_of_keys_is_wrong(tmp_path):
-    schema = {"properties": {"name": {"type": "string"}, "age": {"type": "integer"}}, "type": "object"}
-    file = tmp_path / "r.json"
-    file.write_text(json.dumps(schema))
-    right, turned = '{"name": "x", "age": 1}', '{"age": 1,\n "name": "x"}'
-    result = llmppl("check", "--json-schema", str(file), turned)
-    assert result.exit_code == 1 and result.stdout.splitlines()[-1] == right
-    assert llmppl("check", "--json-schema", str(file), right).exit_code == 0
-    assert "in its order" not in llmppl("check", "--json-schema", str(file), '{"age": "x"}').stdout
-
-
-def test_keys_follow_the_order_of_the_schema_at_every_level():
-    pair = {"properties": {"a": {}, "b": {}}}
-    root = {"$defs": {"pair": pair}, "properties": {"one": {"$ref": "#/$defs/pair"}, "all": {"items": pair}}}
-    value = {"x": 0, "all": [{"b": 1, "c": 2, "a": 3}], "one": {"b": 4, "a": 5}}
-    told = json.dumps(in_order(value, root, root))
-    assert told == '{"one": {"a": 5, "b": 4}, "all": [{"a": 3, "b": 1, "c": 2}], "x": 0}'
 
 
 def test_extensions_of_json_schema_are_no_misspelt_keywords():

@@ -15,7 +15,7 @@ from typing import Any
 from urllib.parse import unquote
 
 __all__ = [
-    "KEYWORDS", "MAX_DEPTH", "check_references", "check_size", "in_order", "misspelt", "parts", "places",
+    "KEYWORDS", "MAX_DEPTH", "check_references", "check_size", "misspelt", "parts", "places",
     "target", "unproductive",
 ]  # fmt: skip
 
@@ -132,23 +132,6 @@ def _keyword_near(name: str) -> str | None:
     plain = {word.lower(): word for word in (*KEYWORDS, *NOTES)}
     near = difflib.get_close_matches(name.replace("_", "").replace("-", "").lower(), sorted(plain), 1, NEAR)
     return plain[near[0]] if near and plain[near[0]] in KEYWORDS else None
-
-
-def in_order(value: Any, schema: Any, root: dict[str, Any]) -> Any:
-    """Return a JSON value with the properties of its objects in the order of a schema of `root`."""
-    if not isinstance(schema, dict):
-        return value
-    meant = target(root, schema.get("$ref"))
-    if meant is not None and meant is not schema:
-        value = in_order(value, meant, root)
-    if isinstance(value, dict):
-        named = _get(schema, "properties", dict)
-        keys = [key for key in named if key in value] + [key for key in value if key not in named]
-        return {key: in_order(value[key], named.get(key), root) for key in keys}
-    if isinstance(value, list):
-        schemas = itertools.chain(_get(schema, "prefixItems", list), itertools.repeat(schema.get("items")))
-        return [in_order(each, part, root) for each, part in zip(value, schemas, strict=False)]
-    return value
 
 
 def parts(schema: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:

@@ -14,7 +14,7 @@ from pydantic import Base64Str, BaseModel, field_validator
 
 from llmppl import ConstrainedText, JsonSchema, Model, Regex, enumerate_exact, run_many, smc_steer
 from llmppl.constraints import DFA
-from llmppl.constraints.json.checks import in_order
+from llmppl.constraints.json.checks import target
 from llmppl.constraints.masks.explain import match_prefix
 
 SHARED = ROOT.parent / "shared"
@@ -27,6 +27,20 @@ OBJECTS = [
 ARRAYS = [list(values) for n in range(4) for values in itertools.product([1, 2, "a"], repeat=n)]
 VALUES = [*LEAVES, *OBJECTS, *ARRAYS, [1, True], [1, 1.5], [[1], [1]], [{"a": 1}, {"a": 1}], [0, False]]
 ABC = {"type": "object", "properties": {"a": {}, "b": {}, "c": {}}, "additionalProperties": False}
+
+
+def in_order(value, schema, root):
+    """Return a JSON value with the properties of its objects in the order of a schema of `root`, as masks want them."""
+    if not isinstance(schema, dict):
+        return value
+    schema = {**schema, **(target(root, schema.get("$ref")) or {})}
+    if isinstance(value, dict):
+        named = schema.get("properties", {})
+        return {key: in_order(value[key], named.get(key), root) for key in sorted(value, key=[*named, *value].index)}
+    if isinstance(value, list):
+        schemas = itertools.chain(schema.get("prefixItems", []), itertools.repeat(schema.get("items")))
+        return [in_order(each, part, root) for each, part in zip(value, schemas, strict=False)]
+    return value
 
 
 def is_number(value):
@@ -174,11 +188,11 @@ def test_a_constraint_with_a_condition_pickles():
 def test_the_command_line_checks_the_finished_text(tmp_path):
     schema = tmp_path / "unique.json"
     schema.write_text('{"type": "array", "items": {"enum": ["a", "b"]}, "maxItems": 2, "uniqueItems": true}')
-    assert run("check", "--json-schema", str(schema), '["a", "b"]').exit_code == 0
-    refused = run("check", "--json-schema", str(schema), '["a", "a"]')
+    assert run("check", '["a", "b"]', "--grammar", str(schema)).exit_code == 0
+    refused = run("check", '["a", "a"]', "--grammar", str(schema))
     assert refused.exit_code == 1
     assert "no match: its form is right, but #, 'uniqueItems' does not hold" in refused.stdout
-    for row in particles("generate", "Say: ", "--json-schema", str(schema), "--max-tokens", "20", "--seed", "1"):
+    for row in particles("generate", "Say: ", "--grammar", str(schema), "--max-tokens", "20", "--seed", "1"):
         assert distinct(json.loads(row["text"]))
 
 

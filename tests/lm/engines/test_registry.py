@@ -2,12 +2,11 @@
 
 import sys
 import types
-from typing import get_args, get_type_hints
+from typing import get_args
 
 import pytest
 
 from llmppl import CachedTransformer, Vocabulary
-from llmppl.cli.options import Source
 from llmppl.lm.engine import FunctionEngine
 from llmppl.lm.engines import gguf, registry
 
@@ -51,10 +50,8 @@ def test_a_missing_engine_says_how_to_install_it(installed, engine, extra):
         load(engine=engine)
 
 
-def test_type_checkers_and_the_command_line_know_the_same_engines():
+def test_type_checkers_know_the_same_engines():
     assert get_args(registry.EngineName) == tuple(registry.ENGINES)
-    of_option, none = get_args(get_type_hints(Source)["engine"])
-    assert get_args(of_option) == tuple(registry.ENGINES) and none is type(None)
 
 
 def test_a_gguf_file_uses_llama_cpp_unless_an_option_is_for_transformers(installed, monkeypatch, tmp_path):
