@@ -30,9 +30,12 @@ from llmppl import (
     Rule,
     Vocabulary,
     importance_sampling,
+    mixture,
+    product,
     smc_standard,
     smc_steer,
 )
+from llmppl.distributions import logsumexp
 from llmppl.models.lookahead import Lookahead, mean_next_token, rollout
 
 V = 6
@@ -190,6 +193,45 @@ def intersected() -> dict[str, float]:
     texts |= {(*ids, C) for n in range(4) for ids in cartesian([A, B, SPACE, AB], repeat=n)}
     prompts = [A], [B], [C, SPACE, A]
     return add_up((spelled(ids), sum(log_prob_by_hand(tiny_lm(V), p, ids) for p in prompts)) for ids in texts)
+
+
+class Experts(Model):
+    """Two tokens drawn by experts after "a" and after "b", as in docs/critics.md."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.contexts = [tiny_lm(V).context(prompt) for prompt in "ab"]
+        self.logs = np.log([0.3, 0.7])
+
+    def step(self) -> None:
+        token = self.draw(*map(self.transformer, self.contexts))
+        self.s += token
+        self.contexts = [context + token for context in self.contexts]
+        if token.is_eos or len(self.contexts[0]) == 3:
+            self.finish()
+
+
+class Powers(Experts):
+    """The target p(text)^1.5 q(text)^-0.5."""
+
+    def draw(self, p: Any, q: Any) -> Any:
+        token = self.sample(p, proposal=product(p, q, powers=[1.5, -0.5]))
+        self.score(0.5 * p.log_prob(token) - 0.5 * q.log_prob(token))
+        return token
+
+
+class Mixture(Experts):
+    """The target 0.3 p(text) + 0.7 q(text)."""
+
+    def draw(self, p: Any, q: Any) -> Any:
+        token = self.sample(mixture([p, q], np.exp(self.logs - logsumexp(self.logs))))
+        self.logs = self.logs + [p.log_prob(token), q.log_prob(token)]
+        return token
+
+
+def of_experts(log_weight: Callable[[float, float], float]) -> dict[str, float]:
+    pairs = ((ids, *(log_prob_by_hand(tiny_lm(V), [prompt], ids) for prompt in (A, B))) for ids in texts_of(V, 2))
+    return add_up((spelled(ids), log_weight(p, q)) for ids, p, q in pairs)
 
 
 class Soft(Model):
@@ -529,6 +571,10 @@ CASES = {
     "where, with a mask": Case(lambda: Where(where_with_a_mask), lambda: without_doubles((A, B, C, SPACE, END))),
     "where, second choice": Case(
         lambda: Where(where_second), with_coins, lambda particle: (particle.coins, str(particle))
+    ),
+    "experts, powers": Case(Powers, lambda: of_experts(lambda p, q: 1.5 * p - 0.5 * q)),
+    "experts, mixture": Case(
+        Mixture, lambda: of_experts(lambda p, q: math.log(0.3 * math.exp(p) + 0.7 * math.exp(q)))
     ),
     "soft": Case(Soft, soft),
     "twist": Case(Twisted, twisted),

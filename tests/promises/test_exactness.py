@@ -12,9 +12,11 @@ Which these are is found in other runs, so that it cannot bias the test.
 import math
 from typing import Any
 
+import numpy as np
 import pytest
-from helpers.common import slow
+from helpers.common import repetitions, slow
 from helpers.exactness import ALGORITHMS, CASES, Criticised, check, truth_of
+from helpers.programs import ThreeCoins
 
 from llmppl import enumerate_exact, smc_standard
 from llmppl.inference.resampling import multinomial, residual, stratified
@@ -60,6 +62,15 @@ def test_a_randomised_rollout_as_twist_keeps_the_target(algorithm):
 @pytest.mark.parametrize("name", ["predicate", "soft", "twist by log mass"])
 def test_every_resampling_scheme_is_right_on_average(name, scheme):
     check(name, SCHEMES[scheme], seed=len(name) * 100 + len(scheme))
+
+
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+def test_Z_hat_of_three_coins_that_must_show_heads_is_p_cubed(algorithm):
+    """The mean would be 0.271 if the dead came back."""
+    runs = np.random.default_rng(0).spawn(repetitions(5_000, 400))
+    Zs = [math.exp(ALGORITHMS[algorithm](ThreeCoins(), rng).log_ml) for rng in runs]
+    error = np.std(Zs, ddof=1) / math.sqrt(len(Zs))
+    assert abs(np.mean(Zs) - 0.027) <= 4.5 * error + 1e-12 and error < 0.006
 
 
 def test_a_biased_algorithm_is_detected():

@@ -1,4 +1,4 @@
-"""What pickles, what is shared by copies, and what says that it cannot be saved."""
+"""Objects that pickle, objects that copies share, and objects that name a way to save them."""
 
 import copy
 import pickle
@@ -11,12 +11,14 @@ from llmppl import Bernoulli, Grammar, Model, PromptIntersection, smc_steer
 
 
 class Bits(Model):
-    """Particles without a language model."""
+    """Particles without a language model, with plain attributes and others."""
 
     def step(self):
         self.s += str(int(self.sample(Bernoulli(0.5))))
         self.score(-0.1 * len(self.s))
         self.condition(not self.s.endswith("00"))
+        self.kept = [{"n": len(self.s)}, (1.5, np.float64(2.5)), {b"x"}, None, True, np.arange(2)]
+        self.notes = {"open": open}
         if len(self.s) == 4:
             self.finish()
 
@@ -31,85 +33,43 @@ def test_an_object_with_a_language_model_names_a_picklable_alternative():
 
 
 def test_pickled_particles_hold_tokens_instead_of_the_language_model():
-    class Noting(PromptIntersection):                   # of a class that no other process could import
-        def step(self):
-            super().step()
-            self.notes = {"length": len(self.s), "array": np.arange(2), "open": open}
-
     lm = tiny_lm()
-    particles = smc_steer(Noting(lm, ["a", "b"], max_tokens=2), 3, 2, seed=0, progress=False)
+    particles = smc_steer(PromptIntersection(lm, ["a", "b"], max_tokens=2), 3, 2, seed=0, progress=False)
     data = pickle.dumps(particles)
-    assert b"Noting" not in data and b"CachedTransformer" not in data
+    assert b"PromptIntersection" not in data and b"CachedTransformer" not in data
     again = pickle.loads(data)
-    assert repr(again) == repr(particles) and again.texts == particles.texts
-    assert (again.log_ml, again.log_ml_se, again.deaths) == (particles.log_ml, particles.log_ml_se, particles.deaths)
+    assert again.texts == pickle.loads(pickle.dumps(again)).texts == particles.texts
     for one, other in zip(again, particles, strict=True):
-        assert one.log_weight == other.log_weight and one.attribution == other.attribution and one.cut == other.cut
-        assert [lm.at(ids) for ids in one.contexts] == other.contexts
-        assert one.s.bytes == other.s.bytes
-        with pytest.raises(AttributeError, match="a saved particle has no 'notes': there was none, or it was no plain"):
-            _ = one.notes                               # open is no data
-    assert pickle.loads(pickle.dumps(again)).texts == particles.texts
+        assert [one.log_weight, one.attribution, one.cut] == [other.log_weight, other.attribution, other.cut]
+        assert [lm.at(ids) for ids in one.contexts] == other.contexts and one.s.bytes == other.s.bytes
 
 
-def test_a_pickle_keeps_plain_attributes():
-    class Keeping(Bits):
-        def step(self):
-            super().step()
-            self.kept = [{"n": len(self.s)}, (1.5, np.float64(2.5)), {b"x"}, None, True, np.arange(2)]
-            self.itself = [self.s]
-            self.itself.append(self.itself)
-
-    particles = smc_steer(Keeping(), 2, 2, seed=0, progress=False)
-    for one, other in zip(pickle.loads(pickle.dumps(particles)), particles, strict=True):
-        np.testing.assert_equal(one.kept, other.kept)
-        assert one.finished and not hasattr(one, "itself") and not hasattr(one, "chooser")
-
-
-def test_a_copy_of_particles_is_the_same_object():
-    """And not one of saved particles, though copy asks for the same state as pickle."""
-    particles = smc_steer(Bits(), 2, 2, seed=0, progress=False)
-    assert copy.copy(particles) is copy.deepcopy([particles])[0] is particles
-
-
-def test_particles_without_a_language_model_pickle():
+def test_pickled_particles_keep_figures_and_plain_attributes():
     particles = smc_steer(Bits(), 4, 2, expand="copies", seed=0, progress=False)
     again = pickle.loads(pickle.dumps(particles))
-    assert [str(p) for p in again] == [str(p) for p in particles]
     np.testing.assert_array_equal(again.log_weights, particles.log_weights)
-    assert (again.log_ml, again.log_ml_se, again.deaths, again.steps) == (
-        particles.log_ml, particles.log_ml_se, particles.deaths, particles.steps,
-    )  # fmt: skip
+    for name in ("texts", "log_ml", "log_ml_se", "deaths", "steps"):
+        assert getattr(again, name) == getattr(particles, name)
     assert repr(again) == repr(particles) and again.mean_attribution() == particles.mean_attribution()
+    for one, other in zip(again, particles, strict=True):
+        np.testing.assert_equal(one.kept, other.kept)
+        assert one.finished and not hasattr(one, "notes") and not hasattr(one, "chooser")
 
 
-def test_a_copy_of_a_context_or_language_model_is_itself():
-    lm = cold_lm()
-    context = lm.context("ab")
-    for each in (copy.copy, copy.deepcopy):
-        assert each(lm) is lm and each(context) is context
+def test_copies_share_particles_contexts_language_models_and_grammars():
+    particles, context = smc_steer(Bits(), 2, 2, seed=0, progress=False), cold_lm().context("ab")
+    for each in (particles, context, context.lm, Grammar('start: "a"')):
+        assert copy.copy(each) is copy.deepcopy([each])[0] is each
     assert context.node.contexts == 1
 
 
-def test_a_grammar_pickles_as_its_text_and_options():
+@pytest.mark.parametrize("text, accepted", [
+    ("[]", True), ("[a,7]", True), ("[A]", True), ("[,]", False), ("[7", False),
+])  # fmt: skip
+def test_a_grammar_pickles_as_its_text_and_options(text, accepted):
     grammar = Grammar('list: "[" (NUMBER ("," NUMBER)*)? "]"\nNUMBER: "A" | "7"', "list", g_regex_flags=2)    # re.I
-    assert copy.copy(grammar) is grammar and copy.deepcopy([grammar])[0] is grammar
-    again = pickle.loads(pickle.dumps(grammar))
-    for text in ["[]", "[a,7]", "[A]", "[,]", "[7", "x"]:
-        accepted = []
-        for each in (grammar, again):
-            state = each.start
-            for byte in text.encode():
-                state = state if state is None else each.step(state, byte)
-            accepted.append(state is not None and each.accepts(state))
-        assert accepted[0] == accepted[1] == (text in ["[]", "[a,7]", "[A]"])
-
-
-def test_a_program_may_hold_a_grammar():
-    class Holds(Bits):
-        def __init__(self):
-            super().__init__()
-            self.grammar = Grammar('start: "a"')
-
-    model = Holds()
-    assert all(p.grammar is model.grammar for p in smc_steer(model, 3, 2, seed=0, progress=False))
+    for each in (grammar, pickle.loads(pickle.dumps(grammar))):
+        state = each.start
+        for byte in text.encode():
+            state = None if state is None else each.step(state, byte)
+        assert (state is not None and each.accepts(state)) == accepted

@@ -3,7 +3,9 @@
 import numpy as np
 import pytest
 from helpers.families import V, at, check_books, family_lm, together
+from helpers.tiny import cold_lm, cold_lm_with_bos, log_probs_by_hand
 
+from llmppl import EOS
 from llmppl.inference import smc_standard, smc_steer
 from llmppl.lm import Batch, NextToken
 from llmppl.models.model import Model
@@ -149,3 +151,34 @@ def test_small_batches_run_no_token_twice(batch):
     lm, seen = family_lm("llama", max_batch_tokens=batch), Seen()
     smc_standard(Chat(lm, PROMPTS["two prompts"], seen), 6, seed=1, max_steps=6)
     assert lm.stats.tokens == len(seen.prefixes())
+
+
+def test_questions_to_a_distribution_cost_nothing_and_move_no_context():
+    lm = cold_lm()
+    context = lm.context("ab c")
+    dist = NextToken(context)
+    before, nodes = dist.log_probs().copy(), len(lm.trie)
+    cost = lm.stats.rows, lm.stats.tokens, lm.stats.rounds
+    for value in [*lm.vocab, EOS]:
+        for each in (dist, dist.masked(np.ones(6, bool)), dist.tempered(0.5)):
+            each.log_prob(value)
+    dist.string().log_prob([])
+    dist.sample(np.random.default_rng(0))
+    assert (context.text, len(context), len(lm.trie)) == ("ab c", 3, nodes)
+    np.testing.assert_array_equal(dist.log_probs(), before)
+    assert cost == (lm.stats.rows, lm.stats.tokens, lm.stats.rounds)
+
+
+def test_prompts_that_share_BOS_run_it_once():
+    lm = cold_lm_with_bos()
+    first, second = lm.context("abc"), lm.context("cb")
+    assert first.tokens[0] == second.tokens[0] == 6         # BOS
+    dist = NextToken(first).log_probs()
+    np.testing.assert_allclose(dist, log_probs_by_hand(lm, first.tokens), atol=1e-6)
+    start = lm.stats.tokens
+    NextToken(second).log_probs()
+    assert lm.stats.tokens - start == len(second) - 1
+    np.testing.assert_array_equal(NextToken(lm.context("abc")).log_probs(), dist)
+    assert lm.stats.tokens - start == len(second) - 1       # of the first, nothing runs again
+    NextToken(first + 2).log_probs()
+    assert lm.stats.tokens - start == len(second)
