@@ -46,7 +46,7 @@ def enumerate_exact(model: M, max_steps: int | None = None) -> Particles[M]:
     optional_count("max_steps", max_steps)
     runtime, done, deaths, t = Runtime(), list[M](), list[Death](), 0
     states = start_particles(model, [StopAtChoice(asker="enumerate_exact")])
-    watch = Watch(runtime, states[0], bounded=max_steps is not None)
+    watch = Watch(runtime, bounded=max_steps is not None)
     while states and t != max_steps:
         t += 1
         done += filter(_finished, states)
@@ -69,5 +69,4 @@ def enumerate_exact(model: M, max_steps: int | None = None) -> Particles[M]:
 
 def settle(watch: Watch, runtime: Runtime, ended: Sequence[Branch], active: Sequence[Model], t: int) -> None:
     """Check step `t`, in which the branches `ended` came to their end, and `active` particles are left."""
-    watch.rng_guard.check(dict(enumerate(ended)), lambda steps, _: runtime.run(steps, [f"a replay at step {t}"]))
     watch.step(t, [branch.particle for branch in ended], active)

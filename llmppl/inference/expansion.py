@@ -28,8 +28,6 @@ import numpy as np
 from llmppl.distributions import Floats, Ints, logsumexp, read_blocks, values_at
 from llmppl.inference.choose_candidates import choose
 from llmppl.inference.partial_step import Branch, follow
-from llmppl.inference.run_guards import GlobalRngGuard
-from llmppl.models.alike import first_difference
 from llmppl.models.choices import Choice, Fixed, ListedChoice, Pick, Sampled, last_choices
 from llmppl.models.model import Model
 from llmppl.models.streams import Stream, spawned
@@ -82,6 +80,11 @@ class Extension:
             return None
         return key if len(key) == len(choices) + 1 else None        # None: it drew from its stream directly
 
+    @property
+    def gain(self) -> float:
+        """Log-weight of its step."""
+        return float(self.particle.log_weight) - self.log_start
+
     def split_weight(self, number: int) -> None:
         """Divide the weight by `number`."""
         self.log_start -= math.log(number)
@@ -100,9 +103,6 @@ class Run(Protocol):
     particles: list[Any]
     t: int
     rng: np.random.Generator                            # spawns all streams: the seed of a child's child grows with t
-
-    @property
-    def rng_guard(self) -> GlobalRngGuard: ...
 
     def advance(self, functions: Sequence[Callable[[], Any]], numbers: Iterable[int] | None = None) -> None: ...
 
@@ -167,8 +167,6 @@ class Distinct:
     def __call__(self, run: Run) -> list[Extension]:
         probes = {i: Branch(particle) for i, particle in enumerate(run.particles) if not particle.finished}
         follow(probes, run.advance)
-        if quiet := {i: probe for i, probe in probes.items() if not probe.suspended}:
-            run.rng_guard.check(quiet, run.advance)
         listed = {i: probe.listing for i, probe in probes.items() if probe.listing is not None}
         kept = self._kept_choices(run, listed)
         groups, streams, extensions = itertools.count(), spawned(run.rng), list[Extension]()
@@ -287,7 +285,8 @@ def _merged(extensions: list[Extension]) -> list[Extension]:
     for each in extensions:
         key = each.key
         earlier = each if key is None else first.setdefault(key, each)
-        if earlier is each or first_difference(earlier.particle, each.particle, weights=False):
+        same = str(earlier.particle.s) == str(each.particle.s) and math.isclose(earlier.gain, each.gain, abs_tol=1e-6)
+        if earlier is each or not same:                 # they drew from another source: unbiased if they stay apart
             merged.append(each)
         else:
             earlier.merge_with(each)

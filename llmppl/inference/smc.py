@@ -32,7 +32,7 @@ from llmppl.inference.genealogy import Genealogy, StepRecord, log_ml_error
 from llmppl.inference.particles import Particles
 from llmppl.inference.resampling import DownSample, ResampleBelow, Scheme, systematic
 from llmppl.inference.resuming.checkpoint import Checkpoint
-from llmppl.inference.run_guards import GlobalRngGuard, Watch, check_model, cut, start_particles
+from llmppl.inference.run_guards import Watch, check_model, cut, start_particles
 from llmppl.models.choices import Sampled
 from llmppl.models.model import Model, untwist
 from llmppl.models.streams import Stream, spawned, state_of
@@ -120,7 +120,7 @@ class SMC(Generic[M]):
         for particle in self.particles:
             particle._log_weight_ -= math.log(len(self.particles))
         self.genealogy = Genealogy(len(self.particles))
-        self._watch = Watch(self.runtime, self.particles[0], bounded=True)
+        self._watch = Watch(self.runtime, bounded=True)
         self.take_snapshot()
         self._on_step: Callable[[Step], None] | None = None
 
@@ -128,10 +128,6 @@ class SMC(Generic[M]):
     def active(self) -> bool:
         """True if a particle has not finished."""
         return any(not particle.finished for particle in self.particles)
-
-    @property
-    def rng_guard(self) -> GlobalRngGuard:
-        return self._watch.rng_guard
 
     def advance(self, functions: Sequence[Callable[[], Any]], numbers: Iterable[int] | None = None) -> None:
         """Run functions of particles together. Errors name the particles by these numbers, by default 0, 1, ..."""
@@ -155,7 +151,6 @@ class SMC(Generic[M]):
         for particle in self.particles:                 # the caller may have finished it between two steps
             if particle.finished:
                 untwist(particle)
-        self._watch.look()
         extensions = self.expand(self)                                          # expand, and step
         candidates = [each.particle for each in extensions]
         log_weights = np.array([p.log_weight for p in candidates], dtype=np.float64)        # weigh

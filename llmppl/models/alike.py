@@ -22,35 +22,6 @@ from llmppl.support.shared import Shared
 _IGNORED = frozenset(("_chooser_", "_noted_", "_shared_parts_", "_log_weight_"))    # in a comparison of two particles
 
 
-def same_recipe(a: Any, b: Any) -> bool:
-    """Return True if two recipes are equal. It runs once for every candidate of a step."""
-    if a is b:
-        return True
-    if type(a) is not type(b):
-        return False
-    if type(a) is tuple:
-        if len(a) != len(b):
-            return False
-        for x, y in zip(a, b):                          # noqa: B905 strict= takes a third of the time
-            if x is not y and not same_recipe(x, y):
-                return False
-        return True
-    if type(a) is np.ndarray:
-        return bool(a.dtype == b.dtype and a.shape == b.shape and a.tobytes() == b.tobytes())
-    return bool(a == b)
-
-
-def same_support(before: Sequence[Any], now: Sequence[Any]) -> bool:
-    """Return True if two supports of equal length are equal, as far as their values can be compared."""
-    try:
-        if before == now:
-            return True
-    except (TypeError, ValueError, RuntimeError) as error:                  # arrays and tensors
-        let_through(error)
-        return True
-    return all(map(_alike, before, now))
-
-
 def _alike(a: Any, b: Any) -> bool:
     """Return True unless two values differ. Objects without `__eq__` count as equal."""
     if type(a) is not type(b):
@@ -115,61 +86,8 @@ _SPLITS: tuple[tuple[Any, Callable[[Any], tuple[int, Sequence[Any]]]], ...] = (
 )
 
 
-# ---- snapshots
-
-
-MAX_COMPARED = 1_000                                    # parts of an object, and numbers of an array
-_ATOMS = (str, bytes, int, float, complex, type(None))
-
-
-def snapshot(value: Any) -> Any:
-    """Return nested parts that are equal to those of a later snapshot of `value` if it has not changed meanwhile.
-
-    Containers and arrays are compared by their contents, other objects by identity. At most `MAX_COMPARED` parts count.
-    """
-    return _snapshot(value, itertools.count(MAX_COMPARED, -1))
-
-
-def _snapshot(value: Any, remaining: Iterator[int]) -> Any:
-    if isinstance(value, np.ndarray):
-        return value.dtype.str, value.shape, value.ravel()[:: value.size // MAX_COMPARED + 1].tobytes()
-    if is_tensor(value):
-        return id(value), value, None if value.is_inference() else value._version
-    if isinstance(value, dict):
-        items = _up_to(remaining, value.items())
-        return _Parts([(_snapshot(key, remaining), _snapshot(each, remaining)) for key, each in items], len(value))
-    if isinstance(value, (list, tuple, set, frozenset, deque)):
-        return _Parts([_snapshot(each, remaining) for each in _up_to(remaining, value)], len(value))
-    if isinstance(value, bytearray):
-        return bytes(value)
-    return value if isinstance(value, _ATOMS) else (id(value), value)           # equal if it is the same object
-
-
-def _up_to(remaining: Iterator[int], values: Iterable[Any]) -> Iterator[Any]:
-    """Yield values until `remaining` has counted down to 0."""
-    return itertools.takewhile(lambda _: next(remaining) > 0, values)
-
-
 def is_tensor(value: Any) -> bool:
     """Return True if `value` is a tensor of torch, which is not imported."""
     return hasattr(type(value), "untyped_storage")
 
 
-class _Parts(NamedTuple):
-    """Snapshots of the first parts of a container, and its size."""
-
-    parts: list[Any]
-    size: int
-
-
-def grown(before: Any, now: Any) -> bool:
-    """Return True if, of two snapshots of a list or a dict, the later one begins with all parts of the earlier one."""
-    if not type(before) is type(now) is _Parts:
-        return False
-    return now.size >= before.size and now.parts[: len(before.parts)] == before.parts
-
-
-def grown_inside(before: Any, now: Any) -> bool:
-    """Return True if two snapshots of the attributes of an object differ by additions alone."""
-    pairs = zip(before.parts, now.parts, strict=False)
-    return now.size >= before.size and all(a == b or (a[0] == b[0] and grown(a[1], b[1])) for a, b in pairs)

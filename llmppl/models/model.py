@@ -22,7 +22,7 @@ from llmppl.distributions import Impossible, Proposal
 from llmppl.distributions.rules import NO_RULE, DecisionRule
 from llmppl.models import death_messages
 from llmppl.models.choices import NOTHING, CallSite, Noted, Sampled, Steps, call_site, describe_site
-from llmppl.models.copies import SharedParts, deep_copy, inspect_attributes, raise_copy_error, shared_names
+from llmppl.models.copies import deep_copy
 from llmppl.models.guards import (
     Dead,
     as_bool,
@@ -106,12 +106,10 @@ class Model:
     _chooser_: Sampled | None = None
     _noted_: Noted = NOTHING
     _stepping_: bool = False
-    _shared_parts_: SharedParts | None = None
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
         check_names(cls, Model)
-        shared_names(cls)
         wrap_step(cls)
 
     def step(self) -> None:
@@ -286,13 +284,10 @@ class Model:
         return new
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Self:
-        parts = inspect_attributes(self) if self._shared_parts_ is None else self._shared_parts_
-        try:
-            new: Self = deep_copy(self, parts, memo)
-        except Exception as error:
-            raise_copy_error(self, parts, error)
-            raise
-        new._shared_parts_, new._stepping_ = parts, False
+        new: Self = deep_copy(self, memo)
+        new._stepping_ = False
+        if isinstance(self._chooser_, Sampled):
+            new._chooser_ = self._chooser_.__deepcopy__(memo)
         return new
 
     def _spawn_(self, chooser: Sampled) -> Self:
