@@ -6,12 +6,11 @@ a later one of the same object if the object has not changed. Values that cannot
 
 from __future__ import annotations
 
-import itertools
 import math
 import types
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import numpy as np
 

@@ -7,7 +7,6 @@ import functools
 import itertools
 import math
 import random
-import time
 import warnings
 
 import numpy as np
@@ -19,9 +18,7 @@ from llmppl import (
     Bernoulli,
     Categorical,
     Delta,
-    Geometric,
     Model,
-    Uniform,
     beam_search,
     enumerate_exact,
     importance_sampling,
@@ -83,27 +80,6 @@ class Pair(Model):
 # ---- choices outside sample
 
 
-@pytest.mark.parametrize("how", ["random", "np.random", "time", "counter", "system"])
-@pytest.mark.parametrize("run", REPLAYED)
-def test_a_foreign_choice_that_changes_a_distribution_is_an_error(run, how):
-    count, system = itertools.count(), np.random.default_rng()
-    choose = {
-        "random": lambda self: random.choice("ab"),
-        "np.random": lambda self: "ab"[np.random.randint(2)],                        # noqa: NPY002
-        "time": lambda self: "ab"[time.perf_counter_ns() // 100 % 2],
-        "counter": lambda self: "ab"[next(count) % 2],
-        "system": lambda self: "ab"[system.integers(2)],
-    }[how]
-
-    class Chooses(Pair):
-        pass
-
-    Chooses.choose = staticmethod(choose)
-    with pytest.raises(RuntimeError, match=f"({AGAIN}|a step drew from {how}, ).*{WORKS}"):
-        for seed in range(40):
-            RUNS[run](Chooses(), seed)
-
-
 @pytest.mark.parametrize("run", ONCE)
 def test_a_foreign_choice_is_weighed_correctly_if_copies_run_once(run):
     p = math.e**2 / (math.e**2 + 1 + math.e**-9)                         # of the letter that came before
@@ -125,28 +101,6 @@ class Coins(Model):
         self.s += self.throw(self)
         if len(self.s) == 3:
             self.finish()
-
-
-@pytest.mark.parametrize("how", ["random", "np.random"])
-@pytest.mark.parametrize("run", REPLAYED)
-def test_a_step_without_sample_that_draws_foreign_numbers_is_an_error(run, how):
-    class Thrown(Coins):
-        throw = staticmethod(
-            (lambda self: random.choice("HT")) if how == "random" else (lambda self: "HT"[np.random.randint(2)])  # noqa: NPY002
-        )
-
-    with pytest.raises(RuntimeError, match=rf"a step drew from {how}, .*nor fixed by seed=: {WORKS}"):
-        RUNS[run](Thrown())
-
-
-def test_a_step_that_draws_from_torch_is_an_error():
-    torch = pytest.importorskip("torch")
-
-    class Thrown(Coins):
-        throw = staticmethod(lambda self: "HT"[int(torch.randint(2, ()))])
-
-    with pytest.raises(RuntimeError, match="a step drew from torch's random stream"):
-        RUNS["distinct"](Thrown())
 
 
 @pytest.mark.parametrize("run", ["copies", "standard", "merged"])
@@ -171,34 +125,6 @@ def test_foreign_draws_of_other_threads_are_no_error(run):
     else:
         found = RUNS[run](model)
     assert {str(each) for each in found} == {"xxx"}
-
-
-@pytest.mark.parametrize(
-    "stream", [np.random.default_rng(0), random.Random(0), np.random.RandomState(0), np.random.PCG64(0)],  # noqa: NPY002
-    ids=lambda stream: type(stream).__name__,
-)  # fmt: skip
-@pytest.mark.parametrize("run", RUNS)
-def test_a_random_stream_kept_in_an_attribute_is_refused_by_name(run, stream):
-    class Keeps(Coins):
-        def __init__(self):
-            super().__init__()
-            self.noise = {"mine": [stream]}
-
-    with pytest.raises(TypeError, match=r"attribute noise of Keeps holds a random stream \(noise\['mine'\]\[...\]\)"):
-        RUNS[run](Keeps())
-
-
-def test_a_bound_method_of_a_stream_is_refused_like_the_stream():
-    rng = np.random.default_rng(0)
-    for kept in (rng.normal, lambda: rng.normal(), functools.partial(rng.normal, 1.0)):
-
-        class Keeps(Coins):
-            def __init__(self, kept=kept):
-                super().__init__()
-                self.noise = kept
-
-        with pytest.raises(TypeError, match="the attribute noise of Keeps holds a random stream"):
-            RUNS["distinct"](Keeps())
 
 
 @pytest.mark.parametrize("run", ["distinct", "exact", "beam"])
@@ -237,67 +163,6 @@ def test_a_step_that_dies_only_the_second_time_is_an_error():
 
     with pytest.raises(RuntimeError, match=f"{AGAIN}, it drew from self.rng before"):
         RUNS["distinct"](Draws())
-
-
-@pytest.mark.parametrize("run", ["distinct", "exact", "beam"])
-@pytest.mark.parametrize(
-    ("first", "then", "what"),
-    [
-        (Categorical([0.5, 0.5]), Categorical([0.6, 0.4]), "0 had the probability 0.5 and then 0.6"),
-        (Uniform(0, 1), Uniform(0, 2), "there were 2 values, and then 3"),
-        (Uniform(0, 1), Uniform(1, 2), "it chose from other values"),
-        (Categorical([0.5, 0.5], ["a", "b"]), Categorical([0.5, 0.5], ["a", 1]), "it chose from other values"),
-        (Geometric(0.5, 2), Geometric(0.3, 2), "the value . had another probability|0 had the probability"),
-        (Bernoulli(0.5), Bernoulli(0.5).masked([True, False]), "False had the probability 0.5 and then 1"),
-    ],
-)
-def test_a_changed_distribution_the_second_time_is_an_error_with_advice(run, first, then, what):
-    times = itertools.count()
-
-    class Other(Model):
-        def step(self):
-            self.sample(then if next(times) else first)
-            self.finish()
-
-    with pytest.raises(RuntimeError, match=f"{AGAIN}, ({what})"):
-        RUNS[run](Other())
-
-
-@pytest.mark.parametrize("run", ["distinct", "exact", "beam"])
-@pytest.mark.parametrize(
-    "other",
-    [
-        lambda p: p.masked(np.array([True, False, True])),
-        lambda p: p.tempered(0.25).masked(np.array([True, True, False])),
-        lambda p: p.top_k(1),
-    ],
-)
-def test_a_changed_derivation_of_a_token_distribution_is_an_error(run, other):
-    times = itertools.count()
-
-    class Other(Model):
-        def step(self):
-            p = self.transformer(two_contexts().context("a"))
-            self.sample(other(p) if next(times) else p.masked(np.array([True, True, False])))
-            self.finish()
-
-    with pytest.raises(RuntimeError, match=AGAIN):
-        RUNS[run](Other())
-
-
-def test_a_later_choice_is_compared_as_well_where_all_are_replayed():
-    times = itertools.count()
-
-    class Late(Model):
-        def step(self):
-            self.sample(Bernoulli(0.5))
-            self.sample(Bernoulli(0.5 if next(times) < 4 else 0.9))
-            self.finish()
-
-    for run in ("exact", "beam"):
-        times = itertools.count()
-        with pytest.raises(RuntimeError, match=AGAIN):
-            RUNS[run](Late())
 
 
 class Plain:
@@ -467,7 +332,7 @@ def test_a_step_may_use_a_value_of_its_base_and_return_finish():
         RUNS["distinct"](Calls())
 
 
-def test_a_step_may_be_assigned_to_a_class_but_not_an_instance():
+def test_a_step_may_be_assigned_to_a_class():
     class Later(Model):
         pass
 
@@ -478,10 +343,6 @@ def test_a_step_may_be_assigned_to_a_class_but_not_an_instance():
 
     Later.step = step
     assert RUNS["distinct"](Later()).log_ml == pytest.approx(-1.0)
-    model = Later()
-    model.step = functools.partial(step, model)
-    with pytest.raises(TypeError, match="step was assigned to an instance of Later: write it in the class"):
-        RUNS["distinct"](model)
 
 
 def test_a_program_without_super_init_still_runs():
@@ -498,32 +359,6 @@ def test_a_program_without_super_init_still_runs():
 
 
 # ---- programs that do not end
-
-
-@pytest.mark.parametrize("run", RUNS)
-def test_an_idle_program_is_an_error_instead_of_an_endless_run(run, monkeypatch):
-    monkeypatch.setattr(watch, "MAX_QUIET", 30)
-
-    class Idle(Model):
-        def step(self):
-            pass
-
-    with pytest.raises(RuntimeError, match=r"30 steps of Idle in a row .*self.finish\(\), or .*max_steps="):
-        RUNS[run](Idle())
-
-
-@pytest.mark.parametrize("run", ["distinct", "copies", "standard"])
-def test_a_program_that_idles_after_a_draw_is_stopped_too(run, monkeypatch):
-    monkeypatch.setattr(watch, "MAX_QUIET", 30)
-
-    class Idle(Model):
-        drawn = 0.0
-
-        def step(self):
-            self.drawn = self.drawn or self.rng.random()
-
-    with pytest.raises(RuntimeError, match="30 steps of Idle in a row"):
-        RUNS[run](Idle())
 
 
 def test_a_run_with_max_steps_may_idle():

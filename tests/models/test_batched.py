@@ -298,15 +298,6 @@ def test_an_exception_shows_the_calling_line_and_the_batch_size():
     assert "critic(self.s)" in "".join(map(str, error.traceback))
 
 
-def test_a_batched_function_that_uses_self_is_refused_as_an_attribute():
-    class Refers(Judged):
-        def __init__(self):
-            super().__init__(batched(lambda texts: [self.num for _ in texts]))
-
-    with pytest.raises(TypeError, match=r"attribute critic of Refers .* \(critic.function uses self\)"):
-        smc_steer(Refers(), 2, 2)
-
-
 # ---- many runs, threads, interrupts
 
 

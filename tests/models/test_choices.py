@@ -23,7 +23,6 @@ from llmppl import (
 )
 from llmppl.distributions import Proposal
 from llmppl.inference import SMC, Copies, Distinct, DownSample
-from llmppl.models import alike
 from llmppl.models.choices import NOTHING, Choice, Noted, Sampled, StreamState, replay
 from llmppl.models.streams import Stream, spawned
 
@@ -293,23 +292,3 @@ class Unequal:
         raise RuntimeError
 
     __hash__ = None
-
-
-def test_recipes_are_equal_if_all_their_parts_are():
-    a, b = np.arange(3.0), np.arange(3.0)
-    for one, other in [((1, "x", (a,)), (1, "x", (b,))), (a, b), ("x", "x"), ((), ())]:
-        assert alike.same_recipe(one, other)
-    for one, other in [
-        ((1, a), (2, a)), ((1, a), (1, a, a)), (a, a + 1), (a, a.reshape(1, 3)), (a, a.astype(np.float32)), (1, 1.0),
-        (("x", (a,)), ("x", (a[::-1],))), ((1,), [1]),
-    ]:  # fmt: skip
-        assert not alike.same_recipe(one, other)
-
-
-def test_supports_are_compared_as_far_as_their_values_allow():
-    for one, other in [
-        ([1, "x"], [1, "x"]), ([np.nan], [float("nan")]), ([object()], [object()]), ([Unequal()], [Unequal()]),
-    ]:  # fmt: skip
-        assert alike.same_support(one, other)
-    for one, other in [([1, "x"], [1, "y"]), ([1], [1.5]), ([object()], [1])]:
-        assert not alike.same_support(one, other)

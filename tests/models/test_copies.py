@@ -3,17 +3,14 @@
 import copy
 import functools
 import math
-import threading
-import types
 import warnings
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import pytest
-from helpers.tiny import tiny_model, tiny_tokenizer
 
-from llmppl import Bernoulli, Categorical, Model, beam_search, enumerate_exact, smc_standard, smc_steer
+from llmppl import Bernoulli, Categorical, Model, enumerate_exact, smc_standard, smc_steer
 from llmppl.support.shared import Shared
 
 P = {"x": 0.5, "y": 0.3, "z": 0.2}
@@ -114,45 +111,10 @@ def by_attribute(self):
     return ok
 
 
-@pytest.mark.parametrize("run", RUNS)
-@pytest.mark.parametrize(
-    ("program", "make", "path"),
-    [
-        (Apart, lambda self: lambda value: not self.s.endswith(value), "kept uses self"),
-        (Apart, by_default, "kept has a default"),
-        (Apart, by_keyword, "kept has a default"),
-        (Apart, by_outer, "kept uses last uses self"),
-        (Apart, by_attribute, "kept.model"),
-        (Apart, lambda self: functools.partial(lambda model, value: self.ok(value), 1), "kept.func uses self"),
-        (Apart, lambda self: functools.lru_cache(self.ok), "kept.__wrapped__.__self__"),
-        (Apart, lambda self: functools.partial(map, (lambda value: self.ok(value),)), "kept.args.* uses self"),
-        (Nested, lambda self: {"rules": [Rule(lambda value: self.ok(value))]}, "kept.*rules.*ok uses self"),
-        (Nested, lambda self: {"rules": (Slotted(lambda value: self.ok(value)),)}, "kept.*rules.*ok uses self"),
-        (ApartWhere, lambda self: BASE.where(self.ok), "kept..predicate...__self__"),
-        (ApartWhere, lambda self: BASE.where(lambda value: self.ok(value)), "kept..predicate.. uses self"),
-        (ApartWhere, lambda self: BASE.where(Owner(self)), "kept..predicate...model"),
-    ],
-)
-def test_a_reference_to_the_first_particle_is_refused_by_name(run, program, make, path):
-    who = f"the attribute kept of {program.__name__} refers to the model itself"
-    with pytest.raises(TypeError, match=rf"{who} \({path}\).*make it anew in every step\(\)"):
-        RUNS[run](program(make))
-
-
 class Asked(Model):
     def step(self):
         self.condition(self.ok())
         self.finish()
-
-
-def test_a_function_that_uses_the_model_as_a_global_is_refused():
-    scope = {"model": Asked()}
-    for kept in ("lambda: model.s == ''", "lambda: (lambda: model.s == '')()"):
-        scope["model"].ok = eval(kept, scope)
-        with pytest.raises(TypeError, match=r"the attribute ok of Asked refers to the model itself \(ok uses model\)"):
-            RUNS["distinct"](scope["model"])
-    scope["model"].ok = eval("lambda: __import__('types').SimpleNamespace(model=True).model", scope)
-    assert len(RUNS["distinct"](scope["model"])) == 1
 
 
 class Coin(Model):
@@ -180,20 +142,6 @@ class Lends(Outer):
     def step(self):
         self.inner.rng = self.rng
         super().step()
-
-
-def test_an_inner_model_draws_only_from_a_stream_lent_to_it():
-    for run in RUNS.values():
-        with pytest.raises(RuntimeError, match="this Coin is none of the particles .*self.inner.rng = self.rng"):
-            run(Outer())
-        with pytest.raises(TypeError, match="attribute inner of Outer holds a random stream"):
-            run(Outer(np.random.default_rng(0)))
-    for run in ("distinct", "copies", "standard"):
-        posterior = RUNS[run](Lends())
-        assert {str(particle) for particle in posterior} == {"HH", "HT", "TH", "TT"}
-        assert [str(particle) for particle in RUNS[run](Lends())] == [str(particle) for particle in posterior]
-    with pytest.raises(TypeError, match="enumerate_exact cannot enumerate self.rng"):
-        enumerate_exact(Lends())
 
 
 @pytest.mark.parametrize("run", RUNS)
@@ -252,8 +200,8 @@ def frozen(array):
 
 @pytest.mark.parametrize(
     "value",
-    [math, tiny_model(), tiny_tokenizer(), np.sqrt, len, lambda: 0, Model, frozen(np.zeros(1 << 18))],
-    ids=["module", "network", "tokenizer", "ufunc", "builtin", "function", "class", "read-only array"],
+    [np.sqrt, len, lambda: 0, Model],
+    ids=["ufunc", "builtin", "function", "class"],
 )
 @pytest.mark.parametrize("nested", [False, True])
 def test_immutable_values_are_shared(value, nested):
@@ -268,22 +216,6 @@ def test_a_read_only_view_of_a_writable_array_is_copied():
     base = np.zeros(4)
     view = frozen(base[:2])
     assert Holds(view).copy().value is not view
-
-
-@pytest.mark.parametrize(
-    "value", [open("/dev/null"), threading.Lock(), (i for i in range(3)), {"deep": [threading.Lock()]}],  # noqa: SIM115
-    ids=["file", "lock", "generator", "nested"],
-)  # fmt: skip
-@pytest.mark.parametrize("run", [*RUNS.values(), lambda model: beam_search(model, 2, 2)])
-def test_an_attribute_that_cannot_be_copied_is_named_with_a_remedy(run, value):
-    what = r'override copy\(\), or list it in shared = \("value",\)'
-    with pytest.raises(TypeError, match=rf"the attribute value of Holds cannot be copied \(.*{what}"):
-        run(Holds(value))
-
-    class Shares(Holds):
-        shared = ("value",)
-
-    assert all(particle.value is value for particle in RUNS["distinct"](Shares(value)))
 
 
 def test_a_Shared_class_is_shared_unless_it_defines_deepcopy():
@@ -336,83 +268,8 @@ def test_shared_names_of_all_bases_are_collected_and_the_rest_is_copied():
     assert Base().copy().more is not None and model.copy().own == [3]
 
 
-@pytest.mark.parametrize("listed", ["table", ("table", 1), {"table"}])
-def test_shared_that_lists_no_names_is_refused_when_the_class_is_made(listed):
-    with pytest.raises(TypeError, match=r'Wrong.shared lists attributes by name: shared = \("table",\), not'):
-        type("Wrong", (Model,), {"shared": listed})
-
-
-def test_a_large_attribute_that_is_copied_is_named_in_a_warning():
-    large = (np.zeros(1 << 18), [bytearray(1 << 21)], {"a": {"b": Rule(np.zeros((600, 600)))}}, list(range(1 << 18)))
-    for value in large:
-        with pytest.warns(UserWarning, match=r'value of Holds takes \d MB in every copy.*shared = \("value",\)'):
-            smc_steer(Holds(value), 2, 2, seed=0, progress=False)
-
-        class Shares(Holds):
-            shared = ("value",)
-
-        with warnings.catch_warnings():
-            warnings.simplefilter("error")
-            smc_steer(Shares(value), 2, 2, seed=0, progress=False)
-            smc_steer(Holds(np.zeros(1 << 15)), 2, 2, seed=0, progress=False)
-
-
 def asks(model):
     return lambda: model.s
-
-
-def test_a_custom_copy_may_call_the_base_or_not():
-    class Extends(Holds):
-        def copy(self):
-            new = super().copy()
-            new.value = self.value
-            return new
-
-    class Replaces(Holds):
-        def copy(self):
-            return copy.copy(self)
-
-    for program in (Extends, Replaces):
-        table = [1]
-        assert all(particle.value is table for particle in RUNS["distinct"](program(table)))
-        model = program(None)
-        model.value = asks(model)
-        with pytest.raises(TypeError, match="the attribute value of .* refers to the model itself"):
-            RUNS["distinct"](model)
-
-
-def test_a_long_attribute_is_searched_only_to_a_limit():
-    looked = []
-
-    class Counts(list):
-        def __iter__(self):
-            for value in super().__iter__():
-                looked.append(value)
-                yield value
-
-    from llmppl.models.copies import inspect_attributes
-
-    inspect_attributes(Holds(Counts([object() for _ in range(100_000)])))
-    assert len(looked) < 20_000
-
-
-def test_the_attributes_are_searched_once_a_run(monkeypatch):
-    from llmppl.models import copies, model
-
-    calls = []
-    monkeypatch.setattr(model, "inspect_attributes", lambda of: calls.append(of) or copies.inspect_attributes(of))
-    smc_steer(Holds(1), 8, 3, seed=0, progress=False)
-    assert len(calls) == 1
-
-
-def test_a_failure_of_a_copy_is_named_whatever_its_source():
-    class Fails:
-        def __deepcopy__(self, memo):
-            raise OSError("gone")
-
-    with pytest.raises(TypeError, match=r"the attribute value of Holds cannot be copied \(gone\)") as caught:
-        RUNS["distinct"](Holds(types.SimpleNamespace(deep=Fails())))
-    assert isinstance(caught.value.__cause__, OSError)
 
 
 # --- copies are deep copies -------------------------------------------------------------------------------------------
@@ -424,14 +281,6 @@ class Ordinary(Model):
         self.number, self.text, self.nothing, self.flag = 3, "x", None, True
         self.table = {"a": [1, 2], "b": (3, [4])}
         self.same, self.self_list = self.table["a"], [self]
-
-
-class WithSlots(Ordinary):
-    __slots__ = ("slot",)
-
-    def __init__(self):
-        super().__init__()
-        self.slot = [1]
 
 
 class Stateful(Ordinary):
@@ -456,7 +305,7 @@ class DeepCopied(Ordinary):
         return new
 
 
-@pytest.mark.parametrize("kind", [Ordinary, WithSlots, Stateful, SetsState, Reduced, DeepCopied])
+@pytest.mark.parametrize("kind", [Ordinary, Stateful, SetsState, Reduced, DeepCopied])
 def test_a_copy_agrees_with_a_deep_copy(kind):
     model = kind()
     model.table["a"].append(5)
@@ -464,6 +313,5 @@ def test_a_copy_agrees_with_a_deep_copy(kind):
     one, other = model.copy(), copy.deepcopy(model)
     for name in ("number", "text", "nothing", "flag", "table", "same"):
         assert getattr(one, name) == getattr(other, name)
-    assert getattr(one, "slot", None) == getattr(other, "slot", None)
     assert one is not model and one.table["a"] is one.same and one.table["a"] is not model.table["a"]
-    assert one.self_list[0] is one and (kind is not WithSlots or one.slot is not model.slot)
+    assert one.self_list[0] is one

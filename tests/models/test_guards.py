@@ -96,17 +96,6 @@ def test_a_particle_of_a_run_may_choose_only_in_a_step():
                 particle.sample(Bernoulli(0.5))
 
 
-@every_sampler
-def test_a_program_that_samples_before_its_first_step_is_refused(run):
-    class Begins(Letters):
-        def __init__(self):
-            super().__init__()
-            self.s = self.sample(Uniform(["a", "b"]))
-
-    with pytest.raises(ValueError, match="Begins sampled before its first step, which gives all particles one value"):
-        run(Begins(), seed=0)
-
-
 def test_every_verb_can_be_tried_by_hand():
     model = Model()
     assert model.sample(Categorical([1.0, 0.0])) == 0

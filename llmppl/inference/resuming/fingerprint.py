@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-import dataclasses
 import hashlib
 import inspect
 import json
 import os
-import pickle
 import sys
 import sysconfig
 import types
 from collections.abc import Mapping
 from typing import Any
+
+import numpy as np
 
 from llmppl.constraints.vocabulary import Vocabulary
 from llmppl.lm import CachedTransformer, Context
@@ -20,7 +20,8 @@ from llmppl.models.copies import OWN
 from llmppl.support.arguments import shown
 
 SHAPE = {"program": str, "models": [[str]], "whole": {...: str}, "parts": {...: [str]}, "options": {...: [str]}}
-_HOMES = tuple(p + os.sep for p in (os.path.dirname(os.path.dirname(os.path.dirname(__file__))), sysconfig.get_path("stdlib")))
+_PACKAGE = os.path.dirname(os.path.dirname(os.path.dirname(__file__)))
+_HOMES = tuple(folder + os.sep for folder in (_PACKAGE, sysconfig.get_path("stdlib")))
 
 
 def identity(model: Any, **options: Any) -> tuple[dict[str, Any], list[Vocabulary]]:
@@ -38,25 +39,31 @@ def identity_of(program: str, own: Mapping[str, Any], **options: Any) -> tuple[d
     whole = {name: digest_of_data(value, name) for name, value in own.items()}
     given = {name: [shown(value, 60), digest_of_data(value, name)] for name, value in options.items()}
     models = [[repr(lm), lm.vocab.digest.hex()[:24]] for lm in lms]
-    parts = {name: ["", found] for name, found in whole.items()}
-    return {"program": program, "models": models, "whole": whole, "parts": parts, "options": given}, [lm.vocab for lm in lms]
+    parts = {name: ["", digest] for name, digest in whole.items()}
+    found = {"program": program, "models": models, "whole": whole, "parts": parts, "options": given}
+    return found, [lm.vocab for lm in lms]
 
 
 def digest_of_data(value: Any, name: str) -> str:
-    """Return a digest of the source of code, of the pickle of data, and of the repr of anything else."""
+    """Return a digest of the source of code, the values of plain data, and the type of anything else."""
+    return hashlib.blake2b(repr(_plain(value)).encode(), digest_size=8).hexdigest()
+
+
+def _plain(value: Any) -> Any:
     if isinstance(value, type | types.FunctionType):
         try:
-            data = inspect.getsource(value).encode()
+            return inspect.getsource(value)
         except (OSError, TypeError):
-            data = value.__qualname__.encode()
-    elif dataclasses.is_dataclass(value):
-        data = repr(value).encode()
-    else:
-        try:
-            data = pickle.dumps(value)
-        except Exception:
-            data = shown(value).encode()
-    return hashlib.blake2b(data, digest_size=8).hexdigest()
+            return value.__qualname__
+    if isinstance(value, Mapping):
+        return sorted((repr(key), repr(_plain(each))) for key, each in value.items())
+    if isinstance(value, set | frozenset):
+        return sorted(map(repr, value))
+    if isinstance(value, list | tuple):
+        return [_plain(each) for each in value]
+    if isinstance(value, np.ndarray):
+        return value.dtype.str, value.shape, value.tobytes()
+    return value if isinstance(value, str | bytes | int | float | bool | None) else type(value).__qualname__
 
 
 def difference(before: dict[str, Any], now: dict[str, Any]) -> str | None:

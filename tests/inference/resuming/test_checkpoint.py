@@ -28,7 +28,6 @@ from llmppl import (
     CachedTransformer,
     Categorical,
     ConstrainedText,
-    JsonSchema,
     Model,
     Regex,
     Uniform,
@@ -37,12 +36,11 @@ from llmppl import (
     smc_standard,
     smc_steer,
 )
-from llmppl.constraints import JsonSchemaIndex, Text
+from llmppl.constraints import Text
 from llmppl.inference import Copies, Distinct, DownSample
 from llmppl.inference.resampling import multinomial
 from llmppl.inference.resuming import checkpoint
 from llmppl.inference.resuming.codec import ValueCodec
-from llmppl.inference.resuming.fingerprint import identity
 from llmppl.report import Recorder, load
 
 ALGORITHMS = {
@@ -478,42 +476,10 @@ OTHERS = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("other", [{"seed": 1}, {"dtype": "float32"}])
-def test_a_transformer_of_other_weights_is_another_model(other, tmp_path):
-    path = tmp_path / "run.ckpt"
-    smc_steer(constrained(cold_lm()), 3, 2, seed=0, checkpoint=path)
-    with pytest.raises(ValueError, match="its language model is CachedTransformer.*, and this is .*, of other weights"):
-        smc_steer(constrained(cold_lm(**other)), 3, 2, seed=0, checkpoint=path)
-
-
-@pytest.mark.parametrize("kind", [JsonSchema.index, JsonSchemaIndex])       # an automaton, and llguidance's parser
-def test_schemas_with_a_common_beginning_have_different_identities(kind):
-    vocab, names = Vocabulary([*(bytes([i]) for i in range(256)), b""], [256]), [f"property_{i}" for i in range(9)]
-    program, told = Writes(LM), set()
-    for last in ("integer", "boolean"):
-        properties = {name: {"type": "null"} for name in names[:-1]} | {names[-1]: {"type": last}}
-        program.index = kind(JsonSchema({"type": "object", "properties": properties, "required": names}), vocab)
-        told.add(identity(program)[0]["parts"]["the attribute index"][1])
-    assert len(told) == 2
-
-
 def begun():
     run = SMC(Writes(LM), Distinct(4, 3), DownSample(4), seed=1)
     next(run)
     return run
-
-
-@pytest.mark.parametrize("made, other, differs", OTHERS.values(), ids=OTHERS)
-def test_a_checkpoint_of_another_run_is_refused_with_the_difference(made, other, differs, tmp_path):
-    path = tmp_path / "run.ckpt"
-    with pytest.raises(KeyboardInterrupt):
-        made(checkpoint=path, on_step=interrupt(3))
-    before = path.read_bytes()
-    with pytest.raises(ValueError, match=f"run.ckpt is the checkpoint of another run: {differs}") as refused:
-        other(checkpoint=path)
-    assert str(refused.value).endswith(". It is left as it is; ask for what it was made with, or give another path")
-    assert path.read_bytes() == before and [*tmp_path.iterdir()] == [path]
-    assert told(made(checkpoint=path)) == told(made())
 
 
 def test_a_torn_or_damaged_checkpoint_is_refused_and_left_unchanged(tmp_path):
