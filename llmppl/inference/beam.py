@@ -107,7 +107,7 @@ def beam_search(
     optional_count("max_steps", max_steps)
     runtime, t = Runtime(), 0
     runs: list[Any] = start_particles(model, [StopAtChoice(asker="beam_search")])
-    watch = Watch(runtime, bounded=max_steps is not None)
+    watch = Watch(bounded=max_steps is not None)
     with Bar(progress, max_steps, _progress) as show:
         while any(not run.finished for run in runs) and t != max_steps:
             t += 1

@@ -46,7 +46,7 @@ def enumerate_exact(model: M, max_steps: int | None = None) -> Particles[M]:
     optional_count("max_steps", max_steps)
     runtime, done, deaths, t = Runtime(), list[M](), list[Death](), 0
     states = start_particles(model, [StopAtChoice(asker="enumerate_exact")])
-    watch = Watch(runtime, bounded=max_steps is not None)
+    watch = Watch(bounded=max_steps is not None)
     while states and t != max_steps:
         t += 1
         done += filter(_finished, states)

@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Iterable, Sequence
-from typing import Any, TypeVar
+from typing import TypeVar
 
-from llmppl.models.choices import Sampled, last_choices
+from llmppl.models.choices import Sampled
 from llmppl.models.model import Model, untwist, wrap_step
 from llmppl.support.arguments import shown
-from llmppl.support.runtime import Runtime
 
 M = TypeVar("M", bound=Model)
 
-MAX_QUIET = 1_000                                       # steps in a row in which nothing happened
+MAX_WITHOUT_END = 200                                   # steps until a run warns that no particle has ended
 
 
 def check_model(model: M) -> M:
@@ -40,26 +39,23 @@ def cut(particles: Iterable[Model]) -> None:
 
 
 class Watch:
-    """Ends a run in which nothing happens, and warns once of particles that the model's length cuts."""
+    """Warns once of particles that the model's length cuts, and of a run in which no particle ends."""
 
-    def __init__(self, runtime: Runtime, *, bounded: bool) -> None:
-        self.bounded, self._runtime = bounded, runtime
-        self._quiet, self._warned, self._seen = 0, False, None
+    def __init__(self, *, bounded: bool) -> None:
+        self.bounded = bounded
+        self._warned = self._ended = False
 
     def step(self, t: int, candidates: Sequence[Model], particles: Sequence[Model]) -> None:
+        self._ended = self._ended or any(candidate.finished for candidate in candidates)
+        if t == MAX_WITHOUT_END and not (self._ended or self.bounded):
+            name = type(candidates[0]).__name__
+            warnings.warn(
+                f"no particle of {name} has ended in {t} steps: call self.finish(), or bound the run by max_steps=",
+                stacklevel=4,
+            )
         limits = [particle._limit_ for particle in candidates if particle._limit_]
         if t == 1 and limits and len(limits) == len(candidates):
             raise ValueError(limits[0])
         if limits and not self._warned:
             self._warned = True
             warnings.warn(f"step {t} reached the end of what the model reads: {limits[0]}", stacklevel=4)
-        if not self.bounded:
-            self._count_quiet(particles)
-
-    def _count_quiet(self, particles: Sequence[Model]) -> None:
-        stats, before = self._runtime.stats, self._seen
-        self._seen: Any = [(p.s, p.log_weight, p.finished) for p in particles], stats.rounds + stats.hits
-        chose = any(last_choices(particle) for particle in particles if not particle.finished)
-        self._quiet = 0 if chose or self._seen != before else self._quiet + 1
-        if self._quiet == MAX_QUIET and particles:
-            raise RuntimeError(f"{MAX_QUIET} steps in a row chose, weighed and wrote nothing: call self.finish()")

@@ -120,7 +120,7 @@ class SMC(Generic[M]):
         for particle in self.particles:
             particle._log_weight_ -= math.log(len(self.particles))
         self.genealogy = Genealogy(len(self.particles))
-        self._watch = Watch(self.runtime, bounded=True)
+        self._watch = Watch(bounded=True)
         self.take_snapshot()
         self._on_step: Callable[[Step], None] | None = None
 

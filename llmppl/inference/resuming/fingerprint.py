@@ -9,13 +9,14 @@ import os
 import sys
 import sysconfig
 import types
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import numpy as np
 
 from llmppl.constraints.vocabulary import Vocabulary
 from llmppl.lm import CachedTransformer, Context
+from llmppl.lm.context import LanguageModel
 from llmppl.models.copies import OWN
 from llmppl.support.arguments import shown
 
@@ -31,17 +32,23 @@ def identity(model: Any, **options: Any) -> tuple[dict[str, Any], list[Vocabular
 
 
 def identity_of(program: str, own: Mapping[str, Any], **options: Any) -> tuple[dict[str, Any], list[Vocabulary]]:
-    lms: list[CachedTransformer] = []
-    for value in own.values():
-        lm = value if isinstance(value, CachedTransformer) else value.lm if isinstance(value, Context) else None
-        if lm is not None and lm not in lms:
-            lms.append(lm)
+    lms = list(dict.fromkeys(_language_models(list(own.values()))))
     whole = {name: digest_of_data(value, name) for name, value in own.items()}
     given = {name: [shown(value, 60), digest_of_data(value, name)] for name, value in options.items()}
     models = [[repr(lm), lm.vocab.digest.hex()[:24]] for lm in lms]
     parts = {name: ["", digest] for name, digest in whole.items()}
     found = {"program": program, "models": models, "whole": whole, "parts": parts, "options": given}
     return found, [lm.vocab for lm in lms]
+
+
+def _language_models(value: Any) -> Iterator[LanguageModel]:
+    if isinstance(value, CachedTransformer):
+        yield value
+    elif isinstance(value, Context):
+        yield value.lm
+    elif isinstance(value, list | tuple):
+        for each in value:
+            yield from _language_models(each)
 
 
 def digest_of_data(value: Any, name: str) -> str:
