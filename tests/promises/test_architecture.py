@@ -100,7 +100,7 @@ LINES = {
     "constraints": 490,
     "constraints/automata": 3100,
     "constraints/json": 2240,
-    "constraints/lark": 3090,
+    "constraints/lark": 1950,
     "constraints/masks": 1150,
     "constraints/vocabulary": 2080,
     "distributions": 1340,

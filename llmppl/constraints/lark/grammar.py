@@ -4,10 +4,10 @@ A text is in the language iff `lark.Lark(grammar, parser="lalr", lexer="contextu
 terminals of each parser state equal lark's. Only the loop differs: it takes one byte at a time and never goes back.
 
 The one idea: assume where a token ends instead of waiting to see it. A *hypothesis* assumes an end of every token so
-far. It is a parser stack (`lalr.py`) and the current partial token (`lexer.py`). Exactly one
-hypothesis survives the whole text, so no byte is read twice. For example, `1e+x` is read as `1 e + x` under the
-hypothesis that `1` ends there, which forbids an exponent. A hypothesis is dropped unless some text completes it
-(`completion.py`), so `step` returns None iff no continuation of the text is accepted.
+far. It is a parser stack (`parser.py`) and the current partial token (`lexer.py`). Exactly one hypothesis survives the
+whole text, so no byte is read twice. For example, `1e+x` is read as `1 e + x` under the hypothesis that `1` ends there,
+which forbids an exponent. A hypothesis is dropped unless the parser takes what may come next (`completion.py`). `step`
+returns None only if no continuation of the text is accepted.
 
 Sources: the lexer and parser of lark 1.3; Willard & Louf (2023), section 4, for parsers as recognizers.
 """
@@ -24,16 +24,15 @@ from lark.indenter import Indenter
 
 from llmppl.constraints.automata.budget import MAX_LEXED, TooLarge
 from llmppl.constraints.constraint import State, VocabularyLike
-from llmppl.constraints.lark.completion import Completability
-from llmppl.constraints.lark.lalr import IndentedParser, Parser, Stack
-from llmppl.constraints.lark.lalr_tables import bits_of
-from llmppl.constraints.lark.lark_loader import Rules, read
+from llmppl.constraints.lark.completion import Completion
 from llmppl.constraints.lark.lexer import PartialTokens
+from llmppl.constraints.lark.loader import Rules, read
 from llmppl.constraints.lark.masks import Masks
+from llmppl.constraints.lark.parser import IndentedParser, Parser, Stack, bits_of
 from llmppl.constraints.masks import TokenIndex
 from llmppl.constraints.masks.mask_store import PackedMask
 from llmppl.constraints.vocabulary.trie import Trie
-from llmppl.support.arguments import count, is_file_name, text
+from llmppl.support.arguments import count, is_file_name, shown, text
 from llmppl.support.graphs import Memo, Numbering
 from llmppl.support.locks import Lock, cached_property, locked
 from llmppl.support.shared import Shared
@@ -60,8 +59,8 @@ class _State(Shared):
 class Grammar(Shared):
     """Recognizer of the texts that `lark.Lark(grammar, parser="lalr", lexer="contextual", start=start)` parses.
 
-    `step(state, byte)` is None iff no text that continues so is accepted. States are immutable, hashable and shared:
-    equal ones are one object. Beyond MAX_STATES states, old ones are only equal to themselves.
+    `step(state, byte)` is None only if no text that continues so is accepted; it may be a state that no text completes.
+    States are immutable, hashable and shared: equal ones are one object, up to MAX_STATES states.
 
     Parameters
     ----------
@@ -70,8 +69,6 @@ class Grammar(Shared):
     import_paths : folders in which lark looks for imported grammars, before its own
     g_regex_flags : flags of `re`, for all terminals
     postlex : a lark.indenter.Indenter, for indented text
-        Acceptance is exact. Whether an unfinished text can be completed is decided by the shortest tokens that finish
-        the open rules: exact where some such completion exists, as with lark's python.lark.
     source_path : file of the grammar, for relative imports
 
     Raises
@@ -103,16 +100,20 @@ class Grammar(Shared):
         if postlex is not None and not plain:
             raise ValueError(f"postlex: a lark.indenter.Indenter that only names its terminals, not {postlex!r}")
         found, tables = read(grammar, start, import_paths, g_regex_flags, postlex, source_path)
-        parser = self._parser = Parser(tables) if postlex is None else IndentedParser(tables, postlex)
+        parser = self._parser = Parser(tables) if postlex is None else IndentedParser(tables, postlex, found.rules)
         lexers, lexer_of = _lexers(parser, found)
         self._tokens = PartialTokens(found.terminals, found.ignored, lexers, postlex)
-        self._completability = Completability(parser, self._tokens, lexer_of, found.terminals)
+        self._completion = Completion(parser, self._tokens, lexer_of)
         self._states: Memo[Any, _State] = Memo(lambda key: _State(tuple(key[0]), key[1]))
         self._masks: Masks | None = None
         self._lock = Lock()
         begun = self._state([(parser.bottom, self._tokens.first)], [])
-        if begun is None:
-            raise ValueError(f"lark parses no text at all with this grammar (start rule {start!r})")
+        stuck = self._completion.taking_all() if begun else set()
+        if begun is None or stuck is not None:
+            takers = [f"{name} {shown(self._tokens.terminals[name].pattern)}" for name in sorted(stuck or ())]
+            names = " and ".join(takers)
+            why = f": no text goes on after terminal {names}, which takes what should follow" if names else ""
+            raise ValueError(f"lark parses no text at all with this grammar (start rule {start!r}){why}")
         self.start = begun
 
     @cached_property
@@ -143,7 +144,7 @@ class Grammar(Shared):
         return partial(Grammar, **self._options), (self.text,)
 
     def step(self, state: _State, byte: int) -> _State | None:
-        """Return the state after one more byte, or None if no text that continues so is accepted."""
+        """Return the state after one more byte, or None if the text cannot continue so."""
         try:
             return state.next[byte]
         except KeyError:
@@ -160,7 +161,7 @@ class Grammar(Shared):
     @locked
     def token_step(self, state: _State, data: bytes) -> _State | None:
         """Return the state after one or more bytes, without the states in between."""
-        step, starts, after = self._tokens.step, self._completability.starts, self._parser.after
+        step, starts, after = self._tokens.step, self._completion.starts, self._parser.after
         alive: list[Hypothesis] = list(state.hypotheses)
         ended: list[Hypothesis] = []                    # a stack and a obligation each
         for byte in data:
@@ -181,7 +182,7 @@ class Grammar(Shared):
 
     def _masks_over(self, trie: Trie) -> Masks:
         if self._masks is None or self._masks.trie is not trie:
-            self._masks = Masks(self._completability, trie)
+            self._masks = Masks(self._completion, trie)
         return self._masks
 
     @locked
@@ -197,14 +198,13 @@ class Grammar(Shared):
         return state.accepting
 
     def _state(self, ended: list[Hypothesis], going_on: list[Hypothesis]) -> _State | None:
-        """Return the state of the hypotheses that some text completes, with tokens `ended` or `going_on`."""
-        completability = self._completability
-        accepting = any(completability.may_end(*place) for place in ended)
-        alive = [hypothesis for hypothesis in going_on if completability.completable(*hypothesis)]
+        """Return the state of the hypotheses that may go on, with tokens `ended` or `going_on`."""
+        completion = self._completion
+        accepting = any(completion.may_end(*place) for place in ended)
+        alive = [hypothesis for hypothesis in going_on if completion.completable(*hypothesis)]
         for stack, obligation in ended:
-            sure = completability.surely_completable(stack, obligation)
-            starts = completability.starts(stack, obligation)
-            alive += [(stack, token) for token in starts if sure or completability.completable(stack, token)]
+            if completion.may_go_on(stack, obligation):
+                alive += [(stack, token) for token in completion.starts(stack, obligation)]
         if not alive and not accepting:
             return None
         if len(self._states) > MAX_STATES:
@@ -214,7 +214,8 @@ class Grammar(Shared):
     def _forget(self) -> None:
         """Drop all states and stacks; those that a caller holds stay valid."""
         self._states.clear()
-        for memo in (self.start.next, self.start.by_outcomes, self._parser.bottom.pushed, self._parser.bottom.fed):
+        bottom = self._parser.bottom
+        for memo in (self.start.next, self.start.by_outcomes, bottom.pushed, bottom.fed, bottom.admits):
             memo.clear()
         if self._masks is not None:
             self._masks.forget()

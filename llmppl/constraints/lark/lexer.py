@@ -22,7 +22,7 @@ import functools
 import itertools
 from bisect import bisect_right
 from collections import Counter
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -33,7 +33,6 @@ from llmppl.constraints.automata.nfa import DEAD
 from llmppl.constraints.lark.terminals import Assumptions, Automata, Terminal, Undecided
 from llmppl.support.arguments import shown
 from llmppl.support.graphs import Memo, Numbering, reachable
-from llmppl.support.locks import cached_property
 
 States = frozenset[int]
 Bools = npt.NDArray[np.bool_]
@@ -89,6 +88,8 @@ class PartialTokens:
     classes : partial token -> the first byte of each class of bytes that it does not tell apart
     rows : partial token -> its outcome for each class, None if not known yet
     heads : obligation -> (256,) bool, False at bytes with which no token of any lexer can begin after it
+    firsts : name of a terminal -> (256,) bool, True at bytes with which it may begin, without regard to guards
+    reads_line_end : partial token -> True if it may read another line end
     """
 
     def __init__(
@@ -110,6 +111,8 @@ class PartialTokens:
         self.starts = Memo(self._begin)
         self.classes = Memo(self._find_classes)
         self.heads = Memo(self._find_heads)
+        self.firsts: Memo[str, Bools] = Memo(lambda name: automata.firsts([automata.starts[name]]))
+        self.reads_line_end = Memo(self._reads_line_end)
         self.rows: Memo[int, list[Outcome | None]] = Memo(lambda number: [None] * len(self.classes[number]))
         self._outcomes: dict[Outcome, Outcome] = {}     # equal ones are one object
         self._alternatives = Memo(self._order)          # by lexer
@@ -138,6 +141,37 @@ class PartialTokens:
             return self.step(number, byte)
         going_on, ends = zip(((), ()), *[self.step(number, byte) for number in numbers], strict=True)
         return tuple(sorted(set().union(*going_on))), tuple(dict.fromkeys(itertools.chain.from_iterable(ends)))
+
+    def read(self, number: int, text: bytes) -> tuple[Ended, ...]:
+        """Return the ways in which a partial token may end right after some more bytes."""
+        tokens: tuple[int, ...] = (number,)
+        ends: tuple[Ended, ...] = ()
+        for byte in text:
+            tokens, ends = self.step_all(tokens, byte) if tokens else ((), ())
+        return ends
+
+    def shortest_texts(self, number: int) -> list[bytes]:
+        """Return the shortest rest of each terminal that a partial token may become."""
+        token, first = self.tokens[number], dict[str, bytes]()
+        for q in (*token.threads, *token.keyword_threads):
+            text, name = self.automata.tails.get(q), self.automata.names[q]
+            if text is not None and len(text) < len(first.get(name, text + b" ")):
+                first[name] = text
+        return list(first.values())
+
+    def exits(self, numbers: Iterable[int]) -> Iterator[tuple[Ended, ...]]:
+        """Yield the ways in which each partial token that some of them lead to may end after a byte."""
+
+        def onward(number: int) -> Iterator[int]:
+            return itertools.chain.from_iterable(self.step(number, byte)[0] for byte in self.classes[number])
+
+        for number in reachable(numbers, onward):
+            ends = [self.step(number, byte)[1] for byte in self.classes[number]]
+            yield tuple(dict.fromkeys(itertools.chain.from_iterable(ends)))
+
+    def _reads_line_end(self, number: int) -> bool:
+        states = reachable(self.tokens[number].threads, self.automata.onward)
+        return any(lo <= 10 <= hi for lo, hi, _ in self.automata.edges_of(states))
 
     # ---- limits
 
@@ -174,17 +208,7 @@ class PartialTokens:
     def _find_heads(self, obligation: int) -> Bools:
         cuts = self._cuts_of((), self.obligations[obligation])
         possible = [self._survives(self._after(self.obligations[obligation], byte)) for byte in cuts]
-        heads: Bools = self._firsts & np.repeat(possible, np.diff([*cuts, 256]))
-        return heads
-
-    @cached_property
-    def _firsts(self) -> Bools:
-        """Bytes with which terminals begin, without regard to guards, (256,) bool."""
-        firsts, automata = np.zeros(256, bool), self.automata
-        entries = set(automata.starts.values()) - {DEAD}
-        for lo, hi, _ in automata.edges_of(reachable(entries, automata.epsilon.__getitem__)):
-            firsts[lo : hi + 1] = True
-        return firsts
+        return np.repeat(possible, np.diff([*cuts, 256]))
 
     def _survives(self, obligation: Obligation) -> bool:
         """Check that nothing forbidden accepts yet, and that nothing required is out of reach. True proves nothing."""

@@ -25,10 +25,9 @@ import numpy as np
 import numpy.typing as npt
 
 from llmppl.constraints.constraint import Ints
-from llmppl.constraints.lark.completion import Completability
-from llmppl.constraints.lark.lalr import Stack
-from llmppl.constraints.lark.lalr_tables import union
+from llmppl.constraints.lark.completion import Completion
 from llmppl.constraints.lark.lexer import Ended, Outcome, PartialTokens
+from llmppl.constraints.lark.parser import Stack, union
 from llmppl.constraints.vocabulary.trie import Trie
 from llmppl.constraints.vocabulary.trie_walk import FLAG, walk
 from llmppl.support.graphs import Memo, reachable
@@ -55,7 +54,7 @@ class TokenSet:
 class TokenClass(NamedTuple):
     """Tokens of a quotient that no stack tells apart.
 
-    They may follow a stack that admits one of their proofs, or where a text completes one of the ends or going on.
+    They may follow a stack that admits one of their proofs, and where one of the ends or of `going_on` may.
     """
 
     proofs: int                                     # bits, as of `Parser.admitted`
@@ -130,10 +129,10 @@ class _Outcomes:
 class Masks(Shared):
     """The masks of a grammar over a vocabulary."""
 
-    def __init__(self, completability: Completability, trie: Trie) -> None:
-        self.completability, self.parser, self.trie = completability, completability.parser, trie
+    def __init__(self, completion: Completion, trie: Trie) -> None:
+        self.completion, self.parser, self.trie = completion, completion.parser, trie
         self.made = 0                               # masks made since `forget`
-        self._outcomes = _Outcomes(completability.partials)
+        self._outcomes = _Outcomes(completion.partials)
         self.quotients = Memo(self._read)
         self._joined = Memo(self._join)
         self._equal: dict[bytes, bytes] = {}        # makes equal masks one object
@@ -163,24 +162,23 @@ class Masks(Shared):
 
     def read_all(self, max_quotients: int) -> None:
         """Make the quotients of all partial tokens that a text may lead to, and those that these lead to."""
-        completability, partials = self.completability, self.completability.partials
-        after = self.parser.lexers_after(completability.lexer_of)
-        every = set(range(len(partials.lexers)))
+        completion, partials = self.completion, self.completion.partials
+        after: Any = completion.lexers_after
 
         def places_after(place: tuple[int, int]) -> Iterator[tuple[int, int]]:
-            for token in partials.starts[place]:
-                for symbol, obligation in completability.reductions.ends(token):
-                    yield from itertools.product({place[0]} if symbol is None else after[str(symbol)], [obligation])
+            for ends in partials.exits(partials.starts[place]):
+                for symbol, obligation in ends:
+                    yield from itertools.product({place[0]} if symbol is None else after[symbol], [obligation])
 
         def quotients_below(key: Key) -> Iterator[Key]:
             for crossing in self.quotients[key].crossings:
                 symbol, obligation = crossing.end
-                for lexer in every if symbol is None else after[str(symbol)]:
+                for lexer in after[symbol]:
                     child = crossing.nodes, partials.starts[lexer, obligation]
                     crossing.below[lexer] = self.quotients[child]
                     yield child
 
-        begun = completability.lexer_of[self.parser.bottom.state], partials.first
+        begun = completion.lexer_of[self.parser.bottom.state], partials.first
         for number, _ in enumerate(reachable([begun], places_after), 1):
             self._refuse_more(max(number, len(partials.tokens)), max_quotients)
         keys: list[Key] = [(b"", (token,)) for token in range(len(partials.tokens))]
@@ -217,21 +215,20 @@ class Masks(Shared):
 
     def _collect(self, quotient: Quotient, stack: Stack) -> TokenSet:
         self.made += 1
-        completability = self.completability
+        completion = self.completion
         sets: list[npt.NDArray[Any]] = []
         admitted = self.parser.admitted(stack, quotient.bits)
-        valid = completability.valid_proofs(stack, admitted)
         for proofs, ends, going_on, ids in quotient.classes:
-            if proofs & valid or self._may_follow(stack, going_on, ends):
+            if proofs & admitted or self._may_follow(stack, going_on, ends):
                 sets.append(ids)
         for bit, (symbol, obligation), nodes, below in quotient.crossings:
             top = self.parser.feed(stack, symbol) if bit & admitted else None
             if top is None:
                 continue
-            lexer = completability.lexer_of[top.state]
+            lexer = completion.lexer_of[top.state]
             child = below.get(lexer)
             if child is None:
-                child = below[lexer] = self.quotients[nodes, completability.partials.starts[lexer, obligation]]
+                child = below[lexer] = self.quotients[nodes, completion.partials.starts[lexer, obligation]]
             if child.classes or child.crossings:
                 more = self._tokens(child, top)
                 sets += [more.ids, *more.bits]
@@ -239,9 +236,9 @@ class Masks(Shared):
 
     def _may_follow(self, stack: Stack, going_on: tuple[int, ...], ends: tuple[Ended, ...]) -> bool:
         """Check whether some text, perhaps empty, completes a stack after a token that goes on, or ends."""
-        if any(self.completability.completable(stack, token) for token in going_on):
+        if any(self.completion.completable(stack, token) for token in going_on):
             return True
-        return any(self.completability.may_follow(*place) for place in self.parser.after(stack, ends))
+        return any(self.completion.may_follow(*place) for place in self.parser.after(stack, ends))
 
     def _read(self, key: Key) -> Quotient:
         """Return the quotient of the tokens below some nodes, read from some partial tokens."""
@@ -275,12 +272,12 @@ class Masks(Shared):
         return mask
 
     def _find_kind(self, outcome: int) -> Kind:
-        """Return the proofs of an outcome's tokens; also its ends and partial tokens, if these can prove it, too."""
-        completability, (tokens, ended) = self.completability, self._outcomes.outcomes[outcome]
-        later = {completability.possible_ends(token): token for token in tokens}
-        proofs, exhaustive = completability.proofs[frozenset(ended).union(*(ends for ends, _ in later))]
-        exhaustive = exhaustive and all(are_all for _, are_all in later)
-        return (proofs, (), ()) if exhaustive else (proofs, ended, tuple(later.values()))
+        """Return the proofs of an outcome's tokens, and the ends and partial tokens that may follow without one."""
+        completion, (tokens, ended) = self.completion, self._outcomes.outcomes[outcome]
+        proofs = union(completion.ends[token] for token in tokens) & ~completion.newline
+        proofs |= union(self.parser.bits[end.terminal] for end in ended if completion.sure[end])
+        lines = tuple([token for token in tokens if completion.ends[token] & completion.newline])
+        return proofs, tuple([end for end in ended if not completion.sure[end]]), lines
 
 
 def _groups(values: npt.NDArray[np.int32], keys: npt.NDArray[np.int32]) -> list[tuple[int, npt.NDArray[np.int32]]]:

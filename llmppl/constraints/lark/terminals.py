@@ -15,20 +15,26 @@ from __future__ import annotations
 
 import itertools
 import re
+from collections import defaultdict, deque
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
+from lark.grammar import Terminal as LarkTerminal
 from lark.lexer import PatternStr, TerminalDef
 
 from llmppl.constraints.automata.budget import MAX_NFA_STATES, TooLarge
 from llmppl.constraints.automata.lazy_dfa import Leftmost
 from llmppl.constraints.automata.nfa import DEAD, NFA, Ahead, Behind
 from llmppl.constraints.automata.regex import parse
-from llmppl.constraints.lark.lalr_tables import Rule
-from llmppl.support.graphs import Numbering, reversed_edges
+from llmppl.constraints.lark.parser import Rule
+from llmppl.support.graphs import Numbering, reachable, reversed_edges
+from llmppl.support.locks import cached_property
 
 MIN_JOINED = 8                                      # neighbouring words from which on they are one terminal
+MAX_TAIL = 1_000                                    # bytes of the shortest rest of a terminal
 MAX_COMPARED = 50                                   # symbols of an alternative in which words are compared
 
 
@@ -116,10 +122,35 @@ class Automata:
         pairs = zip(self.trackers, states, strict=True)
         return tuple([tracker.step(state, byte) or 0 for tracker, state in pairs])
 
-    def unguarded(self, state: int) -> Iterable[int]:
-        """Return the states that a state reaches without reading, even if its guard forbids it; also its look-ahead."""
-        guard = self.guards.get(state)
-        return (*self.epsilon[state], guard.entry) if isinstance(guard, Ahead) else self.epsilon[state]
+    def onward(self, state: int) -> list[int]:
+        """Return the states that an edge or an epsilon edge leads to."""
+        return [*self.epsilon[state], *(target for _, _, target in self.edges[state])]
+
+    def firsts(self, states: Iterable[int]) -> npt.NDArray[np.bool_]:
+        """Return the bytes that may be read first from some states, without regard to guards, (256,) bool."""
+        firsts = np.zeros(256, bool)
+        for lo, hi, _ in self.edges_of(reachable(set(states) - {DEAD}, self.epsilon.__getitem__)):
+            firsts[lo : hi + 1] = True
+        return firsts
+
+    @cached_property
+    def tails(self) -> dict[int, bytes]:
+        """The shortest text from each state to the end of its terminal, without regard to guards."""
+        sources: dict[int, list[tuple[int, bytes]]] = defaultdict(list)
+        for q in range(len(self.epsilon)):
+            for target in self.epsilon[q]:
+                sources[target].append((q, b""))
+            for lo, hi, target in self.edges[q]:
+                sources[target].append((q, bytes([97 if lo <= 97 <= hi else lo])))
+        found: dict[int, bytes] = {}
+        todo = deque((q, b"") for q in self.ends.keys() - self.lookahead_ends)
+        while todo:
+            q, text = todo.popleft()
+            if q not in found and len(text) <= MAX_TAIL:
+                found[q] = text
+                for source, byte in sources[q]:
+                    (todo.append if byte else todo.appendleft)((source, byte + text))
+        return found
 
     def names_of(self, states: Iterable[int]) -> set[str]:
         """Return the terminals that states belong to."""
@@ -208,11 +239,12 @@ def join_words(
     places: dict[str, set[int]] = {terminal.name: set() for terminal in terminals if terminal.words}
     numbers: Numbering[Any] = Numbering()
     for rule in rules:
-        for at, name in enumerate(rule.expansion):
+        symbols = [symbol.name for symbol in rule.expansion]
+        for at, name in enumerate(symbols):
             if name in places:
-                hole: Any = (*rule.expansion[:at], None, *rule.expansion[at + 1 :])
-                shared = len(rule.expansion) < MAX_COMPARED
-                places[name].add(numbers[rule.origin, rule.priority, hole if shared else object()])
+                hole: Any = (*symbols[:at], None, *symbols[at + 1 :])
+                shared = len(symbols) < MAX_COMPARED
+                places[name].add(numbers[rule.origin.name, rule.options.priority, hole if shared else object()])
     hosts = reversed_edges((terminal.name, terminal.keywords) for terminal in terminals)
 
     def alike(terminal: Terminal) -> Any:
@@ -235,4 +267,14 @@ def join_words(
             found.append(replace(run[0], pattern=pattern, nfa=parse(pattern, to_end=True), words=strings))
         else:
             found += [replace(t, keywords=tuple(dict.fromkeys(renamed(t.keywords)))) for t in run]
-    return found, list(dict.fromkeys(rule._replace(expansion=renamed(rule.expansion)) for rule in rules))
+    return found, _joined(rules, first)
+
+
+def _joined(rules: Iterable[Rule], first: dict[str, str]) -> list[Rule]:
+    """Return the rules with each joined word as the first of its run, and equal ones once."""
+    found: dict[Any, Rule] = {}
+    for rule in rules:
+        symbols = [LarkTerminal(first[each.name]) if each.name in first else each for each in rule.expansion]
+        key = rule.origin, tuple(symbols), rule.options.priority
+        found.setdefault(key, Rule(rule.origin, symbols, rule.order, None, rule.options))
+    return list(found.values())

@@ -9,44 +9,22 @@ import numpy as np
 import pytest
 from helpers.common import repetitions
 from helpers.fire import in_threads
-from helpers.grammars import GRAMMARS, RESOLVED, accepts, check_states, parses, plain_lark, random_grammar, read
+from helpers.grammars import accepts, check_states, plain_lark, read
 from lark import Lark
 from lark.exceptions import GrammarError, LarkError
-from lark.parsers.lalr_analysis import LALR_Analyzer, Shift
 
 from llmppl import Model, smc_steer
 from llmppl.constraints import Grammar, Regex, Vocabulary, json_grammar
 from llmppl.constraints.automata.budget import TooLarge
-from llmppl.constraints.lark import lark_loader, lexer, terminals
-from llmppl.constraints.lark.lalr_tables import Rule, Tables
+from llmppl.constraints.lark import lexer, terminals
 from llmppl.constraints.vocabulary.trie import trie_of
 
 BYTES = Vocabulary([*(bytes([byte]) for byte in range(256)), b""], eos_ids=[256])
 
 
-def num_alternatives(grammar):
-    return len(grammar._parser.tables.rules)
-
-
-# ---- optional symbols
-
-
 def optionals(number, form):
     rules = "\n".join(f'a{i}: "x{i}."' for i in range(number))
     return "start: " + " ".join(form.format(f"a{i}") for i in range(number)) + "\n" + rules
-
-
-@pytest.mark.parametrize("form", ["[{}]", "{}?", "[{}]~1", "({} | )"])
-@pytest.mark.parametrize("number", [24, 50])
-def test_optional_symbols_in_a_row_are_not_written_out(number, form):
-    grammar = Grammar(optionals(number, form))
-    assert num_alternatives(grammar) < 2 * number**2
-    rng = random.Random(number)
-    for _ in range(40):
-        chosen = [i for i in range(number) if rng.random() < 0.4]
-        assert accepts(grammar, "".join(f"x{i}." for i in chosen))
-        wrong = [*chosen, *rng.choices(range(number), k=2)]
-        assert accepts(grammar, "".join(f"x{i}." for i in wrong)) == (wrong == sorted(set(wrong)))
 
 
 def random_optionals(rng):
@@ -65,13 +43,9 @@ def random_optionals(rng):
     return f'start: {rule(2)} | {rule(1)}\nx: {rule(1)}\ny: {rule(1)} | "c"\nA: /a+b?/\n'
 
 
-@pytest.mark.parametrize("most", [0, 20])
-def test_rules_as_automata_are_parsed_as_lark_parses_them(monkeypatch, most):
-    """Every rule of more than `most` symbols is written as an automaton; lark writes them out."""
-    monkeypatch.setattr(lark_loader, "MAX_WRITTEN_OUT", most)
-    monkeypatch.setattr(lark_loader, "ALLOWED_GROWTH", 0)
-    rng = random.Random(most)
-    done = nonempty = automata = 0
+def test_optionals_and_repeats_are_parsed_as_lark_parses_them():
+    rng = random.Random(0)
+    done = nonempty = 0
     while done < repetitions(300, 25):
         grammar = random_optionals(rng)
         try:
@@ -81,45 +55,22 @@ def test_rules_as_automata_are_parsed_as_lark_parses_them(monkeypatch, most):
                 Grammar(grammar)
             continue
         nonempty += check_states(grammar, "abc", 4) > 0
-        automata += bool(lark_loader.read(grammar, "start", (), 0, None, None)[0].sizes)
         done += 1
-    assert nonempty > done / 4 and automata > done / 4
+    assert nonempty > done / 4
 
 
 def test_ambiguous_optionals_are_refused_as_in_lark():
-    pair, many = "start: [A] [A]\nA: /x/", "start: " + "[A] " * 30 + "\nA: /x/"
-    with pytest.raises(GrammarError, match="Rules defined twice"):
-        plain_lark(pair)
-    for grammar in (pair, many):
-        with pytest.raises(ValueError, match="Rules defined twice"):
-            Grammar(grammar)
+    pair = "start: [A] [A]\nA: /x/"
+    for make in (plain_lark, Grammar):
+        with pytest.raises((GrammarError, ValueError), match="Rules defined twice"):
+            make(pair)
     assert accepts(Grammar('start: ["x"] ["x"]'), "xx")         # the text of a word is not kept: lark sees no two
-    many = Grammar("start: " + '["x"] ' * 30)
-    assert accepts(many, "x" * 30) and read(many, "x" * 31) is None
-
-
-def test_a_rule_without_an_automaton_is_expanded_or_refused():
-    """After `b0` the parser may be in two states with different continuations: lark's alternatives keep them apart."""
-
-    def grammar(number):
-        return 'start: s | "b0" "?" | "(" s ")"\ns: ' + " ".join(f'["b{i}"]' for i in range(number))
-
-    text = grammar(9)
-    recognizer, lark = Grammar(text), plain_lark(text)
-    assert num_alternatives(recognizer) > 2**9
-    for word in itertools.product(["b0", "b1", "?", "(", ")"], repeat=3):
-        assert accepts(recognizer, "".join(word)) == parses(lark, "".join(word))
-    with pytest.raises(ValueError, match=r"rule s has 32,505,857 symbols when its optional parts are written out"):
-        Grammar(grammar(20))
-
-
-# ---- words
 
 
 @pytest.mark.parametrize("number", [500, 5000])
 def test_keywords_in_the_same_places_are_one_terminal(number):
     grammar = Grammar("start: (" + "|".join(f'"kw{i}"' for i in range(number)) + ")+")
-    assert num_alternatives(grammar) == 4 and len(grammar._tokens.terminals) == 1
+    assert len(grammar._tokens.terminals) == 1
     index = grammar.index(BYTES)
     assert index.allowed(index.after("kw49")).tolist() == [*b"0123456789k", 256]
     assert accepts(grammar, "kw3kw499kw12") and not accepts(grammar, "kw") and read(grammar, f"kw{number}0") is None
@@ -129,7 +80,7 @@ def test_keywords_in_the_same_places_are_one_terminal(number):
 def test_keywords_that_rules_distinguish_cost_only_their_number():
     number = 300
     grammar = Grammar("start: (" + "|".join(f'"kw{i}" "=" "v{i}"' for i in range(number)) + ")+")
-    assert num_alternatives(grammar) < 3 * number and len(grammar._parser.shifts) < 7 * number
+    assert len(grammar._parser.shifts) < 7 * number
     assert accepts(grammar, "kw7=v7kw299=v299") and read(grammar, "kw7=v8") is None
 
 
@@ -163,86 +114,6 @@ def test_a_word_is_carved_out_without_backtracking():
     """`re` tries 2^60 ways to match the word."""
     grammar = Grammar(f'start: A | "{"a" * 60}c" "!"\nA: /(a+)+b/')
     assert accepts(grammar, "a" * 60 + "b") and accepts(grammar, "a" * 60 + "c!") and not accepts(grammar, "a" * 60)
-
-
-# ---- tables
-
-
-def tables_of(lark):
-    rules = [
-        Rule(str(r.origin.name), tuple(str(s.name) for s in r.expansion), r.options.priority or 0) for r in lark.rules
-    ]
-    return Tables(rules, "start")
-
-
-def same_tables(lark):
-    """Compare with lark's tables, states paired from the start on; return how many there are."""
-    mine, theirs = tables_of(lark), lark.parser.parser._parse_table
-    todo = [(0, theirs.start_states["start"])]
-    paired = dict(todo)
-    for q, other in todo:                               # grows
-        actions = theirs.states[other]
-        shifts = {str(name): arg for name, (action, arg) in actions.items() if action is Shift}
-        reductions = {
-            str(name): (len(rule.expansion), str(rule.origin.name))
-            for name, (action, rule) in actions.items()
-            if action is not Shift
-        }
-        assert reductions == {
-            name: action for name, bit in mine.bits.items() for bits, action in mine.reductions[q] if bits & bit
-        }
-        assert shifts.keys() == mine.shifts[q].keys()
-        for name, target in shifts.items():
-            here = mine.shifts[q][name]
-            assert paired.setdefault(here, target) == target
-            if (here, target) not in todo:
-                todo.append((here, target))
-    assert paired[mine.end_state] == theirs.end_states["start"] and len(paired) == len(theirs.states)
-    return len(paired)
-
-
-def test_the_tables_agree_with_those_of_lark():
-    rng = random.Random(9)
-    texts = [grammar for grammar, _, _ in GRAMMARS.values()] + list(RESOLVED.values())
-    texts += [make(rng) for _ in range(repetitions(600, 60)) for make in (random_grammar, random_optionals)]
-    seen = collisions = 0
-    for text in texts:
-        try:
-            seen += same_tables(plain_lark(text))
-        except (LarkError, AttributeError, AssertionError) as error:
-            if "collision" in str(error):
-                with pytest.raises(ValueError, match="Reduce/Reduce collision"):
-                    Grammar(text)
-                collisions += 1
-            elif isinstance(error, AssertionError) and not isinstance(error.__context__, LarkError):
-                raise
-    assert seen > len(texts) and collisions
-
-
-def test_tables_of_conflicts_differ_from_others():
-    def conflicts(text):
-        lark = plain_lark(text)
-        analysis = LALR_Analyzer(lark.parser.parser.parser_conf)
-        analysis.compute_lalr()
-        theirs = any(
-            len(rules) > 1 or look in state.transitions
-            for state in analysis.lr0_itemsets
-            for look, rules in state.lookaheads.items()
-        )
-        assert tables_of(lark).conflicts == theirs
-        return theirs
-
-    assert not conflicts(GRAMMARS["json"][0]) and conflicts(RESOLVED["else"])
-    assert conflicts("start: x | y\nx.2: /a/\ny: /a/".replace("/a/", "A") + "\nA: /a/")
-
-
-def test_two_thousand_rules_in_a_chain():
-    number = 2000
-    grammar = "start: r0\n" + "\n".join(f'r{i}: "x{i}" r{i + 1} | "y{i}"' for i in range(number)) + f'\nr{number}: "z"'
-    recognizer = Grammar(grammar)
-    head = "".join(f"x{i}" for i in range(number))
-    assert accepts(recognizer, head + "z") and accepts(recognizer, head[:-5] + f"y{number - 1}")
-    assert read(recognizer, "x0x2") is None and not accepts(recognizer, head)
 
 
 def test_the_shortest_text_may_be_longer_than_memory():
@@ -289,14 +160,25 @@ REFUSED = {
     "long terminal": ("start: A\nA: /a{60000}/", r"terminal A 'a\{60000\}' is too large: 50,000 states of the lexer"),
     "terminals that double": (
         "start: T0\n" + "\n".join(f"T{i}: T{i + 1} T{i + 1}" for i in range(40)) + '\nT40: "z"',
-        "terminal T[0-9] has 1,000,000,000,000 symbols when",
+        "terminal T[0-9] has [0-9,]+ symbols when",
     ),
     "groups": ("start: " + "(" * 5000 + '"a"' + ")" * 5000, "nested too deeply for lark"),
-    "repeats": ('start: ((("x"~0..40 "y")~0..40 "z")~0..40 "w")~0..40', "rule start has too many alternatives"),
-    "a set": ('start: ("a"|"b")~0..30 "a" ("a"|"b")~25', "rule start has too many alternatives"),
-    "templates": ('start: t{"a"}\nt{x}: x | t{t{x}}', "templates call each other without an end: t{t{"),
+    "repeats": ('start: ((("x"~0..40 "y")~0..40 "z")~0..40 "w")~0..40', "rule start has [0-9,]+ symbols when"),
+    "optionals": ("start: " + '"a"? "b"? ' * 10, "rule start has 10,4[0-9,]+ symbols when"),
+    "a set": ('start: ("a"|"b")~0..30 "a" ("a"|"b")~25', "rule start has [0-9,]+ symbols when"),
+    "templates": ('start: t{"a"}\nt{x}: x | t{t{x}}', "templates call each other without an end"),
+    "templates that double": (
+        'start: t0{"a"}\n' + "\n".join(f't{i}{{x}}: t{i + 1}{{u{{x}}}} t{i + 1}{{v{{x}}}}' for i in range(20))
+        + "\nt20{x}: x\nu{x}: x\nv{x}: x",
+        "templates call each other without an end, or too often",
+    ),
+    "rules in a chain": (
+        "start: r0\n" + "\n".join(f'r{i}: "x" r{i + 1}' for i in range(2000)) + '\nr2000: "z"', "nested too deeply"
+    ),
     "an atomic group": ("start: A\nA: /(?>(a|b)*a(a|b){16})c/", "terminal A: .*is too large"),
-    "no text": ('start: start "a" | start "b"', "no text at all"),
+    "no text": ('start: start "a" | start "b"', "no text at all .*: its rules never end"),
+    "ignored text that a rule wants": ('start: "a" " " "b"\n%ignore " "', "wants? __IGNORE_0, which %ignore drops"),
+    "a terminal that takes the rest": ('start: "<t>" C "</t>"\nC: /.+/', "no text goes on after terminal C '.[+]'"),
 }
 
 

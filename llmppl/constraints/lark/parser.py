@@ -1,24 +1,103 @@
-"""Lark's LALR(1) parser on stacks that all texts share.
+"""Lark's LALR(1) parser: its tables, and stacks that all texts share.
 
 A stack is a linked list of unique nodes: texts that lead to equal stacks share one object, which also stores the
 answers found for it. `Parser.lowest` is the least height read of a stack since it was last set: an answer holds for
 all stacks that are equal down to that height.
 
-Source: DeRemer & Pennello (1982) for LALR(1).
+A set of terminals is an int with one bit for each. The bit IGNORED stands for ignored text.
+
+Source: the parser of lark 1.3, whose analysis makes the tables.
 """
 
 from __future__ import annotations
 
+import functools
+import itertools
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple, TypeVar
 
-from llmppl.constraints.lark.lalr_tables import END, IGNORED, Tables, bits_of, columns_are_irrelevant, union
+from lark import grammar as lark_grammar
+from lark.common import ParserConf
+from lark.grammar import NonTerminal
+from lark.parsers.lalr_analysis import LALR_Analyzer, Shift
+
 from llmppl.support.graphs import Memo
+
+END = "$END"
+IGNORED = 1                                         # the bit of ignored text
+MAX_LENGTH = 32                                     # symbols of a rule that lark's analysis takes in one piece
 
 K = TypeVar("K")
 T = TypeVar("T")
 Symbol = str | tuple[str, int]                      # a terminal; one that ends a line with the next line's column
+
+
+def union(sets: Iterable[int]) -> int:
+    """Return all bits of some sets."""
+    return functools.reduce(int.__or__, sets, 0)
+
+
+def bits_of(bits: int) -> Iterator[int]:
+    """Yield the single bits of a set."""
+    while bits:
+        yield bits & -bits
+        bits &= bits - 1
+
+
+class Rule(lark_grammar.Rule):
+    """An alternative of a rule. It is only equal to itself, because lark hashes all symbols of a rule at each use."""
+
+    __hash__ = object.__hash__
+    __eq__ = object.__eq__
+
+    def parts(self) -> Iterator[Rule]:
+        """Yield the rule, or a chain of shorter ones: the time of lark's analysis is cubic in the length."""
+        origin, symbols = self.origin, self.expansion
+        for number in itertools.count():
+            if len(symbols) <= MAX_LENGTH:
+                break
+            rest = NonTerminal(f"__{self.origin.name}_{self.order}_rest_{number}")
+            yield Rule(origin, [*symbols[: MAX_LENGTH - 1], rest], self.order, None, self.options)
+            origin, symbols = rest, symbols[MAX_LENGTH - 1 :]
+        yield Rule(origin, symbols, self.order, None, self.options)
+
+
+class Tables:
+    """Lark's LALR(1) tables of a grammar.
+
+    Attributes
+    ----------
+    bits : by terminal, its bit
+    shifts : by state, the state after a symbol
+    shift_bits : by state, the terminals among these symbols
+    reductions : by state, pairs of terminals and the (length, rule's name) that is reduced before these
+    start_state, end_state : the states before and after a text
+
+    Raises lark's GrammarError where two rules may be reduced before the same terminal.
+    """
+
+    def __init__(self, rules: Sequence[Rule], start: str) -> None:
+        parts = list(itertools.chain.from_iterable(rule.parts() for rule in rules))
+        analyzer: Any = LALR_Analyzer(ParserConf(list(parts), {}, [start]))
+        analyzer.compute_lalr()
+        table = analyzer.parse_table
+        names = {rule.origin.name for rule in parts}
+        terminals = dict.fromkeys(name for row in table.states.values() for name in row if name not in names)
+        terminals.pop(END, None)
+        self.bits: dict[str, int] = {name: 2 << i for i, name in enumerate([*terminals, END])}
+        self.start_state: int = table.start_states[start]
+        self.end_state: int = table.end_states[start]
+        self.shifts: list[dict[str, int]] = []
+        self.reductions: list[list[tuple[int, tuple[int, str]]]] = []
+        for state in range(len(table.states)):
+            reduced: dict[tuple[int, str], int] = defaultdict(int)
+            for name, (action, rule) in table.states[state].items():
+                if action is not Shift:
+                    reduced[len(rule.expansion), rule.origin.name] |= self.bits[name]
+            self.shifts.append({name: to for name, (action, to) in table.states[state].items() if action is Shift})
+            self.reductions.append([(bits, action) for action, bits in reduced.items()])
+        self.shift_bits = [union(self.bits.get(name, 0) for name in shifts) for shifts in self.shifts]
 
 
 class Layout(NamedTuple):
@@ -31,8 +110,7 @@ class Layout(NamedTuple):
 class Stack:
     """A parser stack, shared by all texts that lead to it: a state, the stack below, and the layout (if indented)."""
 
-    __slots__ = ("state", "below", "layout", "height", "pushed", "fed", "complete", "completable_by_tokens",
-                 "completable")  # fmt: skip
+    __slots__ = ("state", "below", "layout", "height", "pushed", "fed", "complete", "admits")
 
     def __init__(self, state: int, below: Stack | None, layout: Layout | None):
         self.state, self.below = state, below
@@ -41,8 +119,7 @@ class Stack:
         self.pushed: dict[tuple[int, Layout | None], Stack] = {}
         self.fed: dict[Symbol, tuple[Stack | None, int]] = {}   # by the symbol; with the least height that was read
         self.complete: bool | None = None               # whether the text may end here
-        self.completable_by_tokens: bool | None = None  # whether tokens are known that complete it
-        self.completable: dict[int, tuple[bool, int]] = {}      # partial token -> whether some text completes both
+        self.admits: dict[int, tuple[int, int]] = {}    # bits -> those that may be fed
 
     def push(self, state: int, layout: Layout | None) -> Stack:
         stack = self.pushed.get((state, layout))
@@ -61,12 +138,11 @@ class Parser:
     """Lark's LALR(1) automaton on shared stacks."""
 
     indenter: Any = None
-    columns_are_irrelevant = True
     layout: Layout | None = None                        # where a text begins
 
     def __init__(self, tables: Tables) -> None:
         self.tables, self.shifts, self.end_state = tables, tables.shifts, tables.end_state
-        self.bottom = Stack(0, None, self.layout)
+        self.bottom = Stack(tables.start_state, None, self.layout)
         self.lowest = 0
         self.bits: dict[str | None, int] = {None: IGNORED}
         self.bits.update(tables.bits)
@@ -78,7 +154,7 @@ class Parser:
         groups = [union(self.tables.bits.values())]
         for bits in {bits for row in self.tables.reductions for bits, _ in row}:
             groups = [part for group in groups for part in (group & bits, group & ~bits) if part]
-        names = self.tables.terminal_of
+        names = {bit: name for name, bit in self.tables.bits.items()}
         return {names[bit]: names[group & -group] for group in groups for bit in bits_of(group)}
 
     def reduction(self, state: int, symbol: str) -> tuple[int, str] | None:
@@ -91,9 +167,10 @@ class Parser:
 
     def terminals(self) -> dict[int, int]:
         """Return the bits of the terminals that have an action, for the first state and those after a terminal."""
-        states = {0} | {q for shifts in self.shifts for name, q in shifts.items() if name in self.bits}
+        after = {q for shifts in self.shifts for name, q in shifts.items() if name in self.bits}
         reductions, shift_bits = self.tables.reductions, self.tables.shift_bits
-        return {q: shift_bits[q] | union(bits for bits, _ in reductions[q]) for q in sorted(states)}
+        states = sorted(after | {self.tables.start_state})
+        return {q: shift_bits[q] | union(bits for bits, _ in reductions[q]) for q in states}
 
     def lexers_after(self, lexer_of: dict[int, int]) -> dict[str, set[int]]:
         """Return the lexers that may read on after a terminal: those of all states that it leads to."""
@@ -159,12 +236,11 @@ class Parser:
             if top is not None:
                 yield top, obligation
 
-    def feed_one(self, stack: Stack, tokens: Sequence[str], at: int) -> Stack | None:
-        """Return the stack after one of some tokens that complete a text."""
-        return self.feed(stack, tokens[at])
-
     def admitted(self, stack: Stack, among: int) -> int:
         """Return those `among` some bits whose terminals may be fed to a stack, and that of ignored text."""
+        return self.recall(stack.admits, among, stack, self._admitted)
+
+    def _admitted(self, stack: Stack, among: int) -> int:
         found = among & IGNORED
         lowest, most = self.lowest, stack.height + len(self.shifts)
         shift_bits, reductions = self.tables.shift_bits, self.tables.reductions
@@ -188,6 +264,10 @@ class Parser:
                 todo.append((base, self.shifts[base.state][name], bits & among))
         self.lowest = lowest
         return found
+
+    def line_fits(self, stack: Stack, least: int) -> bool:
+        """Check whether a line may end on `stack`; only an IndentedParser has terminals that end a line."""
+        raise NotImplementedError
 
     def complete(self, stack: Stack) -> bool:
         """Check whether the text may end after the tokens that led to `stack`."""
@@ -245,30 +325,35 @@ class IndentedParser(Parser):
 
     layout = Layout(0, (0,))
 
-    def __init__(self, tables: Tables, indenter: Any) -> None:
+    def __init__(self, tables: Tables, indenter: Any, rules: Iterable[Rule]) -> None:
         super().__init__(tables)
         self.indenter = indenter
-        self.columns_are_irrelevant = columns_are_irrelevant(tables, indenter)
         self._opened = dict.fromkeys(indenter.CLOSE_PAREN_types, -1) | dict.fromkeys(indenter.OPEN_PAREN_types, 1)
+        self._nested = all(map(self._nests, rules))
+        blocks = [self.bits.get(name, 0) for name in (indenter.INDENT_type, indenter.DEDENT_type, END)]
+        self._in_lines = union(tables.bits.values()) & ~union(blocks)
+
+    def _nests(self, rule: Rule) -> bool:
+        """Check that the brackets of a rule are closed in it, none of them before it is opened."""
+        open = list(itertools.accumulate((self._opened.get(symbol.name, 0) for symbol in rule.expansion), initial=0))
+        return min(open) == open[-1] == 0
 
     def feed(self, stack: Stack, symbol: Symbol | None) -> Stack | None:
         return stack if symbol is None else self.recall(stack.fed, symbol, stack, self._feed)
 
     def admitted(self, stack: Stack, among: int) -> int:
-        """Return the same, and the terminal that ends a line; `feed` decides where it may stand."""
-        return super().admitted(stack, among) | (among & self.bits[self.indenter.NL_type])
+        """Return the same, and the terminal that ends a line; `line_fits` decides where it may stand."""
+        found = super().admitted(stack, among) | (among & self.bits[self.indenter.NL_type])
+        if self._nested or stack.layout.brackets:
+            return found
+        self.lowest = 0
+        return found & ~union(self.bits.get(name, 0) for name in self.indenter.CLOSE_PAREN_types)
 
-    def feed_one(self, stack: Stack, tokens: Sequence[str], at: int) -> Stack | None:
-        token, after = tokens[at], tokens[at + 1 :]
-        if token in (self.indenter.INDENT_type, self.indenter.DEDENT_type):
-            return stack                                # the end of the line before has made it
-        if token != self.indenter.NL_type:
-            return self.feed(stack, token)
-        columns = stack.layout.columns
-        if after[:1] == (self.indenter.INDENT_type,):
-            return self.feed(stack, (token, columns[-1] + 1))
-        closed = next((n for n, other in enumerate(after) if other != self.indenter.DEDENT_type), 0)
-        return self.feed(stack, (token, columns[-1 - closed])) if closed < len(columns) else None
+    def line_fits(self, stack: Stack, least: int) -> bool:
+        """Check whether a line may end on `stack`, with the next one at column `least` or to the right of it."""
+        self.lowest = 0
+        columns = *stack.layout.columns, max(stack.layout.columns[-1] + 1, least)
+        return any(self.feed(stack, (self.indenter.NL_type, c)) is not None for c in columns if c >= least)
 
     def _feed(self, stack: Stack, symbol: Symbol) -> Stack | None:
         layout: Layout = stack.layout
@@ -276,19 +361,22 @@ class IndentedParser(Parser):
             self.lowest = 0
             return stack if layout.brackets else self._feed_line_end(stack, layout.columns, *symbol)
         brackets = layout.brackets + self._opened.get(symbol, 0)
-        if not self.columns_are_irrelevant and symbol in self._opened:
+        if not self._nested and symbol in self._opened:
             self.lowest = 0
         top = self._shift(stack, symbol)
         return _on_top(top, Layout(brackets, layout.columns)) if brackets >= 0 else None
 
     def _feed_line_end(self, stack: Stack, columns: tuple[int, ...], name: str, column: int) -> Stack | None:
+        """Return the stack after a line's end and its blocks, or None if no line may follow there."""
         if column > columns[-1]:
-            return _on_top(self._shift(stack, name, self.indenter.INDENT_type), Layout(0, (*columns, column)))
-        if column not in columns:                       # -1, too: a line end without '\n', on which lark fails
+            top = _on_top(self._shift(stack, name, self.indenter.INDENT_type), Layout(0, (*columns, column)))
+        elif column in columns:                         # else -1, too: a line end without '\n', on which lark fails
+            left = columns[: columns.index(column) + 1]
+            closed = [self.indenter.DEDENT_type] * (len(columns) - len(left))
+            top = _on_top(self._shift(stack, name, *closed), Layout(0, left))
+        else:
             return None
-        left = columns[: columns.index(column) + 1]
-        closed = [self.indenter.DEDENT_type] * (len(columns) - len(left))
-        return _on_top(self._shift(stack, name, *closed), Layout(0, left))
+        return top if top and (super().admitted(top, self._in_lines) or self.complete(top)) else None
 
     def _outdented(self, stack: Stack) -> Stack | None:
         return self._shift(stack, *[self.indenter.DEDENT_type] * (len(stack.layout.columns) - 1))

@@ -1,0 +1,198 @@
+"""Lark's reading of a grammar: its terminals in the lexer's order, and its rules written out.
+
+Lark writes a rule out into all its alternatives, a terminal into one regular expression, and a template into a rule for
+each use: twenty optional symbols in a row make a million alternatives. Grammars that would grow beyond a bound are
+refused before lark writes them out.
+
+Source: the grammar loader of lark 1.3.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from lark import Tree, load_grammar
+from lark.exceptions import GrammarError, LarkError, UnexpectedInput
+from lark.grammar import Terminal as LarkTerminal
+from lark.load_grammar import GrammarBuilder
+
+from llmppl.constraints.lark.parser import Rule, Tables
+from llmppl.constraints.lark.terminals import Terminal, join_words, split_keywords
+from llmppl.support.graphs import postorder, reachable
+
+MAX_SYMBOLS = 150_000                               # of a grammar, with all rules written out
+MAX_TERMINAL_SYMBOLS = 200_000                      # of all terminals, with the terminals in them written out
+MAX_TEMPLATES = 5_000                               # rules that templates make
+MAX_NAME = 5_000                                    # characters of the name of such a rule
+MAX_UNSEEN = 10                                     # terminals of several terminals that need no count
+COUNTED = 10**12                                    # symbols at which counting stops
+
+Sizes = tuple[int, int]                             # the number of alternatives, and of the symbols in all of them
+
+
+@dataclass(frozen=True)
+class Rules:
+    """A grammar as lark reads it: terminals in the lexer's order, the names of the ignored ones, and the alternatives.
+
+    `always` names the terminals that every lexer has.
+    """
+
+    terminals: Sequence[Terminal]
+    ignored: frozenset[str]
+    always: frozenset[str]
+    rules: Sequence[Rule]
+
+
+def read(
+    text: str, start: str, import_paths: Sequence[Any], flags: int, postlex: Any, source_path: str | None
+) -> tuple[Rules, Tables]:
+    """Return a grammar as lark reads it, and the tables of its parser; errors as for `Grammar`."""
+    try:
+        loader = _Loader(False, list(import_paths))
+        loader.load_grammar(text, source_path or "<string>")
+        found = _written_out(loader.build(), start, flags, postlex)
+        return found, Tables(found.rules, start)
+    except UnexpectedInput as error:
+        raise ValueError(f"grammar: {error}".rstrip() + f"\n\n{error.get_context(text)}") from error
+    except FileNotFoundError as error:
+        raise ValueError(f"grammar: nothing to import from {error.filename!r}") from error
+    except LarkError as error:
+        how = "\nlark writes a rule as start: ..., not as root ::= ..." if "::=" in text else ""
+        raise ValueError(f"grammar: {error}{how}") from error
+    except RecursionError:
+        raise ValueError(
+            "grammar: groups or rules are nested too deeply for lark to read it; give inner groups names of their own, "
+            "and repeat by + or *"
+        ) from None
+
+
+def _written_out(loaded: load_grammar.Grammar, start: str, flags: int, postlex: Any) -> Rules:
+    """Return the rules and terminals of a loaded grammar."""
+    _check_templates(loaded.rule_defs)
+    _check_sizes(loaded.rule_defs)
+    always = frozenset(postlex.always_accept if postlex is not None else ())
+    definitions, alternatives, ignored = loaded.compile([start], set(always))
+    if not any(rule.origin.name == start for rule in alternatives):
+        raise GrammarError(f"no rule is named {start!r}, from which a text is to start")
+    if missing := set(ignored) - {terminal.name for terminal in definitions}:
+        raise GrammarError(f"Ignore terminals are not defined: {missing}")
+    rules = [Rule(each.origin, each.expansion, each.order, None, each.options) for each in alternatives]
+    _check_ends(rules, start, set(ignored))
+    terminals = split_keywords(definitions, flags)
+    if postlex is None:
+        terminals, rules = join_words(terminals, frozenset(ignored), rules)
+    return Rules(terminals, frozenset(ignored), always, rules)
+
+
+def _check_ends(rules: Sequence[Rule], start: str, ignored: set[str]) -> None:
+    """Raise GrammarError if the start rule has no finite sequence of terminals that reach the parser."""
+    ending, size = set[str](), -1
+    while len(ending) > size:
+        size = len(ending)
+        for rule in reversed(rules):
+            if all(s.name in ending or (s.is_term and s.name not in ignored) for s in rule.expansion):
+                ending.add(rule.origin.name)
+    if start not in ending:
+        used = sorted(ignored.intersection(symbol.name for rule in rules for symbol in rule.expansion))
+        why = f": its rules want {', '.join(used)}, which %ignore drops" if used else ": its rules never end"
+        raise GrammarError(f"lark parses no text at all with this grammar (start rule {start!r}){why}")
+
+
+class _Loader(GrammarBuilder):
+    """Lark's loader, with a bound on the size of terminals: it copies terminals into terminals."""
+
+    def _define(self, name: str, is_term: bool, exp: Any, *options: Any, **more: Any) -> None:
+        super()._define(name, is_term, exp, *options, **more)  # type: ignore[no-untyped-call]
+        inside = {name: _terminals_in(each.tree) for name, each in self._definitions.items() if each.is_term}
+        if is_term and sum(len(each) > 1 for each in inside.values()) > MAX_UNSEEN:
+            self._check_terminals(inside)
+
+    def _check_terminals(self, inside: dict[str, list[str]]) -> None:
+        sizes: dict[str, int] = {}
+        for name in postorder(inside, lambda each: [part for part in inside[each] if part in inside], key=str):
+            own = len(list(self._definitions[name].tree.scan_values(bool))) if self._definitions[name].tree else 1
+            sizes[name] = min(own + sum(sizes.get(part, 1) for part in inside[name]), COUNTED)
+        if sum(sizes.values()) > MAX_TERMINAL_SYMBOLS:
+            worst = max(sizes, key=sizes.__getitem__)
+            raise GrammarError(
+                f"terminal {worst} has {sizes[worst]:,} symbols when the terminals in it are written out, and all "
+                f"together more than {MAX_TERMINAL_SYMBOLS:,}: fewer uses of terminals in terminals, or rules instead, "
+                "would do"
+            )
+
+
+def _terminals_in(tree: Any) -> list[str]:
+    """Return the terminals that a definition names, as often as it does."""
+    if tree is None:                                # declared only
+        return []
+    return [str(each.name) for each in tree.scan_values(lambda each: isinstance(each, LarkTerminal))]
+
+
+def _check_templates(definitions: Sequence[Any]) -> None:
+    """Raise GrammarError if templates make too many rules of each other, or never end."""
+    bodies = {name: (params, list(tree.find_data("template_usage"))) for name, params, tree, _ in definitions}
+
+    def spelled(part: Any, given: dict[str, str]) -> str:
+        if isinstance(part, Tree):
+            return f"{part.data}{{{','.join(spelled(child, given) for child in part.children)}}}"
+        name = str(getattr(part, "name", part))
+        return given.get(name, name)
+
+    def uses(call: tuple[str, tuple[str, ...]]) -> Iterator[tuple[str, tuple[str, ...]]]:
+        params, inner = bodies[call[0]]
+        given = dict(zip(params, call[1], strict=True))
+        for usage in inner:
+            name, *arguments = usage.children
+            if str(name.name) in bodies:
+                yield str(name.name), tuple([spelled(each, given) for each in arguments])
+
+    plain: list[tuple[str, tuple[str, ...]]] = [(name, ()) for name, params, _, _ in definitions if not params]
+    for number, (name, arguments) in enumerate(reachable(plain, uses)):
+        if number > MAX_TEMPLATES + len(plain) or sum(map(len, arguments)) > MAX_NAME:
+            raise GrammarError(f"templates call each other without an end, or too often: {name}{{...}}")
+
+
+def _check_sizes(definitions: Sequence[Any]) -> None:
+    """Raise GrammarError if the rules have too many symbols when lark has written them out."""
+    total = 0
+    for name, _, tree, _ in definitions:
+        known: dict[int, Sizes] = {}
+        for part in postorder([tree], lambda part: [child for child in part.children if isinstance(child, Tree)]):
+            inner = [known.get(id(child), (1, 1)) for child in part.children]
+            known[id(part)], more = _sizes(str(part.data), inner, list(map(str, part.children)))
+            total += more
+        total += known[id(tree)][1]
+        if total > MAX_SYMBOLS:
+            raise GrammarError(
+                f"rule {name} has {total:,} symbols when it is written out in all its alternatives, more than "
+                f"{MAX_SYMBOLS:,}: give its repeats, optional parts and groups names of their own"
+            )
+
+
+def _sizes(kind: str, inner: Sequence[Sizes], children: Sequence[str]) -> tuple[Sizes, int]:
+    """Return the size of a part of a rule's tree, and of the rules that lark makes for it."""
+    if kind == "expansions":
+        return (sum(n for n, _ in inner), sum(size for _, size in inner)), 0
+    if kind == "expansion":
+        return _in_a_row(inner), 0
+    if kind not in ("maybe", "expr"):                   # a value or an alias
+        return (inner[0] if kind == "alias" else (1, 1)), 0
+    n, size = inner[0]
+    if kind == "maybe" or children[1] == "?":
+        return (n + 1, size), 0
+    if children[1] in "+*":
+        return (1 + (children[1] == "*"), 1), 2 * size + n
+    least, most = int(children[2]), int(children[-1])
+    if most >= load_grammar.REPEAT_BREAK_THRESHOLD:     # lark makes rules of factors up to 5 + 5
+        return (1, 2), 100 * _in_a_row([(n, size)] * 10)[1]
+    rows = [_in_a_row([(n, size)] * number) for number in range(least, most + 1)]
+    return (sum(n for n, _ in rows), sum(size for _, size in rows)), 0
+
+
+def _in_a_row(parts: Sequence[Sizes]) -> Sizes:
+    number, size = 1, 0
+    for n, s in parts:
+        number, size = min(number * n, COUNTED), min(size * n + s * number, COUNTED)
+    return number, size
