@@ -592,11 +592,11 @@ ALGORITHMS = {
     "steer N=4 K=2 copies": lambda model, rng: smc_steer(model, 4, 2, rng=rng, expand="copies"),
     "steer N=4 K=2 merged": lambda model, rng: smc_steer(model, 4, 2, rng=rng, expand="merged"),
     "steer N=4 K=2 distinct": lambda model, rng: smc_steer(model, 4, 2, rng=rng, expand="distinct"),
-    "steer N=3 K=3 distinct": lambda model, rng: smc_steer(model, 3, 3, rng=rng, expand="distinct"),
-    "steer N=3 K=3 copies": lambda model, rng: smc_steer(model, 3, 3, rng=rng, expand="copies"),
     "importance N=4": lambda model, rng: importance_sampling(model, 4, rng=rng),
     "standard N=4, systematic": lambda model, rng: smc_standard(model, 4, rng=rng),
     "standard N=4, systematic always": lambda model, rng: smc_standard(model, 4, ess_threshold=1.0, rng=rng),
+    "steer N=3 K=3 distinct": lambda model, rng: smc_steer(model, 3, 3, rng=rng, expand="distinct"),
+    "steer N=3 K=3 copies": lambda model, rng: smc_steer(model, 3, 3, rng=rng, expand="copies"),
 }
 
 
