@@ -41,7 +41,7 @@ from llmppl.models.lookahead import Lookahead, mean_next_token, rollout
 V = 6
 END = V - 1
 A, B, C, SPACE, AB = range(5)
-RUNS = repetitions(2400, 200)
+RUNS = repetitions(1000, 200)
 ENOUGH = repetitions(20, 8)                              # how many of a quarter as many runs must reach a cell
 CARRIERS = repetitions(30, 80)                          # how many runs must carry the weight of a cell
 

@@ -19,7 +19,7 @@ SAMPLERS = {
 every_sampler = pytest.mark.parametrize("run", SAMPLERS.values(), ids=SAMPLERS)
 
 
-def is_posterior(run, make, truth, *, full=1000, quick=300, **how):
+def is_posterior(run, make, truth, *, full=1000, quick=150, **how):
     """Check that the mean weight of each text over many runs is its `truth`, within 4.5 standard errors."""
     texts, num = [*truth], repetitions(full=full, quick=quick)
     sums = np.zeros((num, len(texts)))

@@ -171,7 +171,7 @@ def test_a_grammar_accepts_exactly_the_texts_that_lark_parses(known):
     recognizer, lark, words, letters = known
     rng = random.Random(2)
     good = 0
-    while good < repetitions(600, 60):
+    while good < repetitions(600, 30):
         text = random_text(lark, words, rng)
         if len(text) > 400:
             continue
@@ -186,7 +186,7 @@ def test_texts_sampled_byte_by_byte_parse_where_they_may_end(known):
     recognizer, lark, words, letters = known
     rng = random.Random(3)
     alphabet = sorted({*(letters + "xyz019é😀\n\\").encode()})
-    for _ in range(repetitions(600, 40)):
+    for _ in range(repetitions(600, 20)):
         state, text = recognizer.start, b""
         for _ in range(rng.randrange(40)):
             assert not recognizer.accepts(state) or parses(lark, text.decode()), text
@@ -434,7 +434,7 @@ def test_masks_agree_with_reading_the_tokens(known):
     tokens |= {bracket * n for bracket in (b"(", b")", b"[", b"]", b"{", b"}", b")]") for n in range(1, 6)}
     tokens = [*sorted(tokens - {b""}), b""]
     index = TokenIndex(recognizer, SimpleNamespace(tokens=tokens, eos_ids=[len(tokens) - 1]))
-    for _ in range(repetitions(12, 4)):
+    for _ in range(repetitions(12, 2)):
         state, text = index.start, b""
         for _ in range(rng.randrange(60)):
             mask = index.mask(state)
