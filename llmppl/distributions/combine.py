@@ -43,7 +43,7 @@ def product(*dists: Finite[T], powers: Sequence[float] | None = None) -> Finite[
     else:
         if not isinstance(powers, Iterable):
             raise TypeError(f"product: powers must be a list, a number for each distribution, not {powers!r}")
-        numbers = [arguments.finite("product: each of the powers", power) for power in powers]
+        numbers = [arguments.number("product: each of the powers", power) for power in powers]
         if len(numbers) != len(dists):
             raise ValueError(f"product got {len(numbers)} powers for {len(dists)} distributions")
         parts = [(power, dist) for power, dist in zip(numbers, dists, strict=True) if power != 0.0]

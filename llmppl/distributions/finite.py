@@ -13,6 +13,7 @@ import sys
 from collections.abc import Callable, Sequence
 from operator import attrgetter
 from typing import Any
+from weakref import WeakValueDictionary
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -23,7 +24,6 @@ from llmppl.distributions.rejection import weighted_rejection
 from llmppl.distributions.weights import Floats
 from llmppl.support import arguments
 from llmppl.support.locks import let_through
-from llmppl.support.shared import Living
 
 _NUCLEUS = 512, 4096, sys.maxsize                       # numbers of the most probable values that top_p sorts
 Name = Callable[[Any], str]                             # of a distribution: its repr, or its `brief`
@@ -71,8 +71,8 @@ class Finite(Distribution[T_co]):
         self._log_weights: Floats | None = None
         self._log_probs: Floats | None = None
         self._describe: Callable[[Name], str] | None = None
-        self._masked: Living[Finite[T_co]] | None = None
-        self._derived: Living[Finite[T_co]] | None = None
+        self._masked: WeakValueDictionary[int, Finite[T_co]] | None = None
+        self._derived: WeakValueDictionary[Any, Finite[T_co]] | None = None
         self._mask: Any = None                          # (n,) bool, the mask that made it
 
     def table(self) -> Table:
@@ -152,9 +152,9 @@ class Finite(Distribution[T_co]):
             Name of the computation and everything else on which it depends. Without `parents`, it is hashable, and
             all calls with equal `by` return one object while that object lives.
         """
-        shared: Living[Finite[T_co]] | None = None
+        shared: WeakValueDictionary[Any, Finite[T_co]] | None = None
         if parents is None and by is not None:
-            shared = self._derived = self._derived or Living()
+            shared = self._derived = self._derived or WeakValueDictionary()
             if (known := shared.get(by)) is not None:
                 return known
         parents = [self] if parents is None else parents
@@ -163,7 +163,7 @@ class Finite(Distribution[T_co]):
         if by is not None and all(parent.recipe is not None for parent in parents):
             dist.recipe = (*by, *(parent.recipe for parent in parents))
         if shared is not None and by is not None:
-            shared.put(by, dist)
+            shared[by] = dist
         return dist
 
     def _like(self, compute: Callable[[], Floats | Table], parents: Sequence[Finite[Any]]) -> Finite[T_co]:
@@ -179,7 +179,7 @@ class Finite(Distribution[T_co]):
             raise TypeError(f"a mask is an array of bool, not of {allowed.dtype}")
         if allowed.shape != (len(self.support),):
             raise ValueError(f"the mask has shape {allowed.shape}; {self} wants ({len(self.support)},)")
-        self._masked = self._masked or Living()
+        self._masked = self._masked or WeakValueDictionary()
         dist = self._masked.get(id(allowed))            # particles in one state share it. It keeps its mask alive
         if not is_frozen(allowed):                      # later changes of the mask must have no effect
             dist = next((each for each in self._masked.values() if np.array_equal(each._mask, allowed)), None)
@@ -194,7 +194,7 @@ class Finite(Distribution[T_co]):
 
         dist = self.derive(lambda: self.table().masked(allowed), describe, [self], by=("masked", allowed))
         dist._mask = allowed
-        self._masked.put(id(allowed), dist)
+        self._masked[id(allowed)] = dist
         return dist
 
     def where(self, predicate: Callable[[T_co], bool | np.bool_]) -> RejectionProposal[T_co]:
@@ -203,7 +203,7 @@ class Finite(Distribution[T_co]):
 
     def tempered(self, temperature: float) -> Finite[T_co]:
         """Return this distribution with probabilities raised to the power 1 / `temperature` and normalised."""
-        temperature = arguments.temperature(temperature)
+        temperature = arguments.positive("temperature", temperature, " (greedy is top_k=1)")
 
         def compute() -> Floats:
             log_weights = self.log_weights()

@@ -48,7 +48,7 @@ class Rule(Shared):
     min_p: float | None = None
 
     def __post_init__(self) -> None:
-        arguments.temperature(self.temperature)
+        arguments.positive("temperature", self.temperature, " (greedy is top_k=1)")
         arguments.optional_count("top_k", self.top_k)
         for name in ("top_p", "min_p"):
             if getattr(self, name) is not None:

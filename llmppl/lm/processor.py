@@ -41,12 +41,12 @@ class ConstraintLogitsProcessor:
         elif hasattr(tokenizer, "convert_ids_to_tokens"):
             vocab = Vocabulary.from_tokenizer(tokenizer, [eos_ids] if isinstance(eos_ids, int) else eos_ids)
         else:
-            kind = arguments.kind(tokenizer)
+            kind = arguments.shown(tokenizer)
             raise TypeError(f"tokenizer must be a transformers tokenizer or a Vocabulary, not {kind}")
         index = index_of(constraint, vocab)
         if index is None:
             raise TypeError(
-                f"constraint must give masks of tokens, as Regex(...) does, and not be {arguments.kind(constraint)}"
+                f"constraint must give masks of tokens, as Regex(...) does, and not be {arguments.shown(constraint)}"
             )
         self.vocab, self.index = vocab, index
         self._states: dict[bytes, Any] = {}             # by the ids of each row of the last call

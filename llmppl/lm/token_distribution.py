@@ -5,13 +5,13 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Literal, get_args
+from weakref import WeakValueDictionary
 
 from numpy.typing import ArrayLike
 
 from llmppl.constraints.vocabulary import EOS, Token, Vocabulary
 from llmppl.distributions import Finite, Floats, Mask, Table
 from llmppl.support.arguments import shown
-from llmppl.support.shared import Living
 
 End = Literal["eos", "prefix", "boundary"]              # how a text ends
 ENDS: tuple[str, ...] = get_args(End)
@@ -25,7 +25,7 @@ class TokenDistribution(Finite[Token]):
     """
 
     support: Vocabulary
-    _with_end: Living[Finite[Token]] | None = None
+    _with_end: WeakValueDictionary[Any, Finite[Token]] | None = None
 
     def with_end(self, inside: Mask, end: End) -> Finite[Token]:
         """Return the distribution of the token after a text of a language: a token `inside` the language, or EOS.
@@ -37,7 +37,7 @@ class TokenDistribution(Finite[Token]):
         """
         if not self.support.eos_ids:
             raise ValueError(f"an eos id ends a text, and {self.support!r} has none: give it eos_ids=[...]")
-        self._with_end = self._with_end or Living()
+        self._with_end = self._with_end or WeakValueDictionary()
         dist = self._with_end.get((id(inside), end))    # it holds its mask
         if dist is None:
 
@@ -53,7 +53,7 @@ class TokenDistribution(Finite[Token]):
             by = "with end", inside, end
             dist = self.derive(compute, lambda name: f"{name(self)}.with_end(..., {end!r})", [self], by=by)
             dist._mask = inside
-            self._with_end.put((id(inside), end), dist)
+            self._with_end[id(inside), end] = dist
         return dist
 
     if TYPE_CHECKING:                                   # the types that `_like` returns

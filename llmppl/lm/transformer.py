@@ -19,12 +19,12 @@ from llmppl.lm.evaluator import CachedEvaluator
 from llmppl.support import arguments
 from llmppl.support.arguments import count, optional_count, positive
 from llmppl.support.runtime import Stats
-from llmppl.support.shared import Fixed
+from llmppl.support.shared import Shared
 
 DEVICE_SHARE = "LLMPPL_DEVICE_SHARE"    # environment variable: the part of each device that this process may use
 
 
-class CachedTransformer(Fixed):
+class CachedTransformer(Shared):
     """Language model with a cache of everything it has computed. Programs and threads may share it.
 
     Parameters
@@ -53,12 +53,6 @@ class CachedTransformer(Fixed):
         `print(lm.trie)` draws the cached contexts.
     """
 
-    _names = "model", "tokenizer", "vocab", "engine", "evaluator", "trie", "store"
-    _instead = (
-        ": a decision rule is an argument of programs and queries, rule=Rule(temperature=0.1), as max_tokens is, and a "
-        "limit of the cache one of CachedTransformer"
-    )
-
     def __init__(
         self, model: Any, tokenizer: Any, *, cache_bytes: int | None = None, row_bytes: int | None = None,
         max_batch_tokens: int = 1 << 16, eos_ids: Iterable[int] = (),
@@ -78,7 +72,7 @@ class CachedTransformer(Fixed):
                 how = ": model and tokenizer are swapped"
             elif isinstance(model, str):
                 how = f": CachedTransformer.from_pretrained({model!r}) loads both"
-            given = arguments.kind(tokenizer)
+            given = arguments.shown(tokenizer)
             raise TypeError(f"tokenizer must be a transformers tokenizer or a Vocabulary, not {given}{how}")
         else:
             self.tokenizer = tokenizer
@@ -135,7 +129,7 @@ class CachedTransformer(Fixed):
         """
         if name is not None and not isinstance(name, (str, os.PathLike)):
             advice = "CachedTransformer(model, tokenizer) takes a model that is loaded already"
-            raise TypeError(f"name must be a str or a path, not {arguments.kind(name)}: {advice}")
+            raise TypeError(f"name must be a str or a path, not {arguments.shown(name)}: {advice}")
         cache_bytes = optional_count("cache_bytes", cache_bytes, least=0)
         row_bytes = optional_count("row_bytes", row_bytes, least=0)
         keys = cache_bytes if row_bytes is not None or cache_bytes is None else cache_bytes - cache_bytes // 8
@@ -277,7 +271,7 @@ def _engine(
     if callable(model):
         return FunctionEngine(model, len(vocab))
     raise TypeError(
-        f"{arguments.kind(model)} is no language model: give a transformers model, a function from ids to logits, or "
+        f"{arguments.shown(model)} is no language model: give a transformers model, a function from ids to logits, or "
         "an Engine"
     )
 

@@ -20,7 +20,7 @@ from typing import Any, Generic, TypeVar, overload
 import numpy as np
 
 from llmppl.support import arguments
-from llmppl.support.arguments import kind, name_of, shown
+from llmppl.support.arguments import name_of, shown
 from llmppl.support.locks import Lock, locked
 from llmppl.support.runtime import Evaluator, Stats, request
 from llmppl.support.shared import Shared
@@ -52,8 +52,8 @@ class Batched(Shared, Evaluator, Generic[A, B]):
         """Return the answer for `argument`, cached or from a call that also has the arguments of other particles."""
         if not arguments.is_hashable(argument):
             raise TypeError(
-                f"{self} is asked once for equal arguments, and {kind(argument)} has no hash: give it a text, a number "
-                "or a tuple of them"
+                f"{self} is asked once for equal arguments, and {shown(argument)} has no hash: "
+                "give it a text, a number or a tuple of them"
             )
         answer: B = request(self, argument)
         return answer

@@ -180,7 +180,7 @@ def must_end_by(
     bound = room if max_tokens is None else min(max_tokens, room)
     if complete is None:
         complete = index is not None and bound < math.inf
-    if not arguments.flag("complete", complete):
+    if not complete:
         return math.inf
     if bound == math.inf:
         raise ValueError(f"complete=True wants max_tokens, after which the {kind} must have ended")

@@ -13,7 +13,7 @@ from llmppl.constraints.vocabulary import Text, Token
 from llmppl.lm import CachedTransformer
 from llmppl.report.progress import Bar
 from llmppl.report.tables import TableList, frame, one_line
-from llmppl.support.arguments import count, flag
+from llmppl.support.arguments import count
 from llmppl.support.runtime import Stats, running
 
 if TYPE_CHECKING:
@@ -121,7 +121,7 @@ class Matches(Iterator[Match]):
         self, lm: CachedTransformer, matches: Iterator[Match], progress: bool | None, search: Searching | None = None
     ) -> None:
         alone = sys.stderr.isatty() and not running()   # bars of concurrent tasks would mix
-        shown = alone if progress is None else flag("progress", progress)
+        shown = alone if progress is None else progress
         self._lm, self._matches, self._search = lm, matches, search
         self._before = replace(lm.stats)
         self.num_matches = 0

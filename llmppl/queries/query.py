@@ -20,7 +20,7 @@ from llmppl.queries.best_first import DistinctSearch, Search, Space, beam
 from llmppl.queries.compile import DEFERRED, Compiled, EditsLike, Language, Rewrite, compile_query
 from llmppl.queries.matches import Matches
 from llmppl.queries.sampling import Probability, blocks_of_starts, bounded, samples
-from llmppl.support.arguments import count, flag, fraction, function, generator, one_of, optional_count, text
+from llmppl.support.arguments import count, function, generator, number, one_of, optional_count, text
 from llmppl.support.options import list_options
 
 Tokenization = Literal["all", "canonical", "canonical_prefix"]
@@ -191,7 +191,7 @@ class Query:
         """
         one_of("prefixes", prefixes, get_args(Prefixes))
         optional_count("max_prefix_chars", max_prefix_chars, least=0)
-        rng, local, particles = generator(seed, rng), flag("local", local), count("particles", particles)
+        rng, particles = generator(seed, rng), count("particles", particles)
         blocks = blocks_of_starts(self.space, prefixes, max_prefix_chars, rng)
         drawn = samples(self.space, blocks, particles, rng, local=local, normalise=prefixes == "uniform")
         return Matches(self.lm, drawn, progress)
@@ -217,7 +217,7 @@ class Query:
             miss matches that end 256 or more tokens after the part that was searched. The error is unreliable if few
             particles find a match; the bounds always hold.
         """
-        fraction("tolerance", tolerance)
+        number("tolerance", tolerance)
         count("max_expansions", max_expansions, least=0)
         count("particles", particles)
         rng, runs = generator(seed, rng), count("runs", runs, least=0)
@@ -295,6 +295,6 @@ def probability(
 def _check_search(results: Results, order: Order, tolerance: float, batch: int, max_expansions: int | None) -> None:
     one_of("results", results, get_args(Results))
     one_of("order", order, get_args(Order))
-    fraction("tolerance", tolerance)
+    number("tolerance", tolerance)
     count("batch", batch)
     optional_count("max_expansions", max_expansions)

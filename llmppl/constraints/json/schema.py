@@ -19,6 +19,7 @@ from collections import OrderedDict
 from collections.abc import Callable
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
+from weakref import WeakValueDictionary
 
 import numpy as np
 
@@ -32,9 +33,9 @@ from llmppl.constraints.json.texts import JsonTexts, OpenTexts, texts_of
 from llmppl.constraints.masks import explain
 from llmppl.constraints.masks.index import END, TokenIndex
 from llmppl.constraints.vocabulary.trie import once, trie_of
-from llmppl.support.arguments import is_file_name, is_type, token_id
+from llmppl.support.arguments import integer, is_file_name, is_type
 from llmppl.support.locks import Lock, cached_property, locked
-from llmppl.support.shared import Living, Shared
+from llmppl.support.shared import Shared
 
 if TYPE_CHECKING:
     from llguidance import LLMatcher, LLTokenizer
@@ -239,7 +240,7 @@ class JsonSchemaIndex(Index):
             lambda: matcher(tokenizer, constraint._grammar, log_level=0, limits=native.limits())
         )
         self._matchers: OrderedDict[State, LLMatcher] = OrderedDict()
-        self._distinct = Living[Bools]()
+        self._distinct = WeakValueDictionary[bytes, Bools]()
         self._look = functools.lru_cache(max(64, MASK_BYTES // len(self._tokens)))(self._find)
         self._check_limits()
         if not self.mask(()).any():
@@ -271,7 +272,7 @@ class JsonSchemaIndex(Index):
 
     def advance(self, state: State, token: int) -> State:
         """Return the state after `token`, END after an eos. Raises ValueError if `token` may not follow `state`."""
-        if not 0 <= token_id(token) < len(self._tokens):
+        if not 0 <= integer("token", token) < len(self._tokens):
             raise ValueError(f"token {token} is not in this vocabulary, whose ids are 0 to {len(self._tokens) - 1}")
         data = self._tokens[token]
         if self.mask(state)[token]:
@@ -309,8 +310,7 @@ class JsonSchemaIndex(Index):
             mask[self._eos] = accepts
         mask.flags.writeable = False
         key = np.packbits(mask).tobytes()
-        known = self._distinct.get(key)
-        return self._distinct.put(key, mask) if known is None else known, accepts
+        return self._distinct.setdefault(key, mask), accepts
 
     def _matcher(self, state: State) -> LLMatcher:
         """Return the matcher that has read `state`, started from that of the longest stored prefix."""

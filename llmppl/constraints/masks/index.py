@@ -286,7 +286,7 @@ class TokenIndex(Index):
 
     @locked
     def _advance(self, state: State, token: int) -> State:
-        data = self.trie.tokens[token] if 0 <= arguments.token_id(token) < len(self.trie.tokens) else b""
+        data = self.trie.tokens[token] if 0 <= arguments.integer("token", token) < len(self.trie.tokens) else b""
         found = None
         if state is not END:
             state = self.graph.checked(state)

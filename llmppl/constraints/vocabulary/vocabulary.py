@@ -22,7 +22,7 @@ from llmppl.constraints.vocabulary.text import EOS, EndOfText, Spelled, Text, by
 from llmppl.support.arguments import shown
 from llmppl.support.graphs import Memo, reachable
 from llmppl.support.locks import cached_property
-from llmppl.support.shared import Fixed
+from llmppl.support.shared import Shared
 
 
 class Token(Spelled, int):
@@ -82,7 +82,7 @@ class Token(Spelled, int):
         return operator.getitem, (self.vocab, int(self))
 
 
-class Vocabulary(Fixed, Sequence[Token]):
+class Vocabulary(Shared, Sequence[Token]):
     """Tokens of a language model: the bytes of each id, and the sets of eos, special and unknown ids.
 
     `vocab[id]` is a Token, always the same object. Vocabularies with equal contents are equal and have equal hashes.
@@ -109,8 +109,6 @@ class Vocabulary(Fixed, Sequence[Token]):
     ValueError
         If there are no tokens, an id is not in 0..V-1, or an eos id is also unknown.
     """
-
-    _names = "tokens", "eos_ids", "special_ids", "known"
 
     def __init__(
         self, tokens: Sequence[bytes], eos_ids: Iterable[int] = (), special_ids: Iterable[int] = (),

@@ -70,7 +70,7 @@ class Infilling(Program):
         if isinstance(fragments, CachedTransformer) or not isinstance(fragments, Iterable):
             raise TypeError(
                 f"{type(self).__name__} wants the language model, then the fragments, a str with {BLANK} for each hole "
-                f"or a list of str, not {arguments.kind(fragments)}"
+                f"or a list of str, not {arguments.shown(fragments)}"
             )
         fragments = fragments.split(BLANK) if isinstance(fragments, str) else list(fragments)
         for fragment in fragments:
@@ -84,7 +84,7 @@ class Infilling(Program):
         self.lengths = Geometric(0.5) if lengths is None else lengths
         if not isinstance(self.lengths, Distribution):
             raise TypeError(f"lengths must be a Distribution over 0, 1, 2, ..., not {lengths!r}")
-        self.prior = arguments.flag("prior", prior)
+        self.prior = prior
         self.end: Literal["prefix", "eos"] = arguments.one_of("end", end, ("prefix", "eos"))
 
     def step(self) -> None:

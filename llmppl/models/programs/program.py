@@ -138,7 +138,7 @@ def language_model(lm: CachedTransformer) -> CachedTransformer:
     if isinstance(lm, CachedTransformer):
         return lm
     how = f"CachedTransformer.from_pretrained({lm!r})" if isinstance(lm, str) else "CachedTransformer(model, tokenizer)"
-    raise TypeError(f"lm must be a CachedTransformer, not {arguments.kind(lm)}: {how} makes one")
+    raise TypeError(f"lm must be a CachedTransformer, not {arguments.shown(lm)}: {how} makes one")
 
 
 def _stop_strings(stop: str | Iterable[str]) -> tuple[str, ...]:
