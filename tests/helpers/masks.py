@@ -10,7 +10,7 @@ from transformers import PreTrainedTokenizerFast
 
 from llmppl import Categorical, Grammar, JsonSchema, Regex, TokenIndex, Vocabulary
 from llmppl.constraints import Canonical
-from llmppl.constraints.automata.lazy_dfa import Leftmost
+from llmppl.constraints.automata.determinise import Leftmost
 from llmppl.constraints.automata.regex import parse
 
 PIECES = [b"ab", b"ba", b"aab", b"abc", b'"a', b'":', b'",', b"1,", b"[1", b"]]", b"}}", b"x1", b"  ", b"\n ", b"x\n",

@@ -30,7 +30,7 @@ from llmppl import (
     smc_standard,
     smc_steer,
 )
-from llmppl.constraints.automata.edits import alignment, distance, within
+from llmppl.constraints.automata.rewrites import alignment, distance, within
 from llmppl.inference.resampling import multinomial, optimal, residual, stratified, systematic, threshold
 from llmppl.models.lookahead import Lookahead, mean_next_token, rollout
 from llmppl.models.programs import Program, short_words

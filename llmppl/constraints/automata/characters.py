@@ -1,4 +1,6 @@
-"""Intersections of automata, computed over characters instead of bytes.
+"""Characters: classes of code points, and intersections of automata computed over characters instead of bytes.
+
+Classes are ranges of code points, computed from Python's own `re`, `str` and `unicodedata`.
 
 An automaton over bytes has many states inside characters: they record which letters are still possible. An
 intersection depends only on the states *between* characters and on the *classes* of characters that no automaton
@@ -9,17 +11,169 @@ reach the end, and whose rows are computed on demand.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
+import re
+import unicodedata
+from collections.abc import Callable, Iterable, Sequence
+from functools import lru_cache
+from importlib import import_module
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from llmppl.constraints.automata.budget import Budget
-from llmppl.constraints.automata.nfa import ACCEPT, DEAD, LEAD_BYTES, LEADS, NFA, Fragment, Ranges, merged, utf8
+from llmppl.constraints.automata.nfa import (
+    ACCEPT,
+    DEAD,
+    LEAD_BYTES,
+    LEADS,
+    MAX_CODE_POINT,
+    NFA,
+    Fragment,
+    Ranges,
+    merged,
+    utf8,
+)
 from llmppl.constraints.automata.operations import Automaton, joined, trimmed
 from llmppl.support.graphs import Memo, Numbering, reachable
 
-__all__ = ["include_intersection"]
+__all__ = [
+    "cased", "category", "characters", "general_category", "include_intersection", "negated", "points", "properties",
+]  # fmt: skip
+
+op: Any = import_module("re._constants")            # of Python's own pattern parser, which has no types
+
+
+def negated(ranges: Ranges, negate: bool = True) -> Ranges:
+    """Return all other code points, or `ranges` itself unless `negate`."""
+    if not negate:
+        return ranges
+    ends = [-1, *itertools.chain(*ranges), MAX_CODE_POINT + 1]
+    return tuple((last + 1, first - 1) for last, first in zip(ends[::2], ends[1::2], strict=True) if first - last > 1)
+
+
+def points(chars: Iterable[str]) -> Ranges:
+    """Return the code points of some characters."""
+    codes = list(map(ord, chars))
+    return merged(zip(codes, codes, strict=True))
+
+
+def _characters_of(*planes: int) -> str:
+    """Return all code points of some planes (65,536 code points each)."""
+    codes = np.concatenate([np.arange(65536, dtype="<u4") + 65536 * plane for plane in planes])
+    return codes.tobytes().decode("utf-32-le", "surrogatepass")
+
+
+# Planes 4 to 13 are unassigned, 15 and 16 private: none of their characters is in a class of `re` or has a case.
+PLANES = (0, 1, 2, 3, 14)
+
+
+@lru_cache(6)
+def category(letter: str, ascii_only: bool) -> Ranges:
+    """Return the code points of `\\w`, `\\d` or `\\s`, by the methods of str that `re` uses."""
+    if ascii_only:
+        inside = np.array([re.match(rf"\{letter}", chr(code), re.ASCII) is not None for code in range(128)])
+    elif letter == "s":
+        inside = _test_each(np.char.isspace, np.arange(0x4000))
+    elif letter == "d":                             # digits come in runs of ten: test every tenth, then around hits
+        hits = 10 * np.flatnonzero(_test_each(np.char.isdecimal, np.arange(0, 2 * 65536, 10)))
+        near = hits[:, None] + np.arange(-9, 10)
+        inside = np.zeros(2 * 65536, bool)
+        inside[near] = _test_each(np.char.isdecimal, near)
+    else:
+        inside = _test_each(np.char.isalnum, np.arange(4 * 65536))
+        inside[ord("_")] = True
+    ends = np.flatnonzero(np.diff(inside, prepend=False, append=False)).tolist()
+    return tuple(zip(ends[::2], [end - 1 for end in ends[1::2]], strict=True))
+
+
+def _test_each(method: Callable[[Any], Any], codes: NDArray[Any]) -> NDArray[np.bool_]:
+    """Apply a vectorised method of str to each code point."""
+    answers: NDArray[np.bool_] = method(codes.astype(np.uint32).view("U1"))
+    return answers
+
+
+@lru_cache(1)
+def cased() -> str:
+    """Return the characters that differ from another one by case only, which re.IGNORECASE may treat specially."""
+    text = _characters_of(*PLANES)
+    blocks = (text[i : i + 256] for i in range(0, len(text), 256))
+    varied = (block for block in blocks if not block == block.lower() == block.upper())
+    return "".join(c for block in varied for c in block if not c == c.lower() == c.upper())
+
+
+_CATEGORY = {
+    op.CATEGORY_DIGIT: "d",
+    op.CATEGORY_NOT_DIGIT: "D",
+    op.CATEGORY_WORD: "w",
+    op.CATEGORY_NOT_WORD: "W",
+    op.CATEGORY_SPACE: "s",
+    op.CATEGORY_NOT_SPACE: "S",
+}
+
+
+@lru_cache(4096)
+def characters(items: tuple[Any, ...], flags: int) -> Ranges:
+    """Return the code points of a class without its negation; `flags` may hold re.IGNORECASE and re.ASCII."""
+    inside: list[tuple[int, int]] = []
+    text = ""
+    for kind, value in items:
+        if kind is op.CATEGORY:
+            letter = _CATEGORY[value]
+            inside += negated(category(letter.lower(), bool(flags & op.SRE_FLAG_ASCII)), letter.isupper())
+            text += "\\" + letter
+        else:
+            lo, hi = value if kind is op.RANGE else (value, value)
+            inside.append((lo, hi))
+            text += f"\\U{lo:08x}-\\U{hi:08x}"
+    if text and flags & op.SRE_FLAG_IGNORECASE:     # `re` decides about cased characters only
+        known = cased()
+        matched = re.findall(f"[{text}]", known, flags)
+        others = negated(merged([*negated(merged(inside)), *points(known)]))
+        inside = [*others, *points(matched)]
+    return merged(inside)
+
+
+_NAMES = """
+    L Letter, LC Cased_Letter, Lu Uppercase_Letter, Ll Lowercase_Letter, Lt Titlecase_Letter, Lm Modifier_Letter,
+    Lo Other_Letter, M Mark, Mn Nonspacing_Mark, Mc Spacing_Mark, Me Enclosing_Mark, N Number, Nd Decimal_Number,
+    Nl Letter_Number, No Other_Number, P Punctuation, Pc Connector_Punctuation, Pd Dash_Punctuation,
+    Ps Open_Punctuation, Pe Close_Punctuation, Pi Initial_Punctuation, Pf Final_Punctuation, Po Other_Punctuation,
+    S Symbol, Sm Math_Symbol, Sc Currency_Symbol, Sk Modifier_Symbol, So Other_Symbol, Z Separator, Zs Space_Separator,
+    Zl Line_Separator, Zp Paragraph_Separator, C Other, Cc Control, Cf Format, Cs Surrogate, Co Private_Use,
+    Cn Unassigned
+"""
+_SHORT = {name.lower().replace("_", ""): pair.split()[0] for pair in _NAMES.split(",") for name in pair.split()}
+
+
+def general_category(name: str) -> str | None:
+    """Return the short name of a general category, or None if the name is unknown."""
+    return _SHORT.get(re.sub(r"[\s_-]", "", name).lower())
+
+
+@lru_cache(1)
+def _categories() -> dict[str, Ranges]:
+    """Return the code points of each two-letter general category."""
+    ranges: dict[str, list[tuple[int, int]]] = {}
+    code = 0
+    for name, run in itertools.groupby(map(unicodedata.category, _characters_of(*range(17)))):
+        size = sum(1 for _ in run)
+        ranges.setdefault(name, []).append((code, code + size - 1))
+        code += size
+    return {name: tuple(some) for name, some in ranges.items()}
+
+
+@lru_cache(128)
+def properties(name: tuple[str, bool], ignore_case: bool) -> Ranges:
+    """Return the code points of a general category; `ignore_case` adds those that a change of case brings into it."""
+    short, negate = name
+    parts = {"LC": ("Lu", "Ll", "Lt")}.get(short, (short,))
+    ranges = merged(pair for key, some in _categories().items() if key.startswith(parts) for pair in some)
+    if ignore_case:
+        inside = {chr(code) for lo, hi in ranges for code in range(lo, hi + 1)}
+        ranges = merged([*ranges, *points(c for c in cased() if {c.lower(), c.upper()} & inside)])
+    return negated(ranges, negate)
+
 
 Piece = tuple[int, int, bytes]                      # code point bits lo..hi, and the states (as bytes) they lead to
 

@@ -22,12 +22,18 @@ from importlib import import_module
 from typing import Any
 
 from llmppl.constraints.automata.budget import Budget, TooLarge
-from llmppl.constraints.automata.characters import include_intersection
+from llmppl.constraints.automata.characters import (
+    category,
+    characters,
+    general_category,
+    include_intersection,
+    negated,
+    properties,
+)
+from llmppl.constraints.automata.determinise import Leftmost
 from llmppl.constraints.automata.dfa import DFA
-from llmppl.constraints.automata.lazy_dfa import Leftmost
 from llmppl.constraints.automata.nfa import ACCEPT, ANY, DEAD, FOUND, NFA, Ahead, Behind, Fragment, Ranges, merged, utf8
 from llmppl.constraints.automata.operations import automaton_of, trie_of
-from llmppl.constraints.automata.unicode_classes import category, characters, general_category, negated, properties
 from llmppl.support.arguments import shown
 
 __all__ = ["Regex", "escape", "parse"]

@@ -16,9 +16,8 @@ from operator import and_
 import numpy as np
 
 from llmppl.constraints.automata.dfa import DFA
-from llmppl.constraints.automata.formats import JSON_FORMATS
+from llmppl.constraints.automata.formats import JSON_FORMATS, decimals_between, naturals, signed
 from llmppl.constraints.automata.nfa import Fragment
-from llmppl.constraints.automata.numerals import decimals_between, naturals, signed
 from llmppl.constraints.automata.operations import Edge, joined
 from llmppl.constraints.automata.regex import Regex
 from llmppl.constraints.json.shapes import NotCompilable, Number, String

@@ -19,10 +19,10 @@ from typing import Any, Self
 import numpy as np
 
 from llmppl.constraints.automata.budget import Budget, TooLarge
+from llmppl.constraints.automata.determinise import Machine
 from llmppl.constraints.automata.dfa import DFA
-from llmppl.constraints.automata.lazy_dfa import Machine
+from llmppl.constraints.automata.formats import plain
 from llmppl.constraints.automata.nfa import ACCEPT, DEAD, NFA, Fragment
-from llmppl.constraints.automata.numerals import plain
 from llmppl.constraints.automata.operations import Edge
 from llmppl.constraints.automata.regex import Regex
 from llmppl.constraints.constraint import VocabularyLike

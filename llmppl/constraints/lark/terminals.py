@@ -26,7 +26,7 @@ from lark.grammar import Terminal as LarkTerminal
 from lark.lexer import PatternStr, TerminalDef
 
 from llmppl.constraints.automata.budget import MAX_NFA_STATES, TooLarge
-from llmppl.constraints.automata.lazy_dfa import Leftmost
+from llmppl.constraints.automata.determinise import Leftmost
 from llmppl.constraints.automata.nfa import DEAD, NFA, Ahead, Behind
 from llmppl.constraints.automata.regex import parse
 from llmppl.constraints.lark.parser import Rule

@@ -30,9 +30,8 @@ from llmppl.constraints.constraint import (
     bytes_of,
 )
 from llmppl.constraints.masks import explain
-from llmppl.constraints.masks.distances import SearchDistances, TableDistances
+from llmppl.constraints.masks.distances import PrecomputedIndex, SearchDistances, TableDistances, build
 from llmppl.constraints.masks.mask_store import MaskStore, PackedMask
-from llmppl.constraints.masks.precomputed import PrecomputedIndex, build
 from llmppl.constraints.masks.self_loops import Loops
 from llmppl.constraints.vocabulary.trie import trie_of
 from llmppl.constraints.vocabulary.trie_walk import MemoGraph, TableGraph, walk_state

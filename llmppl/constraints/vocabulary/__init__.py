@@ -2,7 +2,7 @@
 
 from llmppl.constraints.vocabulary.canonical import Canonical as Canonical
 from llmppl.constraints.vocabulary.canonical import CanonicalState as CanonicalState
-from llmppl.constraints.vocabulary.patterns import UnsupportedTokenizer as UnsupportedTokenizer
+from llmppl.constraints.vocabulary.pretokens import UnsupportedTokenizer as UnsupportedTokenizer
 from llmppl.constraints.vocabulary.text import EOS as EOS
 from llmppl.constraints.vocabulary.text import EndOfText as EndOfText
 from llmppl.constraints.vocabulary.text import Text as Text

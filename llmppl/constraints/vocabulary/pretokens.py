@@ -5,18 +5,281 @@ possible. At each border one guess says "cut" and another "no cut", and a guess 
 pattern would have matched otherwise. A token may have no cut inside it, and two tokens that would merge need a cut
 between them.
 
-Terms: pre-tokens are the matches of a *split* (`llmppl.constraints.vocabulary.patterns`) and the gaps between them. A
-*border* is the place between two characters.
+Terms: a *split* is one pattern; it cuts a text into its matches and the gaps between them. A *border* is the place
+between two characters. The *threads* of a guess are the nodes of the pattern that a match may have reached, the
+preferred first, as in Pike's machine. Its *rivals* are threads that the tokenizer would prefer to the guess; the guess
+is right only if all of them fail. A *class* is a set of characters such as `\\p{L}`; the tokenizer's own engine decides
+which characters belong to it.
+
+Source for the threads: Cox (2009), "Regular Expression Matching: the Virtual Machine Approach".
 """
 
 from __future__ import annotations
 
+import functools
 import itertools
-from collections.abc import Iterable, Sequence
-from typing import NamedTuple
+import re
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, NamedTuple
 
-from llmppl.constraints.vocabulary.patterns import Guess, Split
-from llmppl.support.graphs import Memo
+from llmppl.support.graphs import Memo, Numbering, reachable
+
+Guess = tuple[tuple[int, ...] | None, frozenset[int]]  # threads, None in a gap; rivals
+Enter = Callable[[int], int]                        # the node after a part of a pattern -> the node that enters it
+
+ANY = 0                                             # the class of every character, and of the end of the text
+END = 1 << ANY                                      # the bits of the end
+
+# Pairs of ASCII letters that equal one character if case is ignored: (?i:ss) also matches "ß".
+FOLDED = ("ff", "fi", "fl", "ss", "st")
+
+CLASS = re.compile(
+    r"\\[pP]\{[^}]*\}|\\[sSdDwWhHrntfvae]|\\x[0-9A-Fa-f]{2}|\\u[0-9A-Fa-f]{4}|\\[^\w\s]|[^\\\[\](){}*+?^$|]",
+    re.ASCII | re.DOTALL,
+)
+QUANTIFIER = re.compile(r"(?P<sign>[*+?])(?P<style>[+?]?)|\{(?P<low>\d*)(?P<comma>,?)(?P<high>\d*)\}")
+SIGNS = {"*": ("0", ",", ""), "+": ("1", ",", ""), "?": ("0", ",", "1")}    # as {0,}, {1,} and {0,1}
+
+
+class UnsupportedTokenizer(ValueError):
+    """Rule of a tokenizer that is not supported; the message names it."""
+
+
+class Node(NamedTuple):
+    """Node of a pattern: leads to `targets` if the next character belongs to a class (`holds`) or does not."""
+
+    kind: str                                       # "accept", "read" the character, or only "look" at it
+    class_: int
+    holds: bool
+    targets: tuple[int, ...]
+
+
+class Split:
+    """Guesses for one pattern, in the syntax of Oniguruma as `tokenizers` uses it.
+
+    Supported are alternatives, groups, classes, greedy and lazy quantifiers, possessive quantifiers of a single class,
+    (?i:...) around ASCII letters, and lookahead to a single class. Other syntax raises UnsupportedTokenizer, as does a
+    pattern that matches the empty text.
+
+    `pattern` may also be a pre-tokenizer that isolates single characters; with `repeated`, a run of such characters is
+    one pre-token.
+    """
+
+    def __init__(self, pattern: Any, repeated: bool = False) -> None:
+        self.classes: list[Any] = []                # from number 1 on: pre-tokenizers that isolate a class
+        self.nodes = [Node("accept", ANY, True, ())]
+        self.bits = Memo(self._find_bits)           # character -> an int whose bit c is set if class c contains it
+        self._always_matches = Memo(self._find_always_matches)
+        if isinstance(pattern, str):
+            self.first = _Parser(pattern, self).first
+        else:
+            self.classes = [pattern]
+            self.first = self.add_read(1, 0)
+            if repeated:
+                self.nodes[self.first] = Node("read", 1, True, (self.add_fork(self.first, 0),))
+
+    def _add(self, *node: Any) -> int:
+        self.nodes.append(Node(*node))
+        return len(self.nodes) - 1
+
+    def add_read(self, class_: int, target: int) -> int:
+        """Add a node that reads a character of a class."""
+        return self._add("read", class_, True, (target,))
+
+    def add_look(self, class_: int, target: int, holds: bool = True) -> int:
+        """Add a node that checks if the next character is of a class, or with `holds=False` if it is not."""
+        return self._add("look", class_, holds, (target,))
+
+    def add_fork(self, *targets: int) -> int:
+        """Add a node that leads to several others, the preferred first."""
+        return self._add("look", ANY, True, targets)
+
+    def _find_bits(self, char: str) -> int:
+        twice = char + char                         # two pre-tokens if the class isolates the character
+        return END | sum((len(class_.pre_tokenize_str(twice)) == 2) << c for c, class_ in enumerate(self.classes, 1))
+
+    def begin(self, bits: int) -> list[Guess]:
+        """Return the guesses after the first character of a pre-token."""
+        threads, _ = self._read((self.first,), bits)
+        guesses: list[Guess] = [(threads, frozenset()), (None, frozenset(threads))]
+        return guesses[not threads : 1 if self._must_match(threads) else 2]
+
+    def step(self, guess: Guess, bits: int) -> list[tuple[bool, Guess]]:
+        """Return the guesses after the next character, each with True if there is a cut before that character."""
+        threads, rivals = guess
+        remaining, matched = self._read(rivals, bits)
+        if matched or self._must_match(remaining):
+            return []
+        if threads is None:
+            return [(new is not None, (new, more.union(remaining))) for new, more in self.begin(bits)]
+        onward, matched = self._read(threads, bits)
+        begun = self.begin(bits) if matched and not self._must_match(onward) else []
+        found: list[tuple[bool, Guess]] = [(True, (new, more.union(remaining, onward))) for new, more in begun]
+        return [(False, (onward, frozenset(remaining))), *found] if onward else found
+
+    def ends(self, guess: Guess) -> bool:
+        """Return True if the text may end after a guess."""
+        threads, rivals = guess
+        return not self._read(rivals, END)[1] and (threads is None or self._read(threads, END)[1])
+
+    def _read(self, threads: Iterable[int], bits: int) -> tuple[tuple[int, ...], bool]:
+        """Return the threads after the next character, and True if the match may end before it.
+
+        Threads that are less preferred than such a match are dropped.
+        """
+        onward: dict[int, None] = {}
+        seen = set()
+        stack = list(threads)[::-1]
+        while stack:
+            number = stack.pop()
+            kind, class_, holds, targets = self.nodes[number]
+            if number in seen or (bits >> class_ & 1) != holds:
+                continue
+            seen.add(number)
+            if kind == "accept":
+                return tuple(onward), True
+            if kind == "read":
+                onward[targets[0]] = None
+            else:
+                stack += targets[::-1]
+        return tuple(onward), False
+
+    def _must_match(self, threads: Iterable[int]) -> bool:
+        """Return True if one of `threads` matches whatever follows, so that it cannot fail."""
+        return any(map(self._always_matches.__getitem__, threads))
+
+    def _find_always_matches(self, number: int) -> bool:
+        """Return True if a match may end at a node whatever follows."""
+
+        def onward(number: int) -> tuple[int, ...]:
+            node = self.nodes[number]
+            return node.targets if (node.kind, node.class_) == ("look", ANY) else ()
+
+        return 0 in reachable([number], onward)
+
+
+class _Parser:
+    """Parser of a pattern, which adds the nodes to a split; `first` is the node that enters the pattern.
+
+    The methods for parts of a pattern return how to enter the part, and the fewest characters that it reads.
+    """
+
+    def __init__(self, pattern: str, split: Split) -> None:
+        self.pattern, self.split, self.at, self.fold = pattern, split, 0, False
+        self.numbers = Numbering(["any"])           # name of a class -> its number
+        enter, least = self._alternatives()
+        self._refuse_if(self.at < len(pattern), "has a ')' too many")
+        self._refuse_if(not least, "matches the empty text")
+        self.first = enter(0)
+
+    def _refuse_if(self, holds: object, problem: str) -> None:
+        if holds:
+            raise UnsupportedTokenizer(f"the pattern {self.pattern!r} {problem}, at {self.at}")
+
+    def _consume(self, *texts: str) -> str:
+        """Read and return the first of `texts` that is next; "" if none is."""
+        found = next(filter(lambda text: self.pattern.startswith(text, self.at), texts), "")
+        self.at += len(found)
+        return found
+
+    def _alternatives(self) -> tuple[Enter, int]:
+        """Parse up to a ')' or the end."""
+        enters: list[Enter] = []
+        sizes: list[int] = []
+        while not enters or self._consume("|"):
+            enter, least = self._sequence()
+            enters.append(enter)
+            sizes.append(least)
+        return (lambda then: self.split.add_fork(*[enter(then) for enter in enters])), min(sizes)
+
+    def _sequence(self) -> tuple[Enter, int]:
+        enters: list[Enter] = []
+        size = 0
+        while self.at < len(self.pattern) and self.pattern[self.at] not in "|)":
+            enter, least = self._item()
+            enters.insert(0, enter)
+            size += least
+        return (lambda then: functools.reduce(lambda node, enter: enter(node), enters, then)), size
+
+    def _item(self) -> tuple[Enter, int]:
+        """Parse one class, lookahead or group, with its quantifier."""
+        if look := self._consume("(?=", "(?!"):
+            ahead = self._class()
+            self._refuse_if(not self._consume(")"), "looks ahead to more than one class")
+            return (lambda then: self.split.add_look(ahead, then, look == "(?=")), 0
+        if group := self._consume("(?i:", "(?:", "(?", "("):
+            return self._quantified(*self._group(group), ANY)
+        class_ = self._class()
+        return self._quantified(lambda then: self.split.add_read(class_, then), 1, class_)
+
+    def _group(self, kind: str) -> tuple[Enter, int]:
+        """Parse the inside of a group, after its opening bracket."""
+        self._refuse_if(kind == "(?", "has an unknown group")
+        outer, begin = self.fold, self.at
+        self.fold = outer or kind == "(?i:"
+        found = self._alternatives()
+        inside = self.pattern[begin : self.at].lower()
+        odd = self.fold and (not inside.isascii() or any(map(inside.count, FOLDED)))
+        self._refuse_if(odd, "ignores the case of letters that one character may stand for")
+        self.fold = outer
+        self._refuse_if(not self._consume(")"), "lacks a ')'")
+        return found
+
+    def _quantified(self, one: Enter, least: int, class_: int) -> tuple[Enter, int]:
+        """Parse the quantifier after the part that `one` enters; `class_` is ANY if the part is not a single class."""
+        match = QUANTIFIER.match(self.pattern, self.at)
+        if match is None:
+            return one, least
+        self.at = match.end()
+        possessive = match["style"] == "+"
+        fewest, comma, most = SIGNS.get(match["sign"], match.group("low", "comma", "high"))
+        endless, low = comma and not most, int(fewest or 0)
+        high = int(most or low)
+        second = self.pattern.startswith(("*", "+", "?", "{"), self.at)
+        odd = second, match[0] in ("{}", "{,}"), possessive and class_ == ANY, not least, high < low
+        self._refuse_if(any(odd), "has a quantifier that is not supported")
+        order: Callable[[tuple[int, int]], Iterable[int]] = reversed if match["style"] == "?" else tuple
+
+        def enter(then: int) -> int:
+            end = self.split.add_look(class_, then, holds=False) if possessive else then
+            if endless:
+                then = self.split.add_fork()
+                self.split.nodes[then] = self.split.nodes[then]._replace(targets=tuple(order((one(then), end))))
+            for _ in range(high - low):
+                then = self.split.add_fork(*order((one(then), end)))
+            for _ in range(low):
+                then = one(then)
+            return then
+
+        return enter, low * least
+
+    def _class(self) -> int:
+        """Parse a class of characters and return its number."""
+        begin, match = self.at, CLASS.match(self.pattern, self.at)
+        if match:
+            self.at = match.end()
+        else:
+            odd = not self._consume("[") or self.pattern.startswith(("]", "^]"), self.at)
+            self._refuse_if(odd, "has something that is not supported")
+            self._skip_brackets()
+        name = self.pattern[begin : self.at]
+        if self.fold:
+            wide = "\\" in name or name.startswith("[^")     # such a class may contain "ß", and then "ss" as well
+            self._refuse_if(wide, "ignores the case of a class")
+            name = f"(?i:{name})"
+        if name not in self.numbers:
+            from tokenizers import Regex, pre_tokenizers
+
+            self.split.classes.append(pre_tokenizers.Split(Regex(name), "isolated"))
+        return self.numbers[name]
+
+    def _skip_brackets(self) -> None:
+        depth = 1
+        while depth and self.at < len(self.pattern):
+            char = self.pattern[self.at]
+            depth += (char == "[") - (char == "]")
+            self.at += 1 + (char == "\\")
+
 
 Guesses = frozenset[tuple[Guess, ...]]              # alternatives, each with one guess per split
 

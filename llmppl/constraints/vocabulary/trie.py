@@ -20,12 +20,13 @@ from llmppl.support.arguments import shown
 from llmppl.support.locks import cached_property
 from llmppl.support.shared import Shared
 
+__all__ = ["Trie", "once", "ranges", "trie_of"]
+
 T = TypeVar("T")
 Ids = npt.NDArray[np.int32]
 
 NARROW = 40                                         # levels of at most so many nodes are read node by node
 
-__all__ = ["Trie", "once", "ranges", "trie_of"]
 
 
 class Trie(Shared):

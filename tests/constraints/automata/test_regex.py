@@ -14,8 +14,9 @@ from helpers.common import repetitions, slow
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from llmppl.constraints.automata import characters
+from llmppl.constraints.automata.determinise import Leftmost
 from llmppl.constraints.automata.dfa import DFA
-from llmppl.constraints.automata.lazy_dfa import Leftmost
 from llmppl.constraints.automata.regex import Regex, escape, parse
 
 LETTERS = "ab1_ \n.éßKſ\u212a٣"
@@ -283,9 +284,7 @@ def test_a_class_without_case_has_the_same_characters_as_in_re(pattern, flags):
 
 
 def test_a_cased_character_without_case_matches_the_same_as_in_re():
-    from llmppl.constraints.automata import unicode_classes as classes
-
-    cased = classes.cased()
+    cased = characters.cased()
     assert set(cased) >= {c for c in EVERY if c.lower() != c or c.upper() != c}
     for c in cased[:: repetitions(3, 149)]:
         assert members(c, re.I) == set(re.findall(c, cased, re.I)), c

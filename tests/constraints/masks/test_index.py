@@ -21,7 +21,7 @@ from lark.indenter import Indenter
 from llmppl.constraints import DFA, END, Grammar, JsonSchema, Regex, TabledRecognizer, TokenIndex, Vocabulary
 from llmppl.constraints.json import schema as json_schema
 from llmppl.constraints.lark.grammar import GrammarIndex
-from llmppl.constraints.masks import distances, mask_store, precomputed
+from llmppl.constraints.masks import distances, mask_store
 from llmppl.constraints.masks import index as index_module
 from llmppl.constraints.vocabulary import trie as trie_module
 from llmppl.constraints.vocabulary import trie_walk
@@ -149,7 +149,7 @@ def test_all_walks_number_the_rows_the_same_way(monkeypatch):
         monkeypatch.setattr(trie_walk, "WIDE", wide)
         monkeypatch.setattr(trie_walk, "MANY", many)
         monkeypatch.setattr(trie_module, "NARROW", narrow)
-        monkeypatch.setattr(precomputed, "CHUNK", chunk)
+        monkeypatch.setattr(distances, "CHUNK", chunk)
         vocab = Vocabulary([bytes([i]) for i in range(97, 123)] + [b"ab", b"cd", b"abc"], ())
         whole = TokenIndex(Regex("(ab|[a-m]c|[c-z]*d){3}"), vocab).build_all()
         rows = [(t.tolist(), r.tolist()) for t, r in map(whole.row, range(len(whole)))]

@@ -8,7 +8,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from llmppl.constraints import DFA, Regex
-from llmppl.constraints.automata.edits import Edit, alignment, distance, within
+from llmppl.constraints.automata.rewrites import Edit, alignment, distance, within
 
 LETTERS = "aé😀"                                     # of one, two and four bytes
 SHORT = ["".join(some) for n in range(5) for some in itertools.product(LETTERS, repeat=n)]     # 121 texts
