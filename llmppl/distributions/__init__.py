@@ -2,18 +2,19 @@
 
 from llmppl.distributions.blocks import BLOCK as BLOCK
 from llmppl.distributions.blocks import ArrayTable as ArrayTable
+from llmppl.distributions.blocks import Floats as Floats
 from llmppl.distributions.blocks import Ints as Ints
 from llmppl.distributions.blocks import Mask as Mask
 from llmppl.distributions.blocks import Table as Table
+from llmppl.distributions.blocks import log_sum as log_sum
+from llmppl.distributions.blocks import logsumexp as logsumexp
 from llmppl.distributions.blocks import read_blocks as read_blocks
 from llmppl.distributions.blocks import values_at as values_at
-from llmppl.distributions.combine import mixture as mixture
-from llmppl.distributions.combine import product as product
+from llmppl.distributions.finite import Distribution as Distribution
 from llmppl.distributions.finite import Finite as Finite
+from llmppl.distributions.finite import Impossible as Impossible
+from llmppl.distributions.finite import Proposal as Proposal
 from llmppl.distributions.finite import RejectionProposal as RejectionProposal
-from llmppl.distributions.proposal import Distribution as Distribution
-from llmppl.distributions.proposal import Impossible as Impossible
-from llmppl.distributions.proposal import Proposal as Proposal
 from llmppl.distributions.rules import NO_RULE as NO_RULE
 from llmppl.distributions.rules import DecisionRule as DecisionRule
 from llmppl.distributions.rules import Rule as Rule
@@ -22,9 +23,8 @@ from llmppl.distributions.standard import Categorical as Categorical
 from llmppl.distributions.standard import Delta as Delta
 from llmppl.distributions.standard import Geometric as Geometric
 from llmppl.distributions.standard import Uniform as Uniform
-from llmppl.distributions.weights import Floats as Floats
-from llmppl.distributions.weights import log_sum as log_sum
-from llmppl.distributions.weights import logsumexp as logsumexp
+from llmppl.distributions.standard import mixture as mixture
+from llmppl.distributions.standard import product as product
 from llmppl.support import lazy
 
 __dir__ = lazy.public_names(__name__)

@@ -15,17 +15,33 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
-
-from llmppl.distributions.weights import Floats, log_sum
+from numpy.typing import ArrayLike, NDArray
 
 BLOCK = 256                                             # values summed together
 _FEW = 8                                                # if at most 1 value in 8 is allowed, these are read one by one
 _LEAST = -700.0                                         # np.exp is ten times slower if it underflows
 _FAINT = 1e-250                                         # a smaller sum is computed again, relative to its top
 
+Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
 Mask = NDArray[np.bool_]
+
+
+def log_sum(log_weights: Floats) -> Any:
+    """Return (...,) logs of the sums of (..., n) weights; -inf if all weights of a sum are 0, or n is 0."""
+    tops = log_weights.max(-1, initial=-np.inf)
+    finite = np.where(tops == -np.inf, 0.0, tops)       # -inf - -inf would be NaN
+    with np.errstate(divide="ignore"):
+        return finite + np.log(np.exp(log_weights - finite[..., None]).sum(-1))
+
+
+def logsumexp(log_weights: ArrayLike) -> float:
+    """Return log sum_j exp(log_weights[j]); -inf if there is nothing to sum. Faster than `log_sum` of a vector."""
+    log_weights = np.asarray(log_weights, dtype=np.float64)
+    peak = np.max(log_weights, initial=-np.inf)
+    if not np.isfinite(peak):                           # -inf - -inf would be NaN
+        return float(peak)
+    return float(peak + np.log(np.sum(np.exp(log_weights - peak))))
 
 
 class Table(ABC):
@@ -121,11 +137,10 @@ class ArrayTable(Table):
 
     @property
     def log_sums(self) -> Floats:
-        log_sums = self._log_sums
-        if log_sums is None:
+        if self._log_sums is None:
             few = self.mask is not None and np.count_nonzero(self.mask) * _FEW <= len(self.mask)
-            log_sums = self._log_sums = self._sums_of_few() if few else self._sums()
-        return log_sums
+            self._log_sums = self._sums_of_few() if few else self._sums()
+        return self._log_sums
 
     def _sums(self) -> Floats:
         base = self._base or self
@@ -206,13 +221,11 @@ class PutTable(Table):
 
     @property
     def log_sums(self) -> Floats:
-        log_sums = self._log_sums
-        if log_sums is None:
-            log_sums = self.base.log_sums.copy()
-            block = self.index // BLOCK
+        if self._log_sums is None:
+            log_sums, block = self.base.log_sums.copy(), self.index // BLOCK
             log_sums[block] = np.logaddexp(log_sums[block], self.log_weight)
             self._log_sums = log_sums
-        return log_sums
+        return self._log_sums
 
     def read(self, blocks: Ints) -> Floats:
         log_weights = self.base.read(blocks)

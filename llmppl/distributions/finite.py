@@ -1,32 +1,114 @@
-"""Finite: a distribution over finitely many values, and the distributions derived from it.
+"""Proposals, distributions, and those over finitely many values: the objects that a program samples from and observes.
 
-Its log-weights need not be normalised, and are computed when first needed. The results of `masked`, `tempered`,
-`top_k`, `top_p`, `product` and `mixture` are Finite as well. The result of `where(predicate)` is a `RejectionProposal`,
-which tests only the values that it draws.
+A draw from a `Proposal` has a weight: it is *properly weighted* for a measure mu. A `Distribution` is a Proposal whose
+weight is always 1 and whose measure is its probability. No method changes either of them.
+
+The log-weights of a `Finite` need not be normalised, and are computed when first needed. Its `masked`, `tempered`,
+`top_k` and `top_p` are Finite as well. Its `where(predicate)` is a `RejectionProposal`.
 """
 
 from __future__ import annotations
 
-import itertools
 import math
 import sys
-from collections.abc import Callable, Sequence
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Hashable, Sequence
 from operator import attrgetter
-from typing import Any
+from typing import TYPE_CHECKING, Any, Generic
 from weakref import WeakValueDictionary
 
 import numpy as np
 from numpy.typing import ArrayLike
 
-from llmppl.distributions.blocks import ArrayTable, Table
-from llmppl.distributions.proposal import Distribution, Impossible, Proposal, T_co, frozen, is_frozen, weighable
+from llmppl.distributions.blocks import ArrayTable, Floats, Table
 from llmppl.distributions.rejection import weighted_rejection
-from llmppl.distributions.weights import Floats
 from llmppl.support import arguments
-from llmppl.support.locks import let_through
+from llmppl.support.shared import Shared
+
+if TYPE_CHECKING:                                       # a bare Proposal is one of Any, for checkers of any strictness
+    from typing_extensions import TypeVar
+
+    T_co = TypeVar("T_co", covariant=True, default=Any)
+else:
+    from typing import TypeVar
+
+    T_co = TypeVar("T_co", covariant=True)
 
 _NUCLEUS = 512, 4096, sys.maxsize                       # numbers of the most probable values that top_p sorts
 Name = Callable[[Any], str]                             # of a distribution: its repr, or its `brief`
+
+
+class Impossible(ValueError):
+    """Error for a draw from a distribution without a possible value: every log-probability is -inf.
+
+    `brief` is the message with the `Proposal.brief` of the distribution instead of its repr.
+    """
+
+    def __init__(self, message: str, brief: str = "") -> None:
+        super().__init__(message)
+        self.brief = brief or message
+
+
+class Proposal(Shared, ABC, Generic[T_co]):
+    """Base class of the objects that `Model.sample` draws from.
+
+    A proposal is properly weighted for a measure mu on its values, whose total mass need not be 1:
+
+        E[w f(x)] = sum_x mu(x) f(x)  for every f,   where (x, log w) = propose(rng).
+
+    A subclass defines `propose` and `log_measure`, and `support` for `enumerate_exact`.
+
+    Attributes
+    ----------
+    support : Sequence or None
+        The possible values, in the order of `log_measures()`; None if there are infinitely many.
+    """
+
+    support: Sequence[T_co] | None = None
+
+    @property
+    def brief(self) -> str:
+        """The repr without parts that differ between particles. Deaths with equal texts are counted together."""
+        return repr(self)
+
+    @abstractmethod
+    def propose(self, rng: np.random.Generator) -> tuple[T_co, float]:
+        """Draw a value with `rng`; return it and log w. Raise `Impossible` if mu is zero everywhere."""
+
+    @abstractmethod
+    def log_measure(self, value: Any) -> float:
+        """Return log mu(value); -inf if mu is zero, as it never is for a value proposed with a weight above 0."""
+
+    def log_measures(self) -> Floats:
+        """Return (n,) float64, read-only: log mu of each value of the support. TypeError if the support is infinite."""
+        if self.support is None:
+            raise TypeError(f"{self} has no finite support, so its log-measures cannot be listed")
+        return frozen(weighable(self, np.array([*map(self.log_measure, self.support)], dtype=np.float64)))
+
+
+class Distribution(Proposal[T_co]):
+    """Normalised proposal: every draw has weight 1. `log_probs()` are in the order of the `support`."""
+
+    @abstractmethod
+    def sample(self, rng: np.random.Generator) -> T_co:
+        """Draw a value with `rng`. Raise `Impossible` if no value has positive probability."""
+
+    @abstractmethod
+    def log_prob(self, value: Any) -> float:
+        """Return the log-probability of `value`; -inf outside the support."""
+
+    def log_probs(self) -> Floats:
+        """Return (n,) float64, read-only: the log-probability of each value. TypeError if the support is infinite."""
+        return Proposal.log_measures(self)
+
+    def propose(self, rng: np.random.Generator) -> tuple[T_co, float]:
+        return self.sample(rng), 0.0
+
+    def log_measure(self, value: Any) -> float:
+        return self.log_prob(value)
+
+    def log_measures(self) -> Floats:
+        return self.log_probs()
 
 
 class Finite(Distribution[T_co]):
@@ -37,15 +119,14 @@ class Finite(Distribution[T_co]):
     support : Sequence
         The values.
     log_weights : (n,) array, or a callable that returns one
-        Log-probabilities up to a constant; -inf for an impossible value. A callable is called once, when needed.
+        Log-probabilities up to a constant; -inf for an impossible value. A callable is called when needed.
     parents : sequence of Finite
         The distributions that the callable uses.
 
     Raises
     ------
     ValueError
-        If two values are equal, since the mass of one would be lost. Unhashable values are compared one by one, if
-        there are at most 200.
+        If two values are equal, since the mass of one would be lost. Unhashable values are not compared.
     """
 
     support: Sequence[T_co]
@@ -61,31 +142,23 @@ class Finite(Distribution[T_co]):
             raise ValueError(f"{name} wants distinct values, not {values}: give equal ones one probability")
         self.support = support
         self._parents = tuple(parents)
-        self._compute: Callable[[], Floats | Table] | None = None
+        self._compute: Callable[[], Floats | Table] | None = log_weights if callable(log_weights) else None
         self._table: Table | None = None
-        if callable(log_weights):
-            self._compute = log_weights
-        else:
-            array = weighable(self, np.asarray(log_weights, dtype=np.float64))
-            self._table, self.recipe = ArrayTable(array), (array,)
+        if self._compute is None:
+            self._table = ArrayTable(weighable(self, np.asarray(log_weights, dtype=np.float64)))
         self._log_weights: Floats | None = None
         self._log_probs: Floats | None = None
         self._describe: Callable[[Name], str] | None = None
-        self._masked: WeakValueDictionary[int, Finite[T_co]] | None = None
-        self._derived: WeakValueDictionary[Any, Finite[T_co]] | None = None
-        self._mask: Any = None                          # (n,) bool, the mask that made it
+        self._derived: WeakValueDictionary[Hashable, Finite[T_co]] | None = None
 
     def table(self) -> Table:
         """Return the table of log-weights, not normalised and on their device. Draws and scores use it."""
-        if self._table is not None:
-            return self._table
-        for parent in self._parents:                    # this may wait for a language model, while others call us
-            parent.table()
-        compute = self._compute                         # read once: another thread may set it to None
-        if self._table is None and compute is not None:
-            found = compute()
+        if self._table is None:
+            for parent in self._parents:                # this may wait for a language model, while others call us
+                parent.table()
+        if self._table is None and self._compute is not None:
+            found = self._compute()
             self._table = found if isinstance(found, Table) else ArrayTable(weighable(self, found))
-        self._compute, self._parents = None, ()
         assert self._table is not None
         return self._table
 
@@ -123,21 +196,17 @@ class Finite(Distribution[T_co]):
 
     def sample(self, rng: np.random.Generator) -> T_co:
         if self.log_total() == -math.inf:
-            raise self.impossible()
+            reason = "has no value of positive probability"
+            raise Impossible(f"{self!r} {reason}", f"{self.brief} {reason}")
         return self.support[self.table().draw(rng)]
-
-    def impossible(self) -> Impossible:
-        """Return the error for a draw if no value is possible."""
-        reason = "has no value of positive probability"
-        return Impossible(f"{self!r} {reason}", f"{self.brief} {reason}")
 
     def derive(
         self,
         compute: Callable[[], Floats | Table],
         describe: Callable[[Name], str],
-        parents: Sequence[Finite] | None = None,
+        parents: Sequence[Finite[Any]] | None = None,
         *,
-        by: tuple[Any, ...] | None = None,
+        key: Hashable = None,
     ) -> Finite[T_co]:
         """Return a distribution over the same values, with log-weights computed from `parents` (by default this one).
 
@@ -148,23 +217,18 @@ class Finite(Distribution[T_co]):
         describe : callable
             `describe(name)` returns the repr or the `brief`. It uses `name` for other distributions.
         parents : sequence of Finite, optional
-        by : tuple, optional
-            Name of the computation and everything else on which it depends. Without `parents`, it is hashable, and
-            all calls with equal `by` return one object while that object lives.
+        key : hashable, optional
+            All calls with an equal key return one object, while that object lives.
         """
-        shared: WeakValueDictionary[Any, Finite[T_co]] | None = None
-        if parents is None and by is not None:
-            shared = self._derived = self._derived or WeakValueDictionary()
-            if (known := shared.get(by)) is not None:
-                return known
-        parents = [self] if parents is None else parents
-        dist = self._like(compute, parents)
-        dist._describe = describe
-        if by is not None and all(parent.recipe is not None for parent in parents):
-            dist.recipe = (*by, *(parent.recipe for parent in parents))
-        if shared is not None and by is not None:
-            shared[by] = dist
-        return dist
+        if self._derived is None:
+            self._derived = WeakValueDictionary()
+        found = None if key is None else self._derived.get(key)
+        if found is None:
+            found = self._like(compute, [self] if parents is None else parents)
+            found._describe = describe
+            if key is not None:
+                self._derived[key] = found
+        return found
 
     def _like(self, compute: Callable[[], Floats | Table], parents: Sequence[Finite[Any]]) -> Finite[T_co]:
         return Finite(self.support, compute, parents)
@@ -179,23 +243,16 @@ class Finite(Distribution[T_co]):
             raise TypeError(f"a mask is an array of bool, not of {allowed.dtype}")
         if allowed.shape != (len(self.support),):
             raise ValueError(f"the mask has shape {allowed.shape}; {self} wants ({len(self.support)},)")
-        self._masked = self._masked or WeakValueDictionary()
-        dist = self._masked.get(id(allowed))            # particles in one state share it. It keeps its mask alive
+        key: Hashable = id(allowed)                     # particles in one state share it; `describe` keeps it alive
         if not is_frozen(allowed):                      # later changes of the mask must have no effect
-            dist = next((each for each in self._masked.values() if np.array_equal(each._mask, allowed)), None)
-            allowed = allowed.copy() if dist is None else allowed
-        if dist is not None:
-            return dist
+            allowed, key = allowed.copy(), allowed.tobytes()
 
         def describe(name: Name) -> str:
             if name is repr:
                 return f"{self!r}.masked({allowed.sum()} of {len(allowed)} values)"
             return f"{name(self)}.masked({'...' if allowed.any() else 'no value'})"
 
-        dist = self.derive(lambda: self.table().masked(allowed), describe, [self], by=("masked", allowed))
-        dist._mask = allowed
-        self._masked[id(allowed)] = dist
-        return dist
+        return self.derive(lambda: self.table().masked(allowed), describe, key=key)
 
     def where(self, predicate: Callable[[T_co], bool | np.bool_]) -> RejectionProposal[T_co]:
         """Return a proposal of values for which `predicate` is True, by adaptive weighted rejection sampling."""
@@ -210,8 +267,7 @@ class Finite(Distribution[T_co]):
             top = log_weights.max()
             return (log_weights - top) / temperature if top > -np.inf else log_weights      # -inf - -inf would be NaN
 
-        by = "tempered", temperature
-        return self.derive(compute, lambda name: f"{name(self)}.tempered({temperature:g})", by=by)
+        return self.derive(compute, lambda name: f"{name(self)}.tempered({temperature:g})", key=("t", temperature))
 
     def top_k(self, k: int) -> Finite[T_co]:
         """Return this distribution conditioned on the `k` most probable values; among equals, the first ones."""
@@ -226,7 +282,7 @@ class Finite(Distribution[T_co]):
             keep[np.flatnonzero(log_weights == least)[: k - int(keep.sum())]] = True
             return np.where(keep, log_weights, -np.inf)
 
-        return self.derive(compute, lambda name: f"{name(self)}.top_k({k})", by=("top_k", k))
+        return self.derive(compute, lambda name: f"{name(self)}.top_k({k})", key=("k", k))
 
     def top_p(self, p: float) -> Finite[T_co]:
         """Return this distribution conditioned on the smallest set of most probable values with probability >= `p`."""
@@ -235,22 +291,20 @@ class Finite(Distribution[T_co]):
         def compute() -> Floats:
             log_probs = self.log_probs()
             for most in _NUCLEUS:                       # sorting all values takes ten times longer
+                values = np.arange(len(log_probs))
                 if most < len(log_probs):
-                    least = np.partition(log_probs, len(log_probs) - most)[len(log_probs) - most]
-                    values = np.flatnonzero(log_probs > least)
-                else:
-                    values = np.arange(len(log_probs))
+                    values = np.flatnonzero(log_probs > np.partition(log_probs, -most)[-most])
                 values = values[np.argsort(-log_probs[values], kind="stable")]
                 probs = np.exp(log_probs[values])
                 cumulated = np.cumsum(probs)
-                if most >= len(log_probs) or (len(values) and cumulated[-1] >= p):
+                if len(values) == len(log_probs) or (len(values) and cumulated[-1] >= p):
                     break
             kept = values[cumulated - probs < p]
             log_weights: Floats = np.full(len(log_probs), -np.inf)
             log_weights[kept] = log_probs[kept]
             return log_weights
 
-        return self.derive(compute, lambda name: f"{name(self)}.top_p({p:g})", by=("top_p", p))
+        return self.derive(compute, lambda name: f"{name(self)}.top_p({p:g})", key=("p", p))
 
     def __repr__(self) -> str:
         return self._describe(repr) if self._describe is not None else f"Finite({len(self.support)} values)"
@@ -315,11 +369,9 @@ class RejectionProposal(Proposal[T_co]):
         return frozen(np.where(accepted, log_probs, -math.inf))
 
     def _accepts(self, index: int) -> bool:
-        accepted = self._accepted.get(index)
-        if accepted is None:
-            accepted = arguments.truth("where: predicate", self.predicate, self.support[index])
-            self._accepted[index] = accepted
-        return accepted
+        if index not in self._accepted:
+            self._accepted[index] = arguments.truth("where: predicate", self.predicate, self.support[index])
+        return self._accepted[index]
 
     def __repr__(self) -> str:
         return f"{self.dist!r}.where({arguments.name_of(self.predicate)})"
@@ -330,16 +382,36 @@ class RejectionProposal(Proposal[T_co]):
 
 
 def _repeats(values: Sequence[Any]) -> bool:
-    """Return True if a value occurs twice. Unhashable values are compared one by one, if there are few."""
+    """Return True if a value occurs twice; False for values that cannot be hashed."""
     try:
         return len(set(values)) < len(values)
-    except TypeError:                                   # lists, dicts, arrays
-        return len(values) <= 200 and any(_equal(a, b) for a, b in itertools.combinations(values, 2))
+    except TypeError:
+        return False
 
 
-def _equal(a: Any, b: Any) -> bool:
-    try:
-        return bool(a == b)
-    except (TypeError, ValueError) as error:            # arrays compare value by value
-        let_through(error)
-        return bool(np.array_equal(a, b))
+def weighable(proposal: Proposal, logs: Floats) -> Floats:
+    """Return `logs`, the log-weights of the support. A ValueError names the first one that is NaN or +inf."""
+    if logs.size and not logs.max() < np.inf:           # also for NaN
+        at = int(np.flatnonzero(~(logs < np.inf))[0])
+        support: Any = proposal.support
+        raise ValueError(
+            f"{type(proposal).__name__} gives the value {arguments.shown(support[at])}, at index {at} of its support, "
+            f"the log-weight {logs[at]}: it is finite, or -inf for what cannot happen"
+        )
+    return logs
+
+
+def is_frozen(array: np.ndarray) -> bool:
+    """Return True if nobody can write to an array, nor to the arrays of which it is a view."""
+    base: Any = array
+    while isinstance(base, np.ndarray):
+        if base.flags.writeable or base.dtype.hasobject:
+            return False
+        base = base.base
+    return isinstance(base, (bytes, type(None)))
+
+
+def frozen(array: Floats) -> Floats:
+    """Make `array` read-only and return it."""
+    array.setflags(write=False)
+    return array

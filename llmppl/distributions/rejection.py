@@ -31,8 +31,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from llmppl.distributions.blocks import BLOCK, Table, above
-from llmppl.distributions.weights import Floats
+from llmppl.distributions.blocks import BLOCK, Floats, Table, above
 
 
 class RemainingWeights:

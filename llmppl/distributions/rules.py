@@ -90,4 +90,4 @@ def _min_p(dist: Finite[T], p: float) -> Finite[T]:
         log_weights = dist.log_weights()
         return np.where(log_weights >= log_weights.max() + math.log(p), log_weights, -np.inf)
 
-    return dist.derive(compute, lambda name: f"{name(dist)}.min_p({p:g})", by=("min_p", p))
+    return dist.derive(compute, lambda name: f"{name(dist)}.min_p({p:g})", key=("min_p", p))

@@ -1,21 +1,19 @@
-"""The usual distributions: Categorical, Bernoulli, Uniform, Geometric and Delta."""
+"""The usual distributions, and products, powers and mixtures of finite ones over the same values."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Sequence
-from typing import Any, overload
+from collections.abc import Sequence
+from typing import Any, TypeVar, overload
 
 import numpy as np
 from numpy.typing import ArrayLike
 
-from llmppl.distributions.finite import Finite
-from llmppl.distributions.proposal import Distribution, T_co
-from llmppl.distributions.weights import Floats
+from llmppl.distributions.blocks import Floats
+from llmppl.distributions.finite import Distribution, Finite, Proposal, T_co
 from llmppl.support import arguments
 
-_MAX_VALUES = 100_000_000               # of a Uniform, which stores a number for each value
-_IN_DICT = "values go with their probabilities in a dict, as in Categorical({'a': 0.5, 'b': 0.5})"
+T = TypeVar("T")
 
 
 class Categorical(Finite[T_co]):
@@ -43,12 +41,12 @@ class Categorical(Finite[T_co]):
                 raise ValueError("Categorical takes its values from the dict; leave `values` out")
             values, probs = tuple(probs), list(probs.values())
         array = probabilities("Categorical: probs", probs)
-        if values is not None and (isinstance(values, set | frozenset) or not isinstance(values, Collection)):
+        if isinstance(values, set | frozenset):
             raise TypeError(f"Categorical: values must be a list, in the order of probs, not {arguments.shown(values)}")
-        if values is not None and len(values) != len(array):
-            raise ValueError(f"Categorical got {len(array)} probabilities for {len(values)} values")
+        support: Sequence[Any] = range(len(array)) if values is None else tuple(values)
+        if len(support) != len(array):
+            raise ValueError(f"Categorical got {len(array)} probabilities for {len(support)} values")
         with np.errstate(divide="ignore"):
-            support: Sequence[Any] = range(len(array)) if values is None else tuple(values)
             super().__init__(support, np.log(array))
 
     def __repr__(self) -> str:
@@ -94,9 +92,8 @@ class Uniform(Finite[T_co]):
             wanted = "low and high, Uniform(1, 6), or a list of values, Uniform(['a', 'b'])"
             raise TypeError(f"Uniform wants {wanted}, not {arguments.shown(low)} alone")
         low, high = arguments.integer("Uniform: low", low), arguments.integer("Uniform: high", high)
-        if not 1 <= high - low + 1 <= _MAX_VALUES:
-            given = f"low={arguments.shown(low)} and high={arguments.shown(high)}"
-            raise ValueError(f"Uniform wants integers low <= high, at most {_MAX_VALUES:,} of them, not {given}")
+        if low > high:
+            raise ValueError(f"Uniform wants integers low <= high, not low={low} and high={high}")
         support: Sequence[Any] = range(low, high + 1)
         super().__init__(support, np.zeros(len(support)))
 
@@ -162,16 +159,93 @@ class Delta(Distribution[T_co]):
 def probabilities(name: str, probs: ArrayLike) -> Floats:
     """Return `probs` as an (n,) array divided by its sum. TypeError or ValueError unless they are probabilities."""
     given = np.asarray(probs)
-    if given.ndim == 0:
-        raise TypeError(f"{name} must be a list of probabilities, not {arguments.shown(probs)}: {_IN_DICT}")
-    if given.ndim != 1 or len(given) == 0:
-        raise ValueError(f"{name} must be a list of probabilities, not an array of shape {given.shape}")
-    if given.dtype.kind not in "iuf":
-        raise TypeError(f"{name} must be numbers, not {arguments.shown(given.tolist())}: {_IN_DICT}")
-    array = given.astype(np.float64)
-    if not np.all(np.isfinite(array)) or array.min() < 0.0:
+    if given.ndim != 1 or len(given) == 0 or given.dtype.kind not in "iuf":
+        raise TypeError(
+            f"{name} must be a list of probabilities, not {arguments.shown(probs)}: values go with their probabilities "
+            "in a dict, as in Categorical({'a': 0.5, 'b': 0.5})"
+        )
+    array: Floats = given.astype(np.float64)
+    total = float(array.sum())
+    if not (np.all(np.isfinite(array)) and array.min() >= 0.0):
         raise ValueError(f"{name} must be probabilities, not {array.tolist()}")
-    if abs(array.sum() - 1.0) > 1e-6:
-        raise ValueError(f"{name} must sum to 1; divide these by their sum, {array.sum():.6g}")
-    normalised: Floats = array / array.sum()
-    return normalised
+    if abs(total - 1.0) > 1e-6:
+        raise ValueError(f"{name} must sum to 1; divide these by their sum, {total:.6g}")
+    return array / total
+
+
+# ---- combinations
+
+
+def product(*dists: Finite[T], powers: Sequence[float] | None = None) -> Finite[T]:
+    """Return the distribution proportional to  prod_k dists[k](x) ** powers[k]: a product of experts (Hinton 2002).
+
+    If no value is possible under all of them, sampling raises `Impossible`.
+
+    Parameters
+    ----------
+    *dists : Finite
+        Distributions over one support (for tokens: one vocabulary).
+    powers : sequence of float, optional
+        A number for each distribution; by default 1. A negative power divides: `product(p, q, powers=[1, -0.5])`
+        favours values that are likely under p and unlikely under q. A power of 0 removes a distribution.
+
+    Raises
+    ------
+    TypeError
+        For an argument that is not Finite.
+    ValueError
+        If supports differ, or a distribution with a negative power is 0 where the others are not.
+    """
+    first, given = _same_support("product", dists), [1.0] * len(dists) if powers is None else powers
+    numbers = [arguments.number("product: each of the powers", power) for power in given]
+    if len(numbers) != len(dists) or not any(numbers):
+        raise ValueError(f"product: powers has a number for each of {len(dists)} distributions, and not all 0")
+    parts = [(power, dist) for power, dist in zip(numbers, dists, strict=True) if power]
+    suffix = f", powers=[{', '.join(f'{power:g}' for power in numbers)}]" * (powers is not None)
+    return first.derive(
+        lambda: _powered(parts),
+        lambda name: f"product({', '.join(map(name, dists))}{suffix})",
+        [dist for _, dist in parts],
+    )
+
+
+def _powered(parts: Sequence[tuple[float, Finite[Any]]]) -> Floats:
+    """Return (n,) sum_k power_k log p_k. A 0 with a positive power gives 0, whatever the divisors are."""
+    total = np.zeros(len(parts[0][1].support))
+    for power, dist in sorted(parts, key=lambda part: part[0] < 0.0):
+        log_probs, possible = dist.log_probs(), total > -np.inf
+        if power < 0.0 and (log_probs[possible] == -np.inf).any():
+            value = dist.support[int(np.flatnonzero(possible & (log_probs == -np.inf))[0])]
+            raise ValueError(
+                f"product: {dist.brief} gives {value!r} probability 0, and power {power:g} makes that infinite; "
+                "mask in the others what it does not give"
+            )
+        total[possible] += power * log_probs[possible]
+    return total
+
+
+def mixture(dists: Sequence[Finite[T]], weights: ArrayLike) -> Finite[T]:
+    """Return the distribution sum_k weights[k] dists[k]. `weights` are probabilities; supports must be equal."""
+    first = _same_support("mixture", dists)
+    probs = probabilities("mixture: weights", weights)
+    if len(probs) != len(dists):
+        raise ValueError(f"mixture got {len(probs)} weights for {len(dists)} distributions")
+    parts = [(math.log(p), dist) for p, dist in zip(probs, dists, strict=True) if p > 0.0]
+    return first.derive(
+        lambda: np.logaddexp.reduce([log_p + dist.log_probs() for log_p, dist in parts]),
+        lambda name: f"mixture([{', '.join(map(name, dists))}], {probs.round(4).tolist()})",
+        [dist for _, dist in parts],
+    )
+
+
+def _same_support(name: str, dists: Sequence[Finite[T]]) -> Finite[T]:
+    """Return the first distribution. TypeError or ValueError unless all are Finite and over the same values."""
+    if isinstance(dists, Proposal) or not all(isinstance(dist, Finite) for dist in dists):
+        each = "product(*distributions)" if name == "product" else "mixture(distributions, weights)"
+        raise TypeError(f"{name} wants distributions with finite support, {each}, not {arguments.shown(dists)}")
+    if not dists:
+        raise ValueError(f"{name} of no distributions")
+    for dist in dists:
+        if dist.support is not dists[0].support and dist.support != dists[0].support:
+            raise ValueError(f"{name} of distributions over different values: {dists[0].support} and {dist.support}")
+    return dists[0]

@@ -159,7 +159,6 @@ class NextToken(TokenDistribution):
     def __init__(self, context: Context) -> None:
         super().__init__(context.lm.vocab, context.row)
         self.context = context
-        self.recipe = ("next token", context)
         context.prefetch(self)
 
     def string(self) -> StringDistribution:

@@ -5,12 +5,12 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Literal, get_args
-from weakref import WeakValueDictionary
 
 from numpy.typing import ArrayLike
 
 from llmppl.constraints.vocabulary import EOS, Token, Vocabulary
 from llmppl.distributions import Finite, Floats, Mask, Table
+from llmppl.distributions.finite import Name
 from llmppl.support.arguments import shown
 
 End = Literal["eos", "prefix", "boundary"]              # how a text ends
@@ -25,7 +25,6 @@ class TokenDistribution(Finite[Token]):
     """
 
     support: Vocabulary
-    _with_end: WeakValueDictionary[Any, Finite[Token]] | None = None
 
     def with_end(self, inside: Mask, end: End) -> Finite[Token]:
         """Return the distribution of the token after a text of a language: a token `inside` the language, or EOS.
@@ -37,24 +36,20 @@ class TokenDistribution(Finite[Token]):
         """
         if not self.support.eos_ids:
             raise ValueError(f"an eos id ends a text, and {self.support!r} has none: give it eos_ids=[...]")
-        self._with_end = self._with_end or WeakValueDictionary()
-        dist = self._with_end.get((id(inside), end))    # it holds its mask
-        if dist is None:
 
-            def compute() -> Table:
-                table, stays = self.table(), inside & self.support.not_eos
-                kept = table.masked(stays)
-                if end == "prefix":
-                    return kept.put(self.support.eos_ids[0], table.log_total)
-                stay = math.exp(min(kept.log_total - table.log_total, 0.0)) if kept.log_total > -math.inf else 0.0
-                leave = table.log_total + math.log1p(-stay) if stay < 0.5 else table.masked(~stays).log_total
-                return kept.put(self.support.eos_ids[0], leave)
+        def compute() -> Table:
+            table, stays = self.table(), inside & self.support.not_eos
+            kept = table.masked(stays)
+            if end == "prefix":
+                return kept.put(self.support.eos_ids[0], table.log_total)
+            stay = math.exp(min(kept.log_total - table.log_total, 0.0)) if kept.log_total > -math.inf else 0.0
+            leave = table.log_total + math.log1p(-stay) if stay < 0.5 else table.masked(~stays).log_total
+            return kept.put(self.support.eos_ids[0], leave)
 
-            by = "with end", inside, end
-            dist = self.derive(compute, lambda name: f"{name(self)}.with_end(..., {end!r})", [self], by=by)
-            dist._mask = inside
-            self._with_end[id(inside), end] = dist
-        return dist
+        def describe(name: Name, held: Mask = inside) -> str:           # its key is an id, so it holds the mask
+            return f"{name(self)}.with_end(..., {end!r})"
+
+        return self.derive(compute, describe, key=(id(inside), end))
 
     if TYPE_CHECKING:                                   # the types that `_like` returns
 

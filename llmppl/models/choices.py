@@ -42,8 +42,7 @@ Floats = NDArray[np.float64]
 CallSite = tuple[CodeType, int]                         # a line of a program
 
 INSTEAD = "draw through self.sample(...) or self.rng, not from random, np.random, the time or the like"
-MAX_DISTANCE = 0.01                                     # total variation: rounding in half precision stays below
-MAX_LOG_DISTANCE = 0.05
+MAX_LOG_DISTANCE = 1e-5                                 # of a sum of probabilities from 1: rounding in float32 is below
 _OWN_FILES = frozenset(str(Path(__file__).with_name(name)) for name in ("model.py", "choices.py", "spans.py"))
 
 

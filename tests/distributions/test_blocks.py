@@ -80,28 +80,28 @@ def test_a_table_gives_the_log_weights_and_their_sums(case):
 
 def test_blocks_of_several_tables_are_read_in_the_requested_order():
     rng = np.random.default_rng(0)
-    tables = [ArrayTable(rng.normal(size=n)) for n in (3, 700, 257)]
+    arrays = [np.full(3 * BLOCK, -np.inf) for _ in range(3)]
+    arrays[0][:3], arrays[1][:700], arrays[2][:257] = (rng.normal(size=n) for n in (3, 700, 257))
+    tables = [ArrayTable(arrays[0][:3]), ArrayTable(arrays[1][:700]), ArrayTable(arrays[2][:257])]
     rows, blocks = np.array([1, 0, 2, 1, 1]), np.array([2, 0, 1, 0, 2])
-    read = read_blocks(tables, rows, blocks)
-    for values, row, block in zip(read, rows, blocks, strict=True):
-        part = tables[row].array[block * BLOCK : (block + 1) * BLOCK]
-        np.testing.assert_array_equal(values[: len(part)], part)
-        assert (values[len(part) :] == -np.inf).all()
+    truth = np.array(arrays).reshape(3, 3, BLOCK)[rows, blocks]
+    np.testing.assert_array_equal(read_blocks(tables, rows, blocks), truth)
 
 
-def test_allowed_values_survive_neighbours_heavier_by_e_to_the_2000():
+FAR = np.zeros(600)
+FAR[[5, 599]] = -2000.0, -2001.0
+FEW = np.isin(np.arange(600), [5, 599])
+
+
+@pytest.mark.parametrize("mask", [FEW, FEW | (np.arange(600) % 2 == 0) & (FAR < 0)])
+def test_allowed_values_survive_neighbours_heavier_by_e_to_the_2000(mask):
     """Check one block and several blocks: no sum is rounded to 0."""
-    log_weights = np.zeros(600)
-    log_weights[[5, 599]] = -2000.0, -2001.0
-    mask = np.zeros(600, dtype=bool)
-    mask[[5, 599]] = True
-    for masked in (mask, mask | (np.arange(600) % 2 == 0) & (log_weights < 0)):
-        dist = Finite(range(600), log_weights).masked(masked)
-        assert dist.log_prob(5) == pytest.approx(-math.log1p(math.exp(-1.0)))
-        assert dist.log_prob(599) == pytest.approx(-1.0 - math.log1p(math.exp(-1.0)))
+    dist = Finite(range(600), FAR).masked(mask)
+    assert dist.log_prob(5) == pytest.approx(-math.log1p(math.exp(-1.0)))
+    assert dist.log_prob(599) == pytest.approx(-1.0 - math.log1p(math.exp(-1.0)))
     dense = np.ones(600, dtype=bool)
-    dense[:256] = log_weights[:256] < 0                 # one value in the first block, and all of the others
-    dist = Finite(range(600), np.where(np.arange(600) < 256, log_weights, -1990.0)).masked(dense)
+    dense[:256] = FAR[:256] < 0                         # one value in the first block, and all of the others
+    dist = Finite(range(600), np.where(np.arange(600) < 256, FAR, -1990.0)).masked(dense)
     assert dist.log_prob(5) == pytest.approx(-10.0 - math.log(344 + math.exp(-10.0)))
 
 
@@ -183,23 +183,21 @@ def masks(vocab):
 
 @pytest.mark.parametrize("V", [200, 256, 1000])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16], ids=str)
-def test_a_row_on_a_device_is_the_row_of_numpy(V, dtype):
+@pytest.mark.parametrize("masked", ["half", "one", "none", "all"])
+def test_a_row_on_a_device_is_the_row_of_numpy(V, dtype, masked):
     make = functools.partial(CachedTransformer, copy.deepcopy(large_model(V)).to(dtype), large_lm(V).vocab)
-    contexts = [lm.at([3, 5, V // 2]) for lm in (make(), kept(make()))]
-    here, there = (context.next_token() for context in contexts)
+    here, there = (lm.at([3, 5, V // 2]).next_token() for lm in (make(), kept(make())))
     assert isinstance(there.table(), DeviceTable) and isinstance(here.table(), ArrayTable)
-    np.testing.assert_allclose(there.table().log_sums, here.table().log_sums, atol=1e-10)
-    np.testing.assert_allclose(there.log_probs(), here.log_probs(), atol=1e-10)
-    for mask in (half(here.support, 2), np.arange(V) == 7, np.zeros(V, dtype=bool)):
-        a, b = here.masked(mask), there.masked(mask)
-        np.testing.assert_allclose(b.table().log_sums, a.table().log_sums, atol=1e-10)
-        np.testing.assert_allclose(b.log_probs(), a.log_probs(), atol=1e-10)
-        assert [b.log_prob(i) for i in (0, 7, V - 1)] == pytest.approx([a.log_prob(i) for i in (0, 7, V - 1)])
-        twice = np.arange(V) % 3 == 0
-        np.testing.assert_allclose(b.masked(twice).log_probs(), a.masked(twice).log_probs(), atol=1e-10)
-        if mask.any():
-            draws = [[dist.sample(np.random.default_rng(seed)) for seed in range(20)] for dist in (a, b)]
-            assert draws[0] == draws[1]
+    mask = {"half": half(here.support, 2), "one": np.arange(V) == 7, "none": np.arange(V) < 0, "all": np.arange(V) < V}
+    a, b = here.masked(mask[masked]), there.masked(mask[masked])
+    np.testing.assert_allclose(b.table().log_sums, a.table().log_sums, atol=1e-10)
+    np.testing.assert_allclose(b.log_probs(), a.log_probs(), atol=1e-10)
+    assert [*map(b.log_prob, (0, 7, V - 1))] == pytest.approx([*map(a.log_prob, (0, 7, V - 1))])
+    twice = np.arange(V) % 3 == 0
+    np.testing.assert_allclose(b.masked(twice).log_probs(), a.masked(twice).log_probs(), atol=1e-10)
+    seeds = range(20 if mask[masked].any() else 0)
+    draws = [[dist.sample(np.random.default_rng(seed)) for seed in seeds] for dist in (a, b)]
+    assert draws[0] == draws[1]
 
 
 class Where(Model):
@@ -335,31 +333,30 @@ class Launches(TorchDispatchMode):
         return made
 
 
-def test_the_number_of_operations_does_not_grow_with_the_string():
-    counts, found = [], []
-    for n in (10, 40):
-        lm = kept(large_lm(200))
-        start, end = lm.at([1]), lm.at([1, *range(2, 2 + n)])
-        with Launches() as launches:
-            found.append(end.log_prob_since(start))
-        counts.append(launches.count)
-        truth = large_lm(200)
-        assert found[-1] == pytest.approx(truth.at([1, *range(2, 2 + n)]).log_prob_since(truth.at([1])), abs=1e-5)
-    assert counts[0] == counts[1]
+def launches_of_a_string(n):
+    """Return the number of operations of a string of n tokens, after checking its log-probability."""
+    lm, truth = kept(large_lm(200)), large_lm(200)
+    start, end = lm.at([1]), lm.at([1, *range(2, 2 + n)])
+    with Launches() as launches:
+        found = end.log_prob_since(start)
+    assert found == pytest.approx(truth.at([1, *range(2, 2 + n)]).log_prob_since(truth.at([1])), abs=1e-5)
+    return launches.count
 
 
-def test_the_number_of_operations_does_not_grow_with_the_rows():
+def launches_of_rows(n):
+    """Return the number of operations that read one block of n rows, after checking the blocks."""
     lm = kept(large_lm(1000))
-    tables = [lm.at([1, i]).next_token().table() for i in range(2, 42)]
-    counts = []
-    for n in (10, 40):
-        with Launches() as launches:
-            read = lm.evaluator._device_tables().read([(table, i % 4) for i, table in enumerate(tables[:n])])
-        counts.append(launches.count)
-        for i, values in enumerate(read):
-            part = tables[i].whole()[i % 4 * BLOCK : (i % 4 + 1) * BLOCK]
-            np.testing.assert_array_equal(values, np.append(part, np.full(BLOCK - len(part), -np.inf)))
-    assert counts[0] == counts[1]
+    tables, blocks = [lm.at([1, i]).next_token().table() for i in range(2, 2 + n)], np.arange(n) % 4
+    with Launches() as launches:
+        read = lm.evaluator._device_tables().read([*zip(tables, blocks.tolist(), strict=True)])
+    whole = np.array([np.append(table.whole(), np.full(24, -np.inf)) for table in tables])
+    np.testing.assert_array_equal(read, whole.reshape(n, 4, BLOCK)[np.arange(n), blocks])
+    return launches.count
+
+
+@pytest.mark.parametrize("launches", [launches_of_a_string, launches_of_rows])
+def test_the_number_of_operations_does_not_grow(launches):
+    assert launches(10) == launches(40)
 
 
 def test_sums_of_many_rows_need_little_extra_memory():

@@ -103,7 +103,7 @@ LINES = {
     "constraints/lark": 1950,
     "constraints/masks": 1130,
     "constraints/vocabulary": 2050,
-    "distributions": 1340,
+    "distributions": 1220,
     "inference": 2470,
     "inference/resuming": 740,
     "lm": 1890,
