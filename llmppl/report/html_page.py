@@ -25,8 +25,7 @@ from llmppl.report.tables import bar
 
 __all__ = ["page", "show"]
 
-MAX_REASONS = 12            # reasons of deaths in the panel
-MAX_LINKS = 8               # links to steps for each reason
+MAX_LINKS = 8               # links to steps for each reason of deaths
 LINE_ENDS = str.maketrans("\n", "↵")
 HEIGHT = 640                # px of the frame in a notebook, which the user can resize
 
@@ -147,7 +146,7 @@ def _weighed(recording: Recording) -> str:
 def _killed(recording: Recording) -> str:
     deaths = sorted(recording.graves().items(), key=lambda each: -len(each[1]))
     rows = []
-    for name, where in deaths[:MAX_REASONS]:
+    for name, where in deaths:
         first, number = dict(reversed(where)), Counter(step for step, _ in where)
         links = ", ".join(
             f'<a href="#step={step}&amp;candidate={first[step]}">{step}</a>{f" (×{many})" * (many > 1)}'
@@ -156,8 +155,7 @@ def _killed(recording: Recording) -> str:
         more = ", …" * (len(number) > MAX_LINKS)
         count = f'<td class="n dead">× {len(where)}</td>'
         rows.append(f'{count}<td class="code">{html.escape(name)}<div>step {links}{more}</div></td>')
-    others = f"<p>and {len(deaths) - MAX_REASONS} other reasons</p>" * bool(deaths[MAX_REASONS:])
-    return _section("What killed others", rows, after=others)
+    return _section("What killed others", rows)
 
 
 def _alive(recording: Recording) -> str:
@@ -171,10 +169,10 @@ def _alive(recording: Recording) -> str:
     return _section(f"Particles after step {last.index}", rows)
 
 
-def _section(title: str, rows: list[str], note: str = "", after: str = "") -> str:
+def _section(title: str, rows: list[str], note: str = "") -> str:
     """Return a table below its title; "" without rows."""
     table = "".join(f"<tr>{row}</tr>" for row in rows)
-    return f"<h2>{title}</h2>{note}<table>{table}</table>{after}" * bool(rows)
+    return f"<h2>{title}</h2>{note}<table>{table}</table>" * bool(rows)
 
 
 def _state(candidate: Candidate) -> str:

@@ -15,16 +15,9 @@ SECONDS = 0.2                                           # between two updates in
 class Bar:
     """Progress bar of a run: `with Bar(progress, total, describe) as show: show(t, state)`.
 
-    It is a line below the cell in a notebook, which needs no widgets. It can be shown and hidden several times.
-
-    Parameters
-    ----------
-    progress : bool or None
-        None shows the bar if stderr is a terminal.
-    total : int, optional
-    describe : callable
-        `describe(state)` returns the text beside the bar: a str, or an object whose str is read again and again.
-    unit : str
+    `describe(state)` returns the text beside the bar: a str, or an object whose str is read again and again. If
+    `progress` is None, the bar shows if stderr is a terminal. In a notebook it is a line below the cell, which needs no
+    widgets. A bar can be shown several times.
     """
 
     def __init__(

@@ -7,11 +7,12 @@ memory, for `posterior.show()`.
 
 from __future__ import annotations
 
+import itertools
 import json
 import math
 import os
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -42,20 +43,8 @@ class Recorder:
 
     Notes
     -----
-    Each line is written when its step ends, so a killed run loses at most its last step.
-    A step is an object with `step` (from 1), `candidates`, `ancestors` (the place of each survivor among the
-    candidates), `log_weights` (of the survivors, after selection), `log_ml`, `ess`, `num_unique_ancestors`,
-    `num_finished` and `num_dead`. A log weight of -inf is null. A candidate has
-
-        parent : place of its parent among the survivors of the previous step
-        text : text that the step added to the parent's text
-        keep : number of characters of the parent's text that it kept, if not all
-        log_weight : before selection, including the twist
-        twist : the twist, if there is one
-        finished : true if it has finished
-        death : the statement that gave it weight zero
-        attribution : log-weight that each statement added in this step
-
+    Each line is written when its step ends, so a killed run loses at most its last step. `llmppl.report.recording`
+    describes the lines.
     As a context manager, a recorder also writes how the run ended. It records one run; a second is a ValueError.
     """
 
@@ -95,8 +84,6 @@ class Recorder:
 
     def go_on(self, lines: Sequence[str], particles: Sequence[Any]) -> None:
         """Continue the recording of a resumed run from its recorded lines and its particles."""
-        if self._index:
-            raise ValueError(f"{self!r} has recorded a run; make a Recorder for each")
         for line in lines:
             self._write_line(line)
         self._index, self._before = max(len(lines) - 1, 0), [(str(each), each.attribution) for each in particles]
@@ -127,8 +114,7 @@ class Recorder:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        if self._index:
-            self._write({"end": None if kind is None else kind.__name__})
+        self._write({"end": None if kind is None else kind.__name__})
 
     def _candidate(
         self, candidate: Any, now: tuple[str, dict[str, float]], parent: int, log_weight: float
@@ -137,18 +123,17 @@ class Recorder:
         old_text, old_attribution = self._before[parent] if self._before else ("", {})
         keep = len(os.path.commonprefix([old_text, text]))
         added = {name: total - old_attribution.get(name, 0.0) for name, total in attribution.items()}
-        record: dict[str, Any] = {"parent": parent, "text": text[keep:], "log_weight": _null(log_weight)}
-        if keep < len(old_text):
-            record["keep"] = keep
-        if candidate.log_twist:
-            record["twist"] = candidate.log_twist
-        if log_weight == -math.inf:
-            record["death"] = candidate.death or "weight zero"
-        elif candidate.finished:
-            record["finished"] = True
-        if any(added.values()):
-            record["attribution"] = {name: log_w for name, log_w in added.items() if log_w}
-        return record
+        died = log_weight == -math.inf
+        return {
+            "parent": parent,
+            "keep": keep,
+            "text": text[keep:],
+            "log_weight": _null(log_weight),
+            "twist": candidate.log_twist,
+            "finished": candidate.finished and not died,
+            "death": (candidate.death or "weight zero") if died else None,
+            "attribution": {name: log_w for name, log_w in added.items() if log_w},
+        }
 
     def _write(self, line: dict[str, Any]) -> None:
         self._write_line(json.dumps(line))
@@ -172,16 +157,10 @@ def _null(value: float) -> float | None:
 
 def _prompts(particles: Sequence[Any]) -> list[str]:
     """Return the text in the contexts of a particle before its own text; none if they do not end with its text."""
-    for particle in particles:
-        text = str(particle)
-        whole = [str(context.text) for context in _contexts(particle)] if text else []
-        if whole and all(each.endswith(text) for each in whole):
-            return [each.removesuffix(text) for each in whole if each != text]
-    return []
-
-
-def _contexts(particle: Any) -> Iterator[Any]:
-    for value in vars(particle).values():
-        for each in value if isinstance(value, list | tuple) else [value]:
-            if hasattr(each, "next_token") and hasattr(each, "text"):
-                yield each
+    particle = next((each for each in particles if str(each)), None)
+    values = [] if particle is None else vars(particle).values()
+    held = itertools.chain.from_iterable(each if isinstance(each, list | tuple) else [each] for each in values)
+    whole = [str(each.text) for each in held if hasattr(each, "next_token")]
+    if not all(each.endswith(str(particle)) for each in whole):
+        return []
+    return list(filter(None, (each.removesuffix(str(particle)) for each in whole)))

@@ -4,9 +4,17 @@ A recording is a tree of *candidates*: those of step t descend from selected can
 *dead* if its weight is zero. It is *culled* if its weight is positive and it was not selected. Else it is kept,
 perhaps more than once.
 
-A file has a line of JSON for the run, `{"llmppl_trace": 1, "program": ..., "title": ..., "prompts": [...]}`, then a
+A file has a line of JSON for the run, `{"llmppl_trace": 2, "program": ..., "title": ..., "prompts": [...]}`, then a
 line for each step. If the recorder was used in a `with` block, the last line is `{"end": null}`, or has the exception
-that ended the run.
+that ended the run. A step is an object with `step` (from 1), `candidates`, `ancestors` (the place of each survivor
+among the candidates), `log_weights` (of the survivors, after selection), `log_ml`, and the figures `ess`,
+`num_unique_ancestors`, `num_finished` and `num_dead`. A log weight of -inf is null. A candidate has
+
+    parent : place of its parent among the survivors of the previous step
+    keep, text : number of characters of the parent's text that it kept, and the text that the step added
+    log_weight, twist : before selection, including the twist
+    finished, death : true if it has finished; the statement that gave it weight zero, or null
+    attribution : log-weight that each statement added in this step
 """
 
 from __future__ import annotations
@@ -25,7 +33,7 @@ import numpy as np
 
 __all__ = ["Candidate", "FIGURES", "RecordedStep", "Recording", "VERSION", "load", "normalised", "parse"]
 
-VERSION = 1
+VERSION = 2
 LARGEST = 1e300                                         # sums and differences of such numbers are still finite
 FIGURES = "ess", "num_unique_ancestors", "num_finished", "num_dead"
 
@@ -36,7 +44,7 @@ class Candidate:
 
     parent : place of its parent among the candidates of the previous step; None at step 1
     text, keep : the whole text; the step added text[keep:]
-    log_weight, twist, finished, death, attribution : as in the file; log_weight is -inf if it died
+    log_weight, twist, finished, death, attribution : as in the file
     copies : number of times it was selected; 0 if it is dead or culled
     log_weight_after : log of the total weight of these copies; -inf if there are none
     carried : True if it had finished before this step
@@ -68,10 +76,6 @@ class RecordedStep:
     num_unique_ancestors: int
     num_finished: int
     num_dead: int
-
-    @property
-    def kept(self) -> list[Candidate]:
-        return [candidate for candidate in self.candidates if candidate.copies]
 
     @property
     def num_particles(self) -> int:
@@ -127,9 +131,9 @@ class Recording:
     def status(self) -> str:
         """Return the last step and the end of the run, in a sentence."""
         last = self.steps[-1]
-        unfinished = sum(candidate.copies for candidate in last.kept if not candidate.finished)
+        unfinished = sum(candidate.copies for candidate in last.candidates if not candidate.finished)
         steps = f"{last.index} step{'s' * (last.index != 1)}"
-        if not last.kept:
+        if not last.num_particles:
             return f"All particles had died after {steps}."
         if not unfinished:
             return f"All particles finished, after {steps}."
@@ -166,8 +170,8 @@ def parse(lines: Sequence[str], name: str) -> Recording:
             if number == 1:
                 if record["llmppl_trace"] != VERSION:
                     raise ValueError(f"this version of llmppl reads format {VERSION}: record the run again")
-                prompts = [_text(each) for each in record.get("prompts", [])]
-                recording = Recording(_text(record.get("program", "")), _text(record.get("title", "")), prompts)
+                prompts = [_text(each) for each in record["prompts"]]
+                recording = Recording(_text(record["program"]), _text(record["title"]), prompts)
             elif "end" in record:
                 recording.ended = _text(record["end"] or "")
                 break
@@ -199,24 +203,23 @@ def _step(record: dict[str, Any], index: int, before: Survivors | None) -> tuple
 
 
 def _candidate(record: dict[str, Any], before: Survivors | None) -> Candidate:
-    place, old, carried = None, "", False
-    if before is not None:
-        place, parent = before[_place(record["parent"], before)]
-        old, carried = parent.text, parent.finished
-    keep = _place(record.get("keep", len(old)), old + ".")
-    death = record.get("death")
+    place, parent = (None, _ROOT) if before is None else before[_place(record["parent"], before)]
+    keep = _place(record["keep"], parent.text + ".")
     return Candidate(
         place,
-        old[:keep] + _text(record["text"]),
+        parent.text[:keep] + _text(record["text"]),
         keep,
         _log(record["log_weight"]),
-        _number(record.get("twist", 0.0)),
-        bool(record.get("finished")),
-        None if death is None else _text(death),
-        {_text(name): _number(log_w) for name, log_w in record.get("attribution", {}).items()},
-        carried=carried,
-        keeps_all=keep == len(old),
+        _number(record["twist"]),
+        bool(record["finished"]),
+        _text(record["death"] or "") or None,
+        {_text(name): _number(log_w) for name, log_w in record["attribution"].items()},
+        carried=parent.finished,
+        keeps_all=keep == len(parent.text),
     )
+
+
+_ROOT = Candidate(None, "", 0, 0.0, 0.0, False, None, {})
 
 
 def _place(value: Any, among: Sequence[Any]) -> int:

@@ -99,38 +99,28 @@ def without_middle(text: str, most: int) -> str:
 
 
 def chart(name: str, values: Sequence[float], *, low: float | None = None) -> str:
-    """Return a chart of a value at each of T steps.
+    """Return a chart of a value at each of T steps, with labels of its axes and of the last value.
 
-    The axis goes from `low` (by default the smallest value) to the largest value. The labels are these two values, the
-    first and the last step, and the last value. A value that is not finite leaves a gap.
+    The axis goes from `low` (by default the smallest value) to the largest value. A value that is not finite leaves a
+    gap.
     """
     finite = [value for value in values if math.isfinite(value)] or [0.0]
     low, high = min(finite) if low is None else low, max(finite)
     base, right = HEIGHT - BOTTOM, WIDTH - RIGHT
-
-    def at(step: int) -> tuple[float, float]:
-        x = LEFT + (right - LEFT) * (step / max(len(values) - 1, 1))
-        return x, base - (base - TOP) * (values[step] - low) / max(high - low, 1e-12)
-
-    path, joined, dot, last = "", False, "", ""
-    for step, value in enumerate(values):
-        if math.isfinite(value):
-            x, y = at(step)
-            path += f"{'L' if joined else 'M'}{x:.1f} {y:.1f}"
-            dot, last = f'<circle cx="{x:.1f}" cy="{y:.1f}" r="2.5"/>', _text(x + 6, y + 4, value)
-        joined = math.isfinite(value)
-    ends = "".join(
-        f'<text x="{at(step)[0]:.1f}" y="{HEIGHT - 4}" text-anchor="middle">{step + 1}</text>'
-        for step in sorted({0, len(values) - 1})
-    )
+    xs = [LEFT + (right - LEFT) * step / max(len(values) - 1, 1) for step in range(len(values))]
+    ys = [base - (base - TOP) * (value - low) / max(high - low, 1e-12) for value in values]
+    moves = ["L" if math.isfinite(before) else "M" for before in (math.nan, *values)]
+    path = "".join(f"{move}{x:.1f} {y:.1f}" for move, x, y in zip(moves, xs, ys, strict=False) if math.isfinite(y))
+    ends = [(xs[0], "1"), (xs[-1], str(len(values)))][: len(values)] if values else []
+    steps = "".join(f'<text x="{x:.1f}" y="{HEIGHT - 4}" text-anchor="middle">{label}</text>' for x, label in ends)
     axis = f'<path d="M{LEFT} {TOP}V{base}H{right}" fill="none" stroke="currentColor" opacity="0.35"/>'
     marks = _text(LEFT - 5, base, low, "end") + _text(LEFT - 5, TOP + 6, high, "end") * (high > low)
+    last = _text(xs[-1] + 6, ys[-1] + 4, values[-1]) if values and math.isfinite(ys[-1]) else ""
     title = html.escape(f"{name} over {len(values)} steps, from {low:.2f} to {high:.2f}")
     return (
         f'<svg class="chart" role="img" aria-label="{title}" width="{WIDTH}" height="{HEIGHT}" font-size="10" '
-        f'fill="currentColor"><title>{title}</title>{axis}'
-        f'<path d="{path}" fill="none" stroke="currentColor" stroke-width="1.5" stroke-linejoin="round"/>'
-        f"{dot}{marks}{ends}{last}</svg>"
+        f'fill="currentColor"><title>{title}</title>{axis}<path d="{path}" fill="none" stroke="currentColor" '
+        f'stroke-width="1.5" stroke-linejoin="round"/>{marks}{steps}{last}</svg>'
     )
 
 

@@ -112,7 +112,7 @@ LINES = {
     "models": 2030,
     "models/programs": 690,
     "queries": 2190,
-    "report": 880,
+    "report": 840,
     "support": 1110,
     "tasks": 1070,
 }

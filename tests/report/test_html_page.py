@@ -321,19 +321,6 @@ def test_a_phone_stacks_all_parts_and_accepts_taps(opened, run):
     assert tab.evaluate("document.documentElement.scrollWidth") <= 390
 
 
-def test_the_prompt_stands_above_and_a_long_one_scrolls(opened, run):
-    tab = opened(page(run))
-    assert tab.inner_text(".prompt") == "after Once <upon> a time"
-    assert "…pon> a time" in tab.locator("#all text").last.inner_html().replace("&gt;", ">")
-    run.prompts, before = ["many words " * 500], run.prompts
-    try:
-        tab = opened(page(run))
-    finally:
-        run.prompts = before
-    assert tab.locator(".prompt").bounding_box()["height"] < 80
-    assert tab.evaluate("(e => e.scrollHeight > e.clientHeight)(document.querySelector('.prompt'))")
-
-
 def test_inside_a_notebook_links_and_keys_stay_in_the_frame(opened, run):
     document = f'<p>cell</p><iframe srcdoc="{html.escape(page(run))}" width="900" height="600"></iframe>'
     tab = opened(document)

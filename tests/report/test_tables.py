@@ -4,13 +4,12 @@ import html
 import math
 import pickle
 import re
-import subprocess
 import sys
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
-from helpers.common import HANG, Cell
+from helpers.common import Cell
 from helpers.tiny import cold_lm_with_bos
 
 from llmppl import Bernoulli, Categorical, Model, beam_search, repeat, search, smc_steer
@@ -163,23 +162,6 @@ def test_progress_in_a_notebook_needs_no_widgets(monkeypatch, capsys):
     assert re.fullmatch(r"match 2: \d+ expansions", cell.shown[1]) and len(cell.shown) == 2
     steer()                                             # which is asked for no line
     assert len(cell.shown) == 2 and capsys.readouterr() == ("", "")
-
-
-NOTEBOOK = """
-import sys, types
-IPython = types.ModuleType("IPython")
-IPython.get_ipython = lambda: types.SimpleNamespace(kernel=None)
-sys.modules.update({"IPython": IPython, "ipykernel.zmqshell": IPython, "ipywidgets": None})
-from llmppl import CachedTransformer
-CachedTransformer.from_pretrained(engine="transformers")
-assert sys.modules["tqdm.auto"]
-"""
-
-
-def test_a_notebook_without_widgets_gives_no_install_advice():
-    command = [sys.executable, "-W", "always", "-c", NOTEBOOK]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=HANG)
-    assert done.returncode == 0 and "IProgress" not in done.stderr, done.stderr
 
 
 class Named(Model):
