@@ -38,7 +38,7 @@ import llmppl.tasks.ray
 from llmppl import CachedTransformer, Model, Particles, Result, load_results, run_many, smc_steer
 from llmppl.inference import SavedParticle
 from llmppl.tasks import recorded
-from llmppl.tasks.scheduling import schedule
+from llmppl.tasks.ray import schedule
 
 NAMES = ["Lily", "Tom", "Ben", "Sue", "Max", "Anna", "Sam", "Mia", "Tim", "Joe"]
 THINGS = ["a red ball", "a big dog", "the old tree", "a small cat", "her mom", "the park", "a new toy", "the sun",
@@ -228,7 +228,7 @@ def simulations(num_tasks: int) -> None:
     cost, rows = Cost(0.002, 0.0033, start=30.0), []
     for life in (math.inf, 3600, 600, 120):
         with tempfile.TemporaryDirectory() as folder:
-            path, stops = Path(folder) / "results.jsonl", [num_tasks // 3, num_tasks // 2]
+            path, stops = Path(folder) / "results.db", [num_tasks // 3, num_tasks // 2]
             clusters = simulate(path, num_tasks, stops, size=64, together=16, cost=cost, life=life, lost=0.001)
             seconds = sum(each.clock for each in clusters)
             parts = np.diff([0, *stops, num_tasks]).tolist()

@@ -76,7 +76,7 @@ def main() -> None:
     make_lm = functools.partial(CachedTransformer.from_pretrained, args.lm)
 
     with tempfile.TemporaryDirectory() as folder:
-        out = args.out or Path(folder) / "results.jsonl"
+        out = args.out or Path(folder) / "results.db"
         kept_in = {"seed": args.seed, "to": out, "resume": True}
         on_ray = functools.partial(
             llmppl.tasks.ray.run_many, steer, prompts, make_lm=make_lm, workers=args.workers, **kept_in

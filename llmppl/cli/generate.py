@@ -167,11 +167,11 @@ def many(
 
     After Ctrl-C, --resume continues the run. The exit code is 1 if a prompt has no text.
 
-    Example: llmppl many prompts.txt results.jsonl --regex " (hot|cold)"
+    Example: llmppl many prompts.txt results.db --regex " (hot|cold)"
     """
-    from llmppl.inference.resuming.fingerprint import identity_of
     from llmppl.report.progress import Bar
-    from llmppl.tasks import read_results
+    from llmppl.support.values import identity
+    from llmppl.tasks import load_results
     from llmppl.tasks.many import TOGETHER, in_lanes, recorded
 
     job, texts, failed = Continuation(given), _prompts(prompts), list[bool]()
@@ -184,14 +184,14 @@ def many(
 
         run_all = on_workers(job.steer, job.lm, given.workers, None, TOGETHER)
     results: Any = recorded(
-        run_all, texts, lambda: identity_of("llmppl many", {}, **program), to=out, seed=given.seed,
-        resume=given.resume, progress=False,
-    )  # fmt: skip
+        run_all, texts, identity("llmppl many", **program), to=out, seed=given.seed, resume=given.resume, progress=False
+    )
     try:
         with closing(results), Bar(None, len(texts), str, "prompt") as shown:
-            failed += [not each.particles for each in read_results(out)]
+            before = (each for each in load_results(out) if each.error is None)
+            failed += [not each.particles for each in before]
             for result in results:
-                failed.append(not result.particles)
+                failed.append(result.error is not None or not result.particles)
                 shown(len(failed), f"{sum(failed)} failed")
     except KeyboardInterrupt:
         leave(INTERRUPTED, f"interrupted: {len(failed)} of {len(texts)} results are in {out}; --resume goes on")

@@ -100,6 +100,7 @@ class _Worker(greenlet):  # type: ignore[misc]
     def __init__(self, runtime: Runtime, todo: deque[tuple[Callable[[], Any], str]]) -> None:
         super().__init__(self._work)
         self.runtime, self.name = runtime, ""
+        self.cpu_seconds = self.tokens = self.resumed = 0.0         # counted by `Runtime.each`
         self._todo, self._caller = todo, contextvars.copy_context()
 
     def _work(self) -> Any:
@@ -128,6 +129,17 @@ def _worker() -> _Worker | None:
 def running() -> bool:
     """Check whether the caller is a function of a run."""
     return _worker() is not None
+
+
+def spent() -> tuple[float, float]:
+    """Return CPU seconds and tokens of the caller, a function of `Runtime.each`, with its share of the rounds so far.
+
+    Outside of it, CPU seconds are those of the process, and tokens are not counted.
+    """
+    worker = _worker()
+    if worker is None:
+        return time.process_time(), 0.0
+    return worker.cpu_seconds + time.process_time() - worker.resumed, worker.tokens
 
 
 def request(evaluator: Evaluator, question: Any) -> Any:
@@ -249,11 +261,13 @@ class Runtime:
                 raise RuntimeError("what runs together goes on in the thread that began it, and this is another")
             workers[worker] = None
             worker.parent = getcurrent()                # another greenlet may ask for the next result
+            worker.resumed = time.process_time()
             try:
                 wanted = go_on()
             except BaseException as error:
                 error.add_note(f"in {worker.name}")
                 raise
+            worker.cpu_seconds += time.process_time() - worker.resumed
             if not worker.dead:
                 waiting.append(_Request(worker, *wanted))
                 return []
@@ -270,7 +284,7 @@ class Runtime:
                 batch, waiting = waiting, []
                 answered = dict[_Worker, Callable[[], Any]]()
                 for requests in _by_evaluator(batch):
-                    answered |= _answered_apart(requests)
+                    answered |= _counted(requests)
                 for each in batch:
                     yield from resume(each.worker, answered.pop(each.worker))
         finally:
@@ -296,6 +310,20 @@ def _answers(requests: list[_Request]) -> dict[_Worker, list[Any]]:
     for (worker, _), reply in zip(asked, replies, strict=True):
         answers.setdefault(worker, []).append(reply)
     return answers
+
+
+def _counted(requests: list[_Request]) -> dict[_Worker, Callable[[], Any]]:
+    """Answer as `_answered_apart` does, and count the cost for each worker in proportion to its questions."""
+    evaluator = requests[0].evaluator
+    (cpu, tokens), work = spent(), evaluator.done().tokens
+    answered = _answered_apart(requests)
+    (cpu_after, tokens_after), work_after = spent(), evaluator.done().tokens
+    used = tokens_after - tokens if running() else work_after - work
+    total = sum(len(each.questions) for each in requests)
+    for each in requests:
+        each.worker.cpu_seconds += (cpu_after - cpu) * len(each.questions) / total
+        each.worker.tokens += used * len(each.questions) / total
+    return answered
 
 
 def _answered_apart(requests: list[_Request]) -> dict[_Worker, Callable[[], Any]]:

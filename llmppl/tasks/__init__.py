@@ -6,7 +6,7 @@ from llmppl.tasks.many import recorded as recorded
 from llmppl.tasks.many import run_many as run_many
 from llmppl.tasks.results import Result as Result
 from llmppl.tasks.results import ResultFile as ResultFile
+from llmppl.tasks.results import Results as Results
 from llmppl.tasks.results import load_results as load_results
-from llmppl.tasks.results import read_results as read_results
 
 __dir__ = lazy.public_names(__name__)

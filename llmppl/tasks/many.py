@@ -8,7 +8,6 @@ in its batches, nor on earlier runs of a resumed file.
 from __future__ import annotations
 
 import functools
-import json
 import os
 import time
 import traceback
@@ -20,11 +19,12 @@ import numpy as np
 
 from llmppl.inference.gc_freeze import freeze, frozen_gc
 from llmppl.inference.particles import Particles
-from llmppl.inference.resuming.fingerprint import identity_of
 from llmppl.report.progress import Bar
 from llmppl.support.arguments import count, function, generator, name_of, shown
-from llmppl.support.locks import heard, let_through
-from llmppl.support.runtime import Runtime
+from llmppl.support.files import is_own_error
+from llmppl.support.locks import let_through
+from llmppl.support.runtime import Runtime, spent
+from llmppl.support.values import Identity, identity
 from llmppl.tasks.results import Result, ResultFile
 
 T = TypeVar("T")
@@ -45,8 +45,9 @@ def run_many(
 ) -> Iterator[Result]:
     """Run the same inference for each task, and yield the results as tasks end.
 
-    Tasks run only while the caller waits for the next result. An exception that ends a task is its result. A
-    KeyboardInterrupt ends all tasks; the results written before stay.
+    Tasks run only while the caller waits for the next result. An exception that ends a task, SystemExit included, is
+    its result, and the other tasks go on. If it left a run, as a time limit in `on_step` does, the result has the
+    particles of the last step, too. A KeyboardInterrupt and an error of a file of results or a checkpoint end all.
 
     Parameters
     ----------
@@ -60,12 +61,12 @@ def run_many(
     together : int
         Number of tasks that run at a time.
     to : path, optional
-        A file that gets a line of JSON for each task when it ends; `load_results(path)` reads it. Tasks must then be
-        data, which is compared by contents: texts, numbers, lists, dicts, arrays, data frames, dataclasses.
+        An SQLite file that gets each result when its task ends; `load_results(path)` reads it. Tasks are compared by
+        their data, or by their repr if they are none.
     resume : bool or "force"
-        Continue that file, and skip the tasks whose results it has. `run` with all that it refers to, the seed, the
-        version of this package and the tasks must be those of the file. A list of tasks is compared before anything
-        runs. "force" keeps results of another `run`, seed or version.
+        Continue that file. Tasks that have a result without an error there are skipped, and failed ones run again. The
+        seed, the version of this package, the tasks, and the code and the values to which `run` refers must be those of
+        the file. "force" keeps results of another `run`, seed or version.
     progress : bool, optional
         Show a bar; by default if stderr is a terminal.
 
@@ -80,22 +81,20 @@ def run_many(
     BlockingIOError
         If another run is writing the file.
     ValueError
-        If the file has results of another run or of other tasks, is damaged, or has other contents. If it is named as a
-        Parquet file.
+        If the file has results of another run or of other tasks, or has other contents.
     OSError
         If the file cannot be written, as on a full disk. The results before are complete, and `resume=True` continues.
-        If something else deletes, replaces or empties the file.
     """
     function("run", run, "lambda task, rng: smc_steer(model(task), N, K, rng=rng)", takes=2)
     count("together", together)
-    identity = functools.partial(identity_of, name_of(run), {"run": run})
-    return recorded(in_lanes(run, together), tasks, identity, seed=seed, to=to, resume=resume, progress=progress)
+    program = None if to is None else identity(name_of(run), run)
+    return recorded(in_lanes(run, together), tasks, program, seed=seed, to=to, resume=resume, progress=progress)
 
 
 def recorded(
     run_all: RunAll,
     tasks: Iterable[Any],
-    identity: Callable[[], tuple[dict[str, Any], Any]] | None = None,
+    program: Identity | None = None,
     *,
     seed: int | None = None,
     to: str | os.PathLike[str] | None = None,
@@ -104,8 +103,7 @@ def recorded(
 ) -> Iterator[Result]:
     """Write and yield the results of `run_all(numbered tasks, seed)`, as `run_many` does.
 
-    `identity()` returns the identity of the program, to compare with that in a file of results. Without it, programs
-    are not compared.
+    `program` is compared with that in a file of results.
     """
     if isinstance(tasks, str) or not isinstance(tasks, Iterable):
         raise TypeError(f"tasks must be a list or another iterable of tasks, not {shown(tasks)}")
@@ -113,12 +111,9 @@ def recorded(
     if resume not in (True, False, "force"):
         raise TypeError(f'resume must be True, False or "force", not {shown(resume)}')
     if resume and to is None:
-        raise ValueError("resume=True goes on with a file of results: say with which, as to='results.jsonl'")
+        raise ValueError("resume=True goes on with a file of results: say with which, as to='results.db'")
     listed = tasks if isinstance(tasks, Sequence) else None
-    file = None
-    if to is not None:
-        program = None if identity is None else json.loads(json.dumps(identity()[0]))   # as a file has it
-        file = ResultFile(to, seed=seed, resume=resume, tasks=listed, identity=program)
+    file = None if to is None else ResultFile(to, seed=seed, resume=resume, tasks=listed, identity=program)
     return _results(run_all, tasks, np.random.SeedSequence(seed).entropy if file is None else file.seed, file, progress)
 
 
@@ -144,8 +139,6 @@ def _results(
             done, failed = done + 1, failed + (result.error is not None)
             show(done, f"{failed} failed")
             yield result
-            if file is not None:
-                file.check_process()                    # the iterator may go on in a fork
         if file is not None:
             file.check_number(num_tasks)
 
@@ -169,7 +162,7 @@ def _attempt(run: Run, index: int, task: Any, seed: int) -> Result:
     try:
         answer = run(task, np.random.default_rng(np.random.SeedSequence(seed, spawn_key=(index,))))
         if isinstance(answer, Particles):
-            particles, answer.stats = answer, None
+            particles = answer
         elif isinstance(answer, list) and all(hasattr(each, "as_dict") for each in answer):
             matches = answer
         else:
@@ -177,7 +170,13 @@ def _attempt(run: Run, index: int, task: Any, seed: int) -> Result:
                 f"run must return Particles, as smc_steer does, or a list of matches or beams; {name_of(run)} returned "
                 f"{shown(answer)}"
             )
-    except Exception as reason:
+    except (Exception, SystemExit) as reason:
         let_through(reason)
-        error = heard(traceback.format_exc)             # format_exc drops exceptions of signal handlers
-    return Result(index, task, particles, matches, error, time.perf_counter() - start)
+        if is_own_error(reason):
+            raise
+        error, left = traceback.format_exc(), getattr(reason, "particles", None)
+        particles = left if isinstance(left, Particles) and left.steps else None
+    if particles is not None:
+        particles.stats = None
+    cpu_seconds, tokens = spent()
+    return Result(index, task, particles, matches, error, time.perf_counter() - start, cpu_seconds, round(tokens))

@@ -2,36 +2,43 @@
 
 A call to `Worker.run` is a stream of results, so that the results before the death of a process are known. Ray only
 restarts dead actors (`max_restarts`). It does not retry calls: Ray would repeat a stream from its beginning and skip as
-many results as it had delivered, which are other results if tasks end in another order. `scheduling.py` sends
-unanswered tasks again.
+many results as it had delivered, which are other results if tasks end in another order.
+
+`schedule` sends unanswered tasks again. A task waits, is out with a worker, or is answered. If a worker dies, its tasks
+wait again, so that none is lost. An answer for a task that is no longer out is dropped, so that none is answered twice.
+Workers take a *chunk* of tasks at a time, which they run together. Chunks get smaller towards the end, so that all
+workers end at about the same time. `together` and the number of workers bound the tasks that wait or are out.
+
+Source: Hummel, Schonberg & Flynn (1992), "Factoring: a method for scheduling parallel loops", for the sizes of chunks.
 """
 
 from __future__ import annotations
 
 import os
 import warnings
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
 from functools import partial
-from itertools import chain
-from typing import Any, Literal, TypedDict, TypeVar, Unpack
+from itertools import chain, islice
+from typing import Any, Literal, Protocol, TypedDict, TypeVar, Unpack
 
 import numpy as np
-from greenlet import GreenletExit
 
-from llmppl.inference.resuming.fingerprint import identity_of
 from llmppl.lm.transformer import DEVICE_SHARE
 from llmppl.support.arguments import count, function, name_of, optional_count
-from llmppl.support.locks import let_through
-from llmppl.support.options import list_options, unknown_option
+from llmppl.support.options import list_options
+from llmppl.support.values import identity
 from llmppl.tasks.many import TOGETHER, RunAll, lanes, recorded
 from llmppl.tasks.results import Result
-from llmppl.tasks.scheduling import Pair, schedule
 
 L = TypeVar("L")
 T = TypeVar("T")
 Run = Callable[[Any, Any, np.random.Generator], Any]
+Pair = tuple[int, Any]                                  # an index and its task
 MAX_STARTS = 3                                          # in a row, of a worker that dies in each
+MAX_CHUNK = 2                                           # chunks hold at most this many times `together` tasks
+MAX_SHARED, MAX_ALONE = 2, 3                            # deaths of workers that ran a task with others, and alone
 FOUND = "found"
 
 
@@ -98,10 +105,8 @@ def run_many(
     function("make_lm", make_lm, "lambda: CachedTransformer.from_pretrained()")
     optional_count("workers", workers)
     count("together", together)
-    if unknown := options.keys() - Options.__annotations__:
-        raise unknown_option("llmppl.tasks.ray.run_many", unknown, Options.__annotations__)
-    identity = partial(identity_of, name_of(run), {"run": run, "make_lm": make_lm})
-    return recorded(on_workers(run, make_lm, workers, resources, together), tasks, identity, **options)
+    program = identity(name_of(run), run, make_lm=make_lm)
+    return recorded(on_workers(run, make_lm, workers, resources, together), tasks, program, **options)
 
 
 def on_workers(
@@ -111,20 +116,16 @@ def on_workers(
     ray, resources = _ray(), dict(resources or {})
 
     def on_actors(numbered: Iterable[Pair], seed: int) -> Iterator[Result]:
-        rest, process = iter(numbered), os.getpid()
+        rest = iter(numbered)
         for first in rest:                              # if no task is left, nothing starts
             if not ray.is_initialized():
                 ray.init(include_dashboard=False)
             actors = Actors(ray, workers or _room(ray, resources), resources)
             try:
                 actors.start(run, make_lm, seed, together)
-                for result in schedule(actors, chain([first], rest), together):
-                    yield result
-                    if process != os.getpid():          # Ray would wait for ever
-                        raise RuntimeError("this run goes on in the process that began it, and this is a fork of it")
+                yield from schedule(actors, chain([first], rest), together)
             finally:
-                if process == os.getpid():
-                    actors.close()
+                actors.close()
 
     return on_actors
 
@@ -157,11 +158,10 @@ class Worker:
 
     def start(self, make_lm: bytes, run: bytes) -> None:
         """Make the language model unless it exists."""
-        from ray import cloudpickle
-
         if self._run is None:
-            lm = cloudpickle.loads(make_lm)()
-            self._run = partial(_contained, cloudpickle.loads(run), lm)
+            loads = _ray().cloudpickle.loads
+            lm = loads(make_lm)()
+            self._run = partial(loads(run), lm)
             engines = [getattr(each, "engine", None) for each in (lm if isinstance(lm, tuple) else (lm,))]
             if DEVICE_SHARE in os.environ and "cpu" in [str(getattr(each, "device", None)) for each in engines]:
                 said = "the worker has a GPU, and its language model is on the CPU: give from_pretrained device='cuda'"
@@ -169,26 +169,14 @@ class Worker:
 
     def run(self, chunk: bytes, seed: int, together: int) -> Iterator[bytes]:
         """Yield the results of a chunk as they end, pickled one by one, so that a failure affects no other."""
-        from ray import cloudpickle
-
         assert self._run is not None
+        cloudpickle = _ray().cloudpickle
         for result in lanes(self._run, cloudpickle.loads(chunk), seed=seed, together=together):
             try:
                 yield cloudpickle.dumps(result)
             except Exception as error:
                 said = f"the result of the task cannot be sent to the driver: {type(error).__name__}: {error}"
                 yield cloudpickle.dumps(replace(result, particles=None, matches=None, error=said))
-
-
-def _contained(run: Run, lm: Any, task: Any, rng: np.random.Generator) -> Any:
-    """Call `run`. An exception that would end the process, such as SystemExit, becomes an error of the task."""
-    try:
-        return run(lm, task, rng)
-    except (Exception, KeyboardInterrupt, GreenletExit):
-        raise
-    except BaseException as error:
-        let_through(error)                              # Ray ends a worker by a signal
-        raise RuntimeError(f"the task raised {type(error).__name__}, which ends no worker") from error
 
 
 class Actors:
@@ -258,3 +246,80 @@ class Actors:
         """End the processes."""
         for actor in self._actors:
             self._ray.kill(actor)
+
+
+# ---- the assignment of tasks to workers of any kind
+
+
+class Cluster(Protocol):
+    """Workers with the numbers 0 to `size` - 1."""
+
+    @property
+    def size(self) -> int: ...
+
+    def send(self, worker: int, chunk: list[Pair]) -> None:
+        """Let a worker that is ready run a chunk."""
+
+    def wait(self) -> tuple[int, Result | Literal["ready", "dead"]]:
+        """Return the next event of a worker: a result, "ready" for a chunk, or "dead" (it may be ready again later)."""
+
+
+class Waiting:
+    """Queue of the tasks that wait, cut into chunks."""
+
+    def __init__(self, tasks: Iterable[Pair], together: int, workers: int) -> None:
+        self._source, self._together, self._workers = iter(tasks), together, workers
+        self._ahead = 2 * MAX_CHUNK * together * workers
+        self._tasks, self._alone = deque[Pair](), deque[Pair]()
+        self._size = self._left = 0                     # size of the next chunks, and their number
+
+    def take(self) -> bool:
+        """Read tasks from the iterable while there is room, and return whether any task waits."""
+        self._tasks.extend(islice(self._source, max(self._ahead - len(self._tasks), 0)))
+        return bool(self._tasks or self._alone)
+
+    def chunk(self) -> list[Pair]:
+        """Return the next chunk. A task must wait."""
+        if self._alone:
+            return [self._alone.popleft()]
+        if not self._left:
+            share = -(-len(self._tasks) // self._workers)
+            self._size, self._left = max(min(self._together, share), -(-share // 2)), self._workers
+        self._left -= 1
+        return [self._tasks.popleft() for _ in range(min(self._size, len(self._tasks)))]
+
+    def put_back(self, pair: Pair, alone: bool) -> None:
+        """Put a task before all others that wait."""
+        (self._alone if alone else self._tasks).appendleft(pair)
+
+
+def schedule(cluster: Cluster, tasks: Iterable[Pair], together: int) -> Iterator[Result]:
+    """Run all tasks on a cluster, and yield their results as they end.
+
+    If two workers died while they had a task, it runs alone from then on. If three more die of it, its result is an
+    error.
+    """
+    waiting = Waiting(tasks, together, cluster.size)
+    ready, out = deque[int](), dict[int, dict[int, Any]]()              # out: {worker: {index: task}}
+    deaths = dict[int, int]()                                           # {index: number of workers that died with it}
+    while waiting.take() or out:
+        while ready and waiting.take():
+            chunk, worker = waiting.chunk(), ready.popleft()
+            out[worker] = dict(chunk)
+            cluster.send(worker, chunk)
+        worker, event = cluster.wait()
+        if isinstance(event, Result):
+            if event.index in out.get(worker, {}):
+                del out[worker][event.index]
+                deaths.pop(event.index, None)
+                yield event
+            continue
+        if event == "ready":
+            ready.append(worker)
+        for index, task in reversed(out.pop(worker, {}).items()):       # the worker died, or its answers were lost
+            deaths[index] = deaths.get(index, 0) + 1
+            if deaths[index] < MAX_SHARED + MAX_ALONE:
+                waiting.put_back((index, task), alone=deaths[index] >= MAX_SHARED)
+            else:
+                total = f"{deaths.pop(index)} workers died of this task (out of memory?)"
+                yield Result(index, task, error=f"{total}, the last {MAX_ALONE} of it alone")

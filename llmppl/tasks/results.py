@@ -1,69 +1,72 @@
-"""Results of many tasks, and the file that keeps them: a header, then one line of JSON for each task that has ended.
+"""Results of many tasks, and the SQLite file that keeps them.
 
-The file gets the line of a task in one piece when the task has ended, before the caller gets the result. A killed run
-therefore loses only the tasks under way, and leaves at most one torn line at the end, which the next run cuts. A loss
-of power can also lose the lines of the last second: waiting for the disk at each line would take longer than a small
-task. A line has these fields:
+A task is one transaction, made when it has ended and before the caller gets its result. A killed run therefore loses
+only the tasks under way. A loss of power can also lose the results of the last moments. The tables:
 
-    index : int, place of the task, from 0
-    digest : str, digest of the contents of the task, which a resumed run compares
-    task : the task itself if JSON can write it (a tuple becomes a list)
-    run : str, identifier of the header that the line belongs to
-    seconds : float, from the beginning of the task to its end, including work done for other tasks in between
-    log_ml, log_ml_se, texts, log_weights, cut : as in `Particles.to_dict`; with deaths if no particle is left; or
-    matches : list of objects, as in `Match.as_dict`; or
-    error : str, the traceback of the exception that ended the task
-    check : str, checksum of the line up to here
+    run       seed, version of this package, and identity of the program; one row, and another for each resume="force"
+    result    task_index, digest and JSON of the task; error; log_ml, log_ml_se, deaths; matches; tokens, seconds,
+              cpu_seconds
+    particle  task_index, place, text, log_weight, cut; parsed, attribution and attributes as JSON
 
-The header, the first line, describes the run: `run`, a random identifier; `seed`; `version` of this package; and
-`identity` of the program and its language models. If `resume="force"` continues with another program, another header
-follows, whose `after` names the run before it. A damaged line, a line of another file and a second line of one task
-are errors.
+JSON is that of `llmppl.support.values`, and nothing in the file is code. While a run writes, the newest results lie in
+`results.db-wal`; a run that ends leaves one file.
 """
 
 from __future__ import annotations
 
-import contextlib
 import errno
 import importlib
+import itertools
 import json
-import math
 import os
-import secrets
-import time
+import sqlite3
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from contextlib import closing, contextmanager, suppress
+from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Any, Literal, Self
+from typing import TYPE_CHECKING, Any, Literal, Self, overload
 
 import numpy as np
 
 from llmppl.inference.deaths import Death
-from llmppl.inference.detached import SavedParticle
+from llmppl.inference.detached import SavedParticle, detach
 from llmppl.inference.particles import Particles
-from llmppl.inference.resuming.fingerprint import difference, digest_of_data
+from llmppl.report.tables import frame
+from llmppl.support.arguments import path as path_of
 from llmppl.support.arguments import shown
-from llmppl.support.files import Owned, checksum, no_folder, sealed
-from llmppl.tasks.lines import FORMAT, entries, results_path, scan
+from llmppl.support.files import own, own_errors
+from llmppl.support.values import Identity, decode, describe, difference, digest, encode
 
-__all__ = ["Result", "ResultFile", "load_results", "read_results", "repair"]
+if TYPE_CHECKING:
+    import pandas
 
 Resume = bool | Literal["force"]
 _VERSION = importlib.import_module(__name__.partition(".")[0]).__version__
-_WRITER = json.JSONEncoder(allow_nan=False, sort_keys=True)
-_SECOND = 1.0                                           # between two synchronisations with the disk
+_APPLICATION = 0x6C6C6D70                               # in the header of the file: "llmp"
+_TABLES = """
+create table if not exists run(number integer primary key, seed text, version text, identity text);
+create table if not exists result(
+    task_index integer primary key, digest text, task text, error text, log_ml real, log_ml_se real, deaths text,
+    matches text, tokens integer, seconds real, cpu_seconds real);
+create table if not exists particle(
+    task_index integer, place integer, text text, log_weight real, cut integer, parsed text, attribution text,
+    attributes text, primary key(task_index, place)) without rowid;
+"""
+_EXPORTS = ".jsonl", ".json", ".csv", ".parquet"
 
 
 @dataclass(frozen=True)
 class Result:
-    """Result of a task. Exactly one of `particles`, `matches` and `error` is not None.
+    """Result of a task: `particles`, `matches` or `error`; an error may come with the particles that it left.
 
     index : int, place of the task among the tasks
-    task : the task itself; in a loaded result as the file has it, None if JSON cannot write it
+    task : the task itself; in a loaded result as plain data, a text if it has no such form
     particles : Particles, whose `stats` are None, since the work was shared by all tasks
     matches : list of Match or Beam, if the task was a query or a beam search; list of dict in a loaded result
     error : str, the traceback of the exception that ended the task
     seconds : float, from the beginning of the task to its end, including work done for other tasks in between
+    cpu_seconds : float, of this task: its own code, and its share of the batches
+    tokens : int, run through language models for this task: its share of the batches
     """
 
     index: int
@@ -72,103 +75,115 @@ class Result:
     matches: list[Any] | Any = None
     error: str | None = None
     seconds: float = 0.0
+    cpu_seconds: float = 0.0
+    tokens: int = 0
 
     def __repr__(self) -> str:
+        outcomes = []
         if self.error is not None:
-            outcome = self.error.rstrip().rpartition("\n")[2]
-        elif self.particles is not None:
-            outcome = f"{len(self.particles)} particles, log_ml={self.particles.log_ml:.2f}"
-        else:
-            outcome = f"{len(self.matches or ())} matches"
-        return f"Result({self.index}, {shown(self.task, 60)}, {outcome}, {self.seconds:.2f} s)"
+            outcomes.append(self.error.rstrip().rpartition("\n")[2])
+        if self.particles is not None:
+            outcomes.append(f"{len(self.particles)} particles, log_ml={self.particles.log_ml:.2f}")
+        if self.matches is not None:
+            outcomes.append(f"{len(self.matches)} matches")
+        return f"Result({self.index}, {shown(self.task, 60)}, {', '.join(outcomes)}, {self.seconds:.2f} s)"
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return the result as data for JSON: `Particles.to_dict`, `matches`, `error`, and the costs."""
+        found = {each.name: getattr(self, each.name) for each in fields(self)} | {"task": encode(self.task, _written)}
+        particles = found.pop("particles")
+        found = {name: value for name, value in found.items() if value is not None}
+        if particles is None:
+            return found
+        saved = [detach(each) for each in particles]
+        attributes = [encode(each.attributes, _written) for each in saved]
+        return {**found, **particles.to_dict(), "attributes": attributes}
+
+
+# ---- writing
 
 
 class ResultFile:
-    """A file of results that is being written.
+    """A file of results that is being written. `run_many` describes `resume` and the errors.
 
     Parameters
     ----------
-    path : path of the file of JSON lines
+    path : path of the file
     seed : int, optional
         Seed of the run; by default that of the file, or a new one.
     resume : bool or "force"
-        Continue an existing file. Its torn last line is cut. "force" keeps results of another program, seed, language
-        model or version.
     tasks : sequence, optional
         The tasks of the run, which are compared with those in the file.
     identity : dict, optional
-        Identity of the program, from `llmppl.inference.resuming.fingerprint`; by default it is not compared.
+        Identity of the program; by default it is not compared.
 
     Attributes
     ----------
     seed : int
     done : dict of int to str
-        Digests, by index, of the tasks whose results were in the file when it was opened.
-
-    Raises
-    ------
-    FileExistsError
-        If the file has results and `resume` is False.
-    BlockingIOError
-        If another run is writing the file.
-    ValueError
-        If the file has other contents, or results of another run or of other tasks; the file is left as it is. If the
-        path names a Parquet file.
-    OSError
-        If the file cannot be written, or if something else deletes, replaces or changes it.
+        Digests, by index, of the tasks that had a result without an error when the file was opened.
     """
 
     def __init__(
         self, path: str | os.PathLike[str], *, seed: int | None = None, resume: Resume = False,
-        tasks: Sequence[Any] | None = None, identity: dict[str, Any] | None = None,
+        tasks: Sequence[Any] | None = None, identity: Identity | None = None,
     ) -> None:  # fmt: skip
-        self.path = results_path("to", path)
-        _check_place(self.path, resume)
-        self._synced = time.monotonic()
-        is_new = not self.path.exists()
+        self.path = path_of("to", path)
+        if self.path.suffix in _EXPORTS:
+            raise ValueError(
+                f"{self.path}: results are an SQLite file, as to='results.db'; then load_results('results.db')"
+                ".to_jsonl(path) or .to_pandas() exports them"
+            )
+        self._lock = own(self.path)
         try:
-            self._owned = Owned(self.path, lambda: sealed(_new_header(None, seed, identity)))
-            self._read()
-            os.ftruncate(self._owned.descriptor, self._size)    # a torn line would break the next one
-            self._continue(seed, resume, identity)
-            self.seed: int = self._header["seed"]
+            self._db = _connect(self.path, "rwc")
+            with self._errors():
+                self._begin(seed, resume, identity)
             if tasks is not None:
-                self.check_number(len(tasks))
-                for index in sorted(self.done):
+                for index in sorted(self._digests)[: len(tasks)]:
                     self.is_done(index, tasks[index])
+                self.check_number(len(tasks))
         except BaseException:
-            if hasattr(self, "_owned"):
-                self.close()
-                if is_new:
-                    self.path.unlink()
+            self.close()
             raise
 
-    def _read(self) -> None:
-        self._header, self._size = dict[str, Any](), 0
-        self.done: dict[int, str] = {}
-        for end, record in entries(self.path):
-            self._size = end
-            if "index" in record:
-                self.done[record["index"]] = record["digest"]
-            else:
-                self._header = record
+    @contextmanager
+    def _errors(self) -> Iterator[None]:
+        """Turn an error of SQLite, as on a full disk, into an OSError that ends the run."""
+        with own_errors(self.path):
+            try:
+                yield
+            except sqlite3.Error as error:
+                why = f"{error}. The results before are whole; resume=True goes on"
+                raise OSError(errno.EIO, why, str(self.path)) from error
 
-    def _continue(self, seed: int | None, resume: Resume, identity: dict[str, Any] | None) -> None:
-        """Add a header if the last one is of another run. Raise a ValueError if the results are, without "force"."""
-        why = _difference(self._header, seed, identity) if self._header else "it has no header"
-        if why and self.done and resume != "force":
+    def _begin(self, seed: int | None, resume: Resume, identity: Identity | None) -> None:
+        """Read the tasks that are done and the last run. Add a row if this run is another."""
+        for pragma in (f"application_id={_APPLICATION}", "journal_mode=wal", "synchronous=normal"):
+            self._db.execute(f"pragma {pragma}")
+        self._db.executescript(_TABLES)
+        rows = self._db.execute("select task_index, digest, error is not null from result").fetchall()
+        self._digests = {index: digest for index, digest, _ in rows}
+        self.done = {index: digest for index, digest, failed in rows if not failed}
+        if rows and not resume:
+            why = "the file is there; resume=True goes on with its results"
+            raise FileExistsError(errno.EEXIST, why, str(self.path))
+        last = self._db.execute("select seed, version, identity from run order by number desc").fetchone()
+        why = "" if last is None else _difference(last, seed, identity)
+        if why and rows and resume != "force":
             raise ValueError(
                 f"{self.path} holds results of another run: {why}. Go on with what they were made with, write to "
                 'another file, or keep them as they are with resume="force"'
             )
-        if why:
-            seed = self._header["seed"] if seed is None and self.done else seed
-            self._header = _new_header(self._header.get("run"), seed, identity)
-            self._append(sealed(self._header), "the header")
+        if seed is None:
+            seed = int(last[0]) if last and rows else int(np.random.SeedSequence().generate_state(1)[0])
+        self.seed = seed
+        if why or last is None:
+            self._insert("run", (None, str(seed), _VERSION, json.dumps(identity)))
 
     def check_number(self, num_tasks: int) -> None:
         """Raise a ValueError if the file has the result of a task beyond `num_tasks`."""
-        last = max(self.done, default=-1)
+        last = max(self._digests, default=-1)
         if last >= num_tasks:
             raise ValueError(
                 f"{self.path} holds the result of a task {last}, from 0, and tasks are now {num_tasks}: go on with the "
@@ -176,205 +191,214 @@ class ResultFile:
             )
 
     def is_done(self, index: int, task: Any) -> bool:
-        """Return whether the file had the result of `task`. Raise a ValueError if it had that of another task."""
-        before = self.done.get(index)
+        """Return whether the file had a result of `task` without an error. ValueError if it had another task."""
+        before = self._digests.get(index)
         if before is not None and before != digest(task):
             raise ValueError(
                 f"{self.path} holds the result of another task {index} than {shown(task)}: go on with the same tasks "
                 "in the same order (more may follow), or write to another file"
             )
-        return before is not None
-
-    def check_process(self) -> None:
-        """Raise a RuntimeError in a process that was forked from that of the run."""
-        self._owned.check_process()
+        return index in self.done
 
     def write(self, result: Result) -> None:
-        """Write the line of a result."""
-        self.check_process()
-        record = {
-            "index": result.index,
-            **_task_fields(result.task),
-            "run": self._header["run"],
-            "seconds": round(result.seconds, 3),
-            **_outcome_fields(result),
-        }
-        self._append(sealed(record), f"that of task {result.index}")
+        """Write a result, in place of an earlier one that failed."""
+        particles, rows = result.particles, list[tuple[Any, ...]]()
+        log_ml = log_ml_se = deaths = matches = None
+        if particles is not None:
+            log_ml, log_ml_se = float(particles.log_ml), particles.log_ml_se
+            deaths = json.dumps([vars(death) for death in particles.deaths])
+            rows = [_particle_row(result.index, place, detach(each)) for place, each in enumerate(particles)]
+        if result.matches is not None:
+            matches = _json([match.as_dict() for match in result.matches])
+        task = _json(result.task)
+        outcome = (result.error, log_ml, log_ml_se, deaths, matches)
+        costs = (result.tokens, result.seconds, result.cpu_seconds)
+        with self._errors(), self._db:
+            self._db.execute("delete from particle where task_index = ?", (result.index,))
+            self._insert("result", (result.index, digest(result.task), task, *outcome, *costs))
+            for row in rows:
+                self._insert("particle", row)
 
-    def _append(self, line: bytes, what: str) -> None:
-        if time.monotonic() - self._synced > _SECOND:
-            self._sync()
-        rest = memoryview(line)
-        try:
-            while rest:
-                rest = rest[os.write(self._owned.descriptor, rest) :]
-        except OSError as error:
-            with contextlib.suppress(OSError):
-                os.ftruncate(self._owned.descriptor, self._size)
-            why = f"{error.strerror}: the results before {what} are whole; resume=True goes on"
-            raise OSError(error.errno, why, str(self.path)) from error
-        self._size += len(line)
-
-    def _sync(self) -> None:
-        """Synchronise the file with the disk. Raise an OSError if something else changed it."""
-        if fate := self._owned.fate(self._size):
-            why = f"the file {fate} while this run wrote it, so that results may be lost; resume=True runs them again"
-            raise OSError(errno.ESTALE, why, str(self.path))
-        os.fsync(self._owned.descriptor)
-        self._synced = time.monotonic()
+    def _insert(self, table: str, row: tuple[Any, ...]) -> None:
+        values = [each.encode("utf-8", "surrogatepass") if isinstance(each, str) else each for each in row]
+        places = ", ".join("cast(? as text)" if isinstance(each, str) else "?" for each in row)
+        self._db.execute(f"insert or replace into {table} values ({places})", values)
 
     def close(self) -> None:
-        self._owned.close()
+        """Release the file. If nobody reads it, the write-ahead log becomes part of it."""
+        if hasattr(self, "_db"):
+            with suppress(sqlite3.Error):
+                self._db.execute("pragma journal_mode=delete")
+            self._db.close()
+        self._lock.release()
 
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, *error: object) -> None:
-        try:
-            if not self._owned.is_fork and (kind is None or not issubclass(kind, OSError)):
-                self._sync()
-        finally:
-            self.close()
+    def __exit__(self, *error: object) -> None:
+        self.close()
 
 
-def load_results(path: str | os.PathLike[str]) -> list[Result]:
+def _connect(path: Path, mode: str) -> sqlite3.Connection:
+    """Open a file of results. Raise a ValueError if it has other contents."""
+    if mode == "ro":
+        path.stat()                                     # or a FileNotFoundError
+    uri = f"{path.absolute().as_uri()}?mode={mode}"
+    wrong, db = "", None
+    try:
+        db = sqlite3.connect(uri, uri=True, check_same_thread=False)    # the collector may close it elsewhere
+        (application,) = db.execute("pragma application_id").fetchone()
+        (tables,) = db.execute("select count(*) from sqlite_master").fetchone()
+        wrong = "it has other tables" if tables and application != _APPLICATION else ""
+    except sqlite3.DatabaseError as error:
+        wrong = str(error)
+    if wrong or db is None:
+        raise ValueError(f"{path} is no file of results of run_many ({wrong}), and is left as it is")
+    db.text_factory = lambda data: data.decode("utf-8", "surrogatepass")        # half of a UTF-16 pair
+    return db
+
+
+def _particle_row(index: int, place: int, particle: SavedParticle) -> tuple[Any, ...]:
+    attributes = dict(particle.attributes)
+    data = attributes.pop("parsed", None), particle.attribution, attributes
+    return (index, place, particle.text, float(particle.log_weight), int(particle.cut), *map(_json, data))
+
+
+def _json(value: Any) -> str:
+    return json.dumps(encode(value, _written), ensure_ascii=False)
+
+
+def _written(value: Any) -> str:
+    """Return a value that is no plain data as a text: a `Text` without its bytes, others as their repr."""
+    return str(value) if isinstance(value, str) else describe(value)
+
+
+def _difference(last: tuple[str, str, str], seed: int | None, identity: Identity | None) -> str:
+    """Describe the first difference between the run of a file and this one; "" if there is none."""
+    before_seed, version, before = last
+    if version != _VERSION:
+        return f"llmppl was {version}, and is {_VERSION}"
+    if seed not in (None, int(before_seed)):
+        return f"its seed is {before_seed}, and this is {seed}"
+    known = json.loads(before)
+    return difference(known, identity) if known and identity else ""
+
+
+# ---- reading
+
+
+class Results(Sequence[Result]):
+    """The results in a file, by index. They are read when they are used, so the file may be larger than memory.
+
+    Particles have text, weight, `parsed`, attribution, and the attributes that are plain data. A task comes back as
+    plain data.
+    """
+
+    def __init__(self, path: str | os.PathLike[str]) -> None:
+        self.path = path_of("path", path)
+        len(self)                                       # or an error
+
+    def _rows(self, query: str) -> Iterator[tuple[Any, ...]]:
+        with closing(_connect(self.path, "ro")) as db:
+            yield from db.execute(query)
+
+    def __len__(self) -> int:
+        ((count,),) = self._rows("select count(*) from result")
+        return int(count)
+
+    def __iter__(self) -> Iterator[Result]:
+        return self._results("", "")
+
+    @overload
+    def __getitem__(self, index: int) -> Result: ...
+
+    @overload
+    def __getitem__(self, index: slice) -> list[Result]: ...
+
+    def __getitem__(self, index: int | slice) -> Result | list[Result]:
+        """Return the result at a place in the file, or a list for a slice."""
+        places = range(len(self))[index]
+        return [self[i] for i in places] if isinstance(places, range) else next(self._at(places))
+
+    def _at(self, place: int) -> Iterator[Result]:
+        ((index,),) = self._rows(f"select task_index from result order by task_index limit 1 offset {place}")
+        return self._results(f"where task_index = {index}", f"where task_index = {index}")
+
+    def _results(self, of_results: str, of_particles: str) -> Iterator[Result]:
+        particles = self._rows(f"select * from particle {of_particles} order by task_index, place")
+        groups = itertools.groupby(particles, key=lambda row: row[0])
+        group = next(groups, None)
+        for row in self._rows(f"select * from result {of_results} order by task_index"):
+            saved = list[SavedParticle]()
+            while group is not None and group[0] <= row[0]:         # a particle without a result is not yet one
+                if group[0] == row[0]:
+                    saved = [_saved_particle(*each) for each in group[1]]
+                group = next(groups, None)
+            yield _result(row, saved)
+
+    def to_pandas(self) -> pandas.DataFrame:
+        """Return a data frame with a row for each particle or match, and one for each task without any.
+
+        Columns: index, task, error, log_ml, seconds, cpu_seconds, tokens, text, log_weight, weight, cut; the others are
+        the attributes of the particles, or the fields of the matches. ImportError without pandas.
+        """
+        rows = [row for result in self for row in _rows_of(result)]
+        names = dict.fromkeys(name for row in rows for name in row)
+        return frame({name: [row.get(name) for row in rows] for name in names})
+
+    def to_jsonl(self, path: str | os.PathLike[str]) -> None:
+        """Write a line of JSON for each task to another file."""
+        with path_of("path", path).open("w", encoding="utf-8") as file:
+            file.writelines(json.dumps(result.as_dict()) + "\n" for result in self)
+
+    def __repr__(self) -> str:
+        ((failed,),) = self._rows("select count(*) from result where error is not null")
+        return f"Results({str(self.path)!r}: {len(self)} tasks, {failed} failed)"
+
+
+def load_results(path: str | os.PathLike[str]) -> Results:
     """Return the results in a file of `run_many`, by index. The file may still be written.
 
-    Their particles have text, log-weight and the mark as cut. A `task` comes back as JSON writes it: a tuple is a list,
-    a key of a dict is a text, and a task that JSON cannot write is None.
-
     Raises
     ------
+    FileNotFoundError
+        If there is no such file.
     ValueError
-        If the file is damaged or has other contents. A torn last line is left out, with a warning.
+        If the file has other contents.
     """
-    return sorted(read_results(path), key=lambda result: result.index)
+    return Results(path)
 
 
-def read_results(path: str | os.PathLike[str]) -> Iterator[Result]:
-    """Return the same results one at a time, in the order of the file, which may be larger than memory."""
-    return (_result(record) for _, record in entries(results_path("path", path)) if "index" in record)
+def _saved_particle(
+    _: int, place: int, text: str, log_weight: float, cut: int, parsed: str, attribution: str, attributes: str
+) -> SavedParticle:
+    found = decode(json.loads(attributes))
+    value = decode(json.loads(parsed))
+    found |= {} if value is None else {"parsed": value}
+    return SavedParticle(text, log_weight, bool(cut), decode(json.loads(attribution)), found)
 
 
-def repair(path: str | os.PathLike[str]) -> list[str]:
-    """Rewrite a damaged file of results with its right lines, and return a sentence about each other line.
-
-    The damaged file is kept, with ".damaged" after its name. Results without their header are kept as well, and only
-    `resume="force"` continues them.
-
-    Raises
-    ------
-    FileExistsError
-        If a file of that name exists.
-    ValueError
-        If no line is right, or the path names a Parquet file.
-    """
-    given = results_path("path", path)
-    given.stat()                                        # or a FileNotFoundError
-    with Owned(given) as owned:
-        lines = list(scan(given))
-        wrong = [f"line {line.number} {line.wrong}, and is left out" for line in lines if line.wrong]
-        right = [line for line in lines if not line.wrong]
-        if not right:
-            raise ValueError(f"{given} has no line of results: {wrong[0] if wrong else 'it is empty'}")
-        if is_bare := "index" in right[0].record:
-            wrong.append(f"line {right[0].number} is a result, where the header should be: the new header is empty")
-        if not wrong:
-            return []
-        with given.with_name(f"{given.name}.damaged").open("xb") as kept:
-            kept.writelines(line.raw for line in lines)
-        with owned.replacing() as file:
-            if is_bare:
-                lost = {"llmppl_results": FORMAT, "run": right[0].record["run"], "version": "", "identity": None}
-                file.write(sealed({**lost, "after": None, "seed": None}))
-            file.writelines(line.raw for line in right)
-        return wrong
-
-
-def digest(task: Any) -> str:
-    """Return 16 hexadecimal digits of the contents of a task, the same in every process."""
-    return str(_task_fields(task)["digest"])
-
-
-def _task_fields(task: Any) -> dict[str, Any]:
-    """Return the fields of a line that describe a task: its digest, and itself if JSON can write it."""
-    fields = dict[str, Any]()
-    with contextlib.suppress(TypeError, ValueError, RecursionError):
-        text = _WRITER.encode(task)
-        fields = {"task": task}
-        if type(task) is str or json.loads(text) == task:       # no task of other types has this text
-            return {"digest": checksum(text.encode()), **fields}
-    try:
-        return {"digest": digest_of_data(task, "the task"), **fields}
-    except (TypeError, ValueError, RecursionError) as error:
-        raise TypeError(
-            f"the task {shown(task)} has no stable identity, which resuming needs: with to=, a task must be data, such "
-            f"as texts, numbers, lists, dicts and arrays ({error})"
-        ) from error
-
-
-def _outcome_fields(result: Result) -> dict[str, Any]:
-    if result.error is not None:
-        return {"error": result.error}
-    if result.particles is not None:
-        return result.particles.to_dict()
-    return {"matches": [{name: _finite(value) for name, value in m.as_dict().items()} for m in result.matches or ()]}
-
-
-def _finite(value: Any) -> Any:
-    return None if isinstance(value, float) and not math.isfinite(value) else value
-
-
-def _result(record: dict[str, Any]) -> Result:
+def _result(row: tuple[Any, ...], saved: list[SavedParticle]) -> Result:
+    index, _, task, error, log_ml, log_ml_se, deaths, matches, tokens, seconds, cpu_seconds = row
     particles = None
-    if "texts" in record:
-        rows = zip(record["texts"], record["log_weights"], record["cut"], strict=True)
-        error = record["log_ml_se"]
-        reason = "" if error is not None else "the run had none, and a file does not say why"
-        deaths = [Death(**death) for death in record.get("deaths", ())]
-        particles = Particles([SavedParticle(*row) for row in rows], deaths=deaths, accuracy=lambda: (error, reason))
-    return Result(
-        record["index"], record.get("task"), particles, record.get("matches"), record.get("error"), record["seconds"]
-    )
+    if log_ml is not None:
+        reason = "" if log_ml_se is not None else "the run had none, and a file does not say why"
+        dead = [Death(**death) for death in json.loads(deaths)]
+        particles = Particles(saved, deaths=dead, accuracy=lambda: (log_ml_se, reason))
+    found = None if matches is None else decode(json.loads(matches))
+    return Result(index, decode(json.loads(task)), particles, found, error, seconds, cpu_seconds, tokens)
 
 
-def _new_header(after: str | None, seed: int | None, identity: dict[str, Any] | None) -> dict[str, Any]:
-    if seed is None:
-        seed = int(np.random.SeedSequence().generate_state(1)[0])
-    return {
-        "llmppl_results": FORMAT, "run": secrets.token_hex(4), "after": after, "seed": seed, "version": _VERSION,
-        "identity": identity,
-    }  # fmt: skip
-
-
-def _difference(before: dict[str, Any], seed: int | None, identity: dict[str, Any] | None) -> str:
-    """Describe the first difference between the run of a header and this one; "" if there is none."""
-    if before["version"] != _VERSION:
-        return f"llmppl was {before['version'] or 'of an unknown version'}, and is {_VERSION}"
-    if seed not in (None, before["seed"]):
-        return f"its seed is {before['seed']}, and this is {seed}"
-    if identity is None:
-        return ""
-    return "its program is unknown" if before["identity"] is None else difference(before["identity"], identity) or ""
-
-
-def _check_place(path: Path, resume: Resume) -> None:
-    """Raise an error if results cannot be written to `path`."""
-    if missing := no_folder(path):
-        raise missing
-    if not path.exists():
-        return
-    if not path.is_file():
-        raise OSError(errno.EINVAL, "results are written to a file of their own, and this is none", str(path))
-    if resume and not path.stat().st_size:
-        raise ValueError(f"{path} is empty: the results that were in it are lost. Remove it to begin anew")
-    if not resume and _has_results(path):
-        raise FileExistsError(errno.EEXIST, "the file is there; resume=True goes on with its results", str(path))
-
-
-def _has_results(path: Path) -> bool:
-    """Check whether a file has more than headers."""
-    try:
-        return any("index" in record for _, record in entries(path))
-    except ValueError:
-        return True
+def _rows_of(result: Result) -> list[dict[str, Any]]:
+    names = "index", "task", "error", "seconds", "cpu_seconds", "tokens"
+    common = {name: getattr(result, name) for name in names}
+    if result.matches is not None:
+        return [{**common, **match} for match in result.matches] or [common]
+    if result.particles is None:
+        return [common]
+    common["log_ml"] = result.particles.log_ml
+    weights = result.particles.weights.tolist()
+    return [
+        {**common, "text": p.text, "weight": weight, "log_weight": p.log_weight, "cut": p.cut, **p.attributes}
+        for p, weight in zip(result.particles, weights, strict=True)
+    ] or [common]

@@ -33,7 +33,7 @@ def tiny(monkeypatch):
 def files(tmp_path):
     """A file of prompts, and the path of one of results."""
     (tmp_path / "prompts.txt").write_text("a\nb c\nab\nc\n")
-    return str(tmp_path / "prompts.txt"), str(tmp_path / "results.jsonl")
+    return str(tmp_path / "prompts.txt"), str(tmp_path / "results.db")
 
 
 def texts_of(path):

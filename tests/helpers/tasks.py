@@ -1,11 +1,9 @@
 """Tasks for `run_many`, and their results in a comparable form."""
 
-import json
-from pathlib import Path
-
 from helpers.killable import Coin, coin
-from llmppl import Model, PromptIntersection, beam_search, importance_sampling, run_many, smc_steer
+from llmppl import Model, PromptIntersection, beam_search, importance_sampling, load_results, run_many, smc_steer
 
+COSTS = "seconds", "cpu_seconds", "tokens"
 TASKS = [["a", "b"], ["b", "c"], ["ab", "a"], ["c", "c"], ["a b", "c"], ["a", "a"]]
 
 
@@ -30,12 +28,10 @@ def run_all(path, tasks, run=coin, **options):
     return list(run_many(run, tasks, **{"seed": 3, "to": path, **options}))
 
 
-def lines(path):
-    """Return the records of a file, sorted by index and without their seconds."""
-    header, *records = [json.loads(line) for line in Path(path).read_bytes().splitlines()]
-    assert all(record.pop("seconds") >= 0 and record.pop("check") for record in records)
-    assert {record.pop("run") for record in records} <= {header["run"]}
-    return sorted(records, key=lambda record: record["index"])
+def records(path):
+    """Return the results of a file as data, without their costs."""
+    found = [result.as_dict() for result in load_results(path)]
+    return [{name: value for name, value in each.items() if name not in COSTS} for each in found]
 
 
 class Dies(Model):

@@ -96,7 +96,7 @@ MAX_WALK = 1.1                                          # times the moves that d
 # support, and 550 each for cli and tasks
 LINES = {
     ".": 470,
-    "cli": 690,
+    "cli": 630,
     "constraints": 490,
     "constraints/automata": 3000,
     "constraints/json": 2240,
@@ -104,8 +104,8 @@ LINES = {
     "constraints/masks": 1130,
     "constraints/vocabulary": 2050,
     "distributions": 1220,
-    "inference": 2470,
-    "inference/resuming": 740,
+    "inference": 2510,                                  # `plain` lies here, where it is used
+    "inference/resuming": 1010,                         # its files, until checkpoints are as results are
     "lm": 1890,
     "lm/embedded": 30,
     "lm/engines": 2930,
@@ -114,7 +114,7 @@ LINES = {
     "queries": 2190,
     "report": 840,
     "support": 1110,
-    "tasks": 1070,
+    "tasks": 930,
 }
 
 

@@ -328,7 +328,7 @@ def test_repeat_gives_the_runs_of_run_many():
         ((coin, "abc"), TypeError, "tasks must be a list or another iterable of tasks, not 'abc'"),
         ((coin, TASKS, {"together": 0}), ValueError, "together must be at least 1"),
         ((coin, TASKS, {"seed": -1}), ValueError, "seed must be at least 0"),
-        ((coin, TASKS, {"resume": True}), ValueError, r"say with which, as to='results\.jsonl'"),
+        ((coin, TASKS, {"resume": True}), ValueError, r"say with which, as to='results\.db'"),
     ],
 )
 def test_run_many_checks_its_arguments_before_it_begins(arguments, error, message):
@@ -371,7 +371,7 @@ def test_Z_hat_and_histogram_through_run_many_are_right_on_average(name, algorit
 # ---- many
 
 
-@pytest.mark.parametrize("to", [None, "results.jsonl"])
+@pytest.mark.parametrize("to", [None, "results.db"])
 def test_memory_does_not_grow_with_the_number_of_tasks(tmp_path, to):
     lm = table_lm(lambda ids: [0.1 * (len(ids) % 3), 0.0, -1.0], cache_bytes=1 << 14)
     num_tasks, counts = repetitions(10_000, 300), []

@@ -1,188 +1,206 @@
-"""Tests of files of results: a complete line for each ended task, after kills, torn lines and full disks."""
+"""Tests of files of results: each ended task is there whole, after kills, failures and full disks."""
 
+import dataclasses
 import itertools
 import json
-import math
 import os
+import pickle
+import sqlite3
 import subprocess
 import sys
-from pathlib import Path
+import time
 
 import numpy as np
 import pytest
 from helpers.common import repetitions
-from helpers.fire import Interrupt
 from helpers.killable import PROMPTS, Coin, coin, fresh
-from helpers.tasks import TASKS, Dies, by_index, everything, lines, outcomes, run_all, steer
-from helpers.tiny import cold_lm
+from helpers.tasks import TASKS, Dies, by_index, everything, outcomes, records, run_all, steer
+from helpers.tiny import cold_lm, table_lm
 
-from llmppl import Bernoulli, Model, beam_search, importance_sampling, load_results, run_many, smc_steer
-from llmppl.support import files, runtime
-from llmppl.tasks import ResultFile, many, results
-from llmppl.tasks.results import digest
-
-
-def test_each_task_is_a_line_with_its_result(tmp_path):
-    path = tmp_path / "results.jsonl"
-
-    def run(task, rng):
-        if task == "dies":
-            return importance_sampling(Dies(), 2, rng=rng)
-        if task == "beam":
-            return beam_search(Coin(), 2, 2)
-        if task == "raises":
-            raise KeyError("mine")
-        return smc_steer(Coin(), 2, 2, rng=rng)
-
-    results = by_index(run_all(path, ["a", "dies", "beam", "raises"], run))
-    a, dies, beam, raises = lines(path)
-    assert [a["index"], a["digest"]] == [0, digest("a")]
-    posterior = results[0].particles
-    assert (a["texts"], a["log_weights"]) == (posterior.texts, posterior.log_weights.tolist())
-    assert (a["log_ml"], a["log_ml_se"], a["cut"]) == (posterior.log_ml, posterior.log_ml_se, [False, False])
-    assert dies["texts"] == [] and dies["log_ml"] is None and "condition is false" in dies["deaths"][0]["reason"]
-    assert beam["matches"] == [
-        {"text": text, "log_joint": pytest.approx(np.log(0.5)), "cut": False} for text in ["", "x"]
-    ]
-    assert raises["error"] == results[3].error and "texts" not in raises
-    header, *rest = path.read_bytes().splitlines(keepends=True)
-    told = json.loads(header)
-    assert (told["seed"], told["after"], told["identity"]["program"]) == (3, None, "run") and told["version"]
-    assert rest[0].startswith(b'{"index": 0, ') and len(rest) == 4
+from llmppl import (
+    Bernoulli,
+    Categorical,
+    ConstrainedText,
+    Model,
+    importance_sampling,
+    load_results,
+    run_many,
+    smc_steer,
+)
+from llmppl.tasks import ResultFile
 
 
-def test_loaded_results_equal_the_returned_ones(tmp_path):
-    path, lm = tmp_path / "results.jsonl", cold_lm()
+@pytest.fixture
+def path(tmp_path):
+    return tmp_path / "results.db"
+
+
+class Mood(Model):
+    """Program with attributes of many types, and one that is no data."""
+
+    def __init__(self):
+        super().__init__()
+        self.mood, self.pair, self.codes, self.mask = None, (1, (2.5, None)), {3: b"x"}, np.arange(3)
+        self.other = self.step
+
+    def step(self):
+        self.mood = self.sample(Categorical({"good": 0.5, "bad": 0.5}))
+        self.s += self.mood[0]
+        self.finish()
+
+
+# ---- contents
+
+
+def test_loaded_results_equal_the_returned_ones(path):
+    lm = cold_lm()
     results = by_index(run_all(path, TASKS, steer(lm), together=3))
     loaded = load_results(path)
+    assert len(loaded) == len(TASKS)
     assert [(one.index, one.task) for one in loaded] == [*enumerate(TASKS)]
     for one, other in zip(loaded, results, strict=True):
         assert repr(one.particles) == repr(other.particles)
         assert one.particles.log_weights.tolist() == other.particles.log_weights.tolist()
         assert one.particles.log_ml_se == other.particles.log_ml_se
-        assert one.particles.by_text() == other.particles.by_text()
         assert [p.cut for p in one.particles] == [p.cut for p in other.particles]
+        assert [p.attribution for p in one.particles] == [p.attribution for p in other.particles]
+        assert (one.seconds, one.cpu_seconds, one.tokens) == (other.seconds, other.cpu_seconds, other.tokens)
 
 
-def test_a_loaded_posterior_without_particles_keeps_its_deaths(tmp_path):
-    path = tmp_path / "results.jsonl"
+def test_attributes_that_are_data_return_with_their_types(path):
+    (result,) = run_all(path, ["a"], lambda task, rng: smc_steer(Mood(), 2, 2, rng=rng))
+    (loaded,) = load_results(path)
+    assert [p.mood for p in loaded.particles] == [p.mood for p in result.particles]
+    particle = loaded.particles[0]
+    assert (particle.pair, particle.codes, particle.mask.tolist()) == ((1, (2.5, None)), {3: b"x"}, [0, 1, 2])
+    assert particle.s == particle.text == str(particle) == particle.mood[0]
+    with pytest.raises(AttributeError, match="no 'other', it has s, text, mood, .*: only plain data is saved"):
+        particle.other  # noqa: B018
+
+
+def test_parsed_values_return_as_data(path):
+    @dataclasses.dataclass
+    class Point:
+        x: int
+
+    class Parsed(Coin):
+        parsed = property(lambda self: Point(len(self.s)))
+
+    run_all(path, ["a", "b"], lambda task, rng: importance_sampling(Parsed(), 2, rng=rng))
+    assert all(p.parsed == {"x": len(p.s)} for result in load_results(path) for p in result.particles)
+    detached = pickle.loads(pickle.dumps(importance_sampling(Parsed(), 2, seed=0)))
+    assert [p.parsed for p in detached] == [{"x": len(p.s)} for p in detached]
+
+
+def test_a_loaded_posterior_without_particles_keeps_its_deaths(path):
     run_all(path, ["a"], lambda task, rng: importance_sampling(Dies(), 2, rng=rng))
     (one,) = load_results(path)
     assert len(one.particles) == 0 and one.particles.log_ml == -np.inf
     assert one.particles.deaths == importance_sampling(Dies(), 2, seed=0).deaths
 
 
-@pytest.mark.parametrize("cut", [0, 1, 9, 40, 200])
-def test_a_torn_file_is_cut_and_resumed(tmp_path, cut):
-    path, whole = tmp_path / "results.jsonl", tmp_path / "whole.jsonl"
-    run_all(whole, range(12))
-    data = whole.read_bytes()
-    path.write_bytes(data[: len(data) // 2 + cut])
-    before = data[: len(data) // 2 + cut].count(b"\n") - 1
-    torn = f"results.jsonl, line {before + 2}, is torn and left out; resume=True runs its task again"
-    with pytest.warns(UserWarning, match=torn):
-        assert len(load_results(path)) == before
-    with pytest.warns(UserWarning, match="is torn"):
-        assert len(run_all(path, range(12), resume=True)) == 12 - before
-    assert lines(path) == lines(whole)
+@pytest.mark.parametrize("text", ["\n\r\x00\x85\u2028", "\ud800", 'é"\\', "😀", ""])
+def test_texts_of_any_characters_come_back(path, text):
+    class Says(Coin):
+        def __str__(self):
+            return text
+
+    run_all(path, [text], lambda task, rng: importance_sampling(Says(), 1, rng=rng))
+    (result,) = load_results(path)
+    assert (result.task, result.particles.texts) == (text, [text])
 
 
-def test_a_complete_file_can_be_extended_by_more_tasks(tmp_path):
-    path, whole = tmp_path / "results.jsonl", tmp_path / "whole.jsonl"
-    run_all(path, range(4))
-    data = path.read_bytes()
-    assert run_all(path, range(4), resume=True) == [] and path.read_bytes() == data
-    assert sorted(result.index for result in run_all(path, iter(range(6)), resume=True)) == [4, 5]
-    run_all(whole, range(6))
-    assert lines(path) == lines(whole)
+def test_results_are_a_sequence_and_export_to_tables_and_lines(path, tmp_path):
+    pandas = pytest.importorskip("pandas")
+    results = by_index(run_all(path, range(10), everything))
+    loaded = load_results(path)
+    assert [loaded[i].index for i in (0, 3, -1)] == [0, 3, 9]
+    assert [each.index for each in loaded[2:4]] == [2, 3] and repr(loaded).endswith("10 tasks, 2 failed)")
+    frame = loaded.to_pandas()
+    ended = [r for r in results if r.particles]
+    assert frame["log_weight"].dropna().tolist() == [w for r in ended for w in r.particles.log_weights.tolist()]
+    assert frame["log_joint"].dropna().tolist() == [m.log_joint for r in results for m in r.matches or ()]
+    assert set(frame["index"]) == set(range(10)) and frame["error"].notna().sum() == 2
+    loaded.to_jsonl(tmp_path / "lines.jsonl")
+    lines = [json.loads(line) for line in (tmp_path / "lines.jsonl").read_text().splitlines()]
+    assert [line["texts"] for line in lines if line.get("texts")] == [r.particles.texts for r in ended]
+    assert len(pandas.read_json(tmp_path / "lines.jsonl", lines=True)) == 10
 
 
-def test_resume_without_a_file_starts_one(tmp_path):
-    assert len(run_all(tmp_path / "results.jsonl", range(4), resume=True)) == 4
+def test_the_tables_can_be_asked_in_SQL(path):
+    run_all(path, range(4), lambda task, rng: smc_steer(Mood(), 2, 2, rng=rng))
+    with sqlite3.connect(path) as db:
+        query = "select task, text, json_extract(attributes, '$.mood') from result join particle using (task_index)"
+        assert {(mood[0], text) for _, text, mood in db.execute(query)} == {("g", "g"), ("b", "b")}
+    assert [each.name for each in path.parent.iterdir() if each.suffix != ".lock"] == ["results.db"]
 
 
-def test_without_a_seed_one_is_drawn_and_the_resumed_run_takes_it(tmp_path):
-    one, two = tmp_path / "one.jsonl", tmp_path / "two.jsonl"
-    list(itertools.islice(run_many(coin, range(8), to=one), 3))
-    run_all(one, range(8), seed=None, resume=True)
-    run_all(two, range(8), seed=json.loads(one.read_bytes().splitlines()[0])["seed"])
-    assert lines(one) == lines(two)
-
-
-def refused(path, error, message, tasks=range(4), **options):
-    """Check that a run raises an error before any task begins, and leaves the file as it is."""
-    before = path.read_bytes() if path.is_file() else None
+def test_costs_of_tasks_add_up_to_those_of_the_model(path):
+    """A task of n tokens costs n contexts; busy loops are the CPU time of their own task."""
+    lm = table_lm(lambda ids: [0.1 * (len(ids) % 3), 0.0, -1.0])
 
     def run(task, rng):
-        raise AssertionError("a task began")
+        end = time.process_time() + 0.05 * (task == "b")
+        while time.process_time() < end:
+            pass
+        return smc_steer(ConstrainedText(lm, task, max_tokens=4), 2, 2, rng=rng)
 
-    with pytest.raises(error, match=message):
-        run_many(run, tasks, **{"seed": 3, "to": path, **options})
-    assert (path.read_bytes() if path.is_file() else None) == before
-
-
-def test_unsuitable_files_are_refused(tmp_path):
-    path = tmp_path / "results.jsonl"
-    run_all(path, range(4))
-    refused(path, FileExistsError, "the file is there; resume=True goes on with its results")
-    with pytest.raises(ValueError, match="another run: its seed is 3, and this is 4. Go on with what they were made"):
-        run_all(path, range(4), seed=4, resume=True)
-    refused(path, ValueError, "another run: its program is coin, and this is run. Go on with what", resume=True)
-    with pytest.raises(ValueError, match="the result of another task 1 than 7: go on with"):
-        run_all(path, [0, 7, 2, 3], resume=True)
-    with pytest.raises(ValueError, match="the result of a task 3, from 0, and tasks are now 3: go on"):
-        run_all(path, range(3), resume=True)
-    with pytest.raises(TypeError, match='resume must be True, False or "force", not'):
-        run_all(path, range(4), resume="forced")
-    refused(tmp_path / "no" / "results.jsonl", FileNotFoundError, "there is no folder .*; make it first")
-    refused(tmp_path, OSError, "to a file of their own, and this is none", resume=True)
-    refused(Path("/dev/full"), OSError, "to a file of their own, and this is none", resume=True)
+    a, b, c = by_index(run_all(path, ["a", "b", "ab"], run))
+    assert abs(a.tokens + b.tokens + c.tokens - lm.stats.tokens) <= 2 and a.tokens > 0
+    assert b.cpu_seconds > 0.05 > a.cpu_seconds and b.cpu_seconds > 0.05 > c.cpu_seconds
+    inner = list(run_many(lambda _, rng: next(run_many(run, ["ba"], seed=1)).particles, [0, 1], seed=0))
+    assert sum(each.tokens for each in inner) <= lm.stats.tokens - a.tokens - b.tokens - c.tokens + 2
 
 
-def test_a_generator_of_other_tasks_is_refused_while_it_runs(tmp_path):
-    path = tmp_path / "results.jsonl"
-    run_all(path, range(4))
-    with pytest.raises(ValueError, match="the result of another task 1 than 7"):
-        run_all(path, iter([0, 7, 2, 3]), resume=True)
-    with pytest.raises(ValueError, match="a task 3, from 0, and tasks are now 2"):
-        run_all(path, iter([0, 1]), resume=True)
+# ---- failures
 
 
-@pytest.mark.parametrize(
-    "content",
-    [b"hello", b"hello\n", b'{"a": 1}\n', b"[]\n", b"1\n", b"\x00\x01\n", b'{"index": 0, "seed": 1}\n', b"{}", b"\n"],
-)
-def test_a_foreign_file_is_left_unchanged(tmp_path, content):
-    path = tmp_path / "notes.txt"
-    path.write_bytes(content)
-    refused(path, ValueError, "line 1, is no result of run_many, or is damaged; the file is left as", resume=True)
-    with pytest.raises(ValueError, match="line 1, is no result of run_many"):
-        load_results(path)
+def test_a_time_limit_keeps_the_posterior_of_its_task(path):
+    class Long(Model):
+        def step(self):
+            self.s += "x" * self.sample(Bernoulli(0.5)) + "."
+
+    def run(limit, rng):
+        def stop(step):
+            if step.index == limit:
+                raise TimeoutError("the time is over")
+
+        return smc_steer(Long(), 3, 2, rng=rng, max_steps=5, on_step=stop, progress=False)
+
+    late, whole = by_index(run_all(path, [3, 9], run))
+    assert late.error.endswith("TimeoutError: the time is over\n") and len(late.particles) == 3
+    assert {p.cut for p in late.particles} == {True} and {p.s.count(".") for p in late.particles} == {3}
+    assert whole.error is None
+    first = load_results(path)[0]
+    assert first.error == late.error and first.particles.texts == late.particles.texts
 
 
-def test_a_file_damaged_in_the_middle_names_the_place(tmp_path):
-    path = tmp_path / "results.jsonl"
-    run_all(path, range(4))
-    whole = path.read_bytes().splitlines(keepends=True)
-    path.write_bytes(b"".join([whole[0], whole[1][:50] + whole[2], whole[3]]))
-    refused(path, ValueError, "results.jsonl, line 2, is no result of run_many", resume=True)
+def test_failed_tasks_run_again_and_others_do_not(path):
+    fails = {1, 3}
 
+    def run(task, rng):
+        if task in fails:
+            raise SystemExit(3) if task == 1 else KeyError("mine")
+        return coin(task, rng)
 
-@pytest.mark.skipif(os.geteuid() == 0, reason="root may write anywhere")
-def test_a_file_without_write_permission_is_refused(tmp_path):
-    path = tmp_path / "results.jsonl"
-    path.touch(mode=0o400)
-    refused(path, PermissionError, "results.jsonl")
+    results = by_index(run_all(path, range(5), run))
+    assert [result.error is None for result in results] == [True, False, True, False, True]
+    assert results[1].error.endswith("SystemExit: 3\n")
+    assert len(load_results(path)) == 5
+    fails.remove(3)
+    again = by_index(run_all(path, range(6), run, resume="force"))
+    assert [(result.index, result.error is None) for result in again] == [(1, False), (3, True), (5, True)]
+    assert records(path)[3]["texts"] == again[1].particles.texts and len(load_results(path)) == 6
 
 
 FULL = """
-import resource, sys
+import resource, signal, sys
 from helpers.killable import coin
 from llmppl import run_many
-resource.setrlimit(resource.RLIMIT_FSIZE, (4000, 4000))
+resource.setrlimit(resource.RLIMIT_FSIZE, (200_000, 200_000))
 seen = []
 try:
-    for result in run_many(coin, range(100), seed=3, to=sys.argv[1]):
+    for result in run_many(coin, range(1000), seed=3, to=sys.argv[1]):
         seen.append(result.index)
 except OSError as error:
     print(error)
@@ -190,24 +208,18 @@ print(len(seen))
 """
 
 
-def test_a_full_disk_ends_the_run_and_loses_no_line(tmp_path):
-    """The limit on the size of files breaks a write in the middle of a line, as a full disk does."""
-    path, whole = tmp_path / "results.jsonl", tmp_path / "whole.jsonl"
-    told = subprocess.run(
-        [sys.executable, "-c", FULL, path], capture_output=True, check=True, text=True
-    ).stdout.splitlines()
-    assert told[0].startswith("[Errno 27] File too large: the results before that of task")
-    assert "are whole; resume=True goes on" in told[0] and str(path) in told[0]
-    data = path.read_bytes()
-    assert data.endswith(b"\n") and data.count(b"\n") - 1 == int(told[1]) > 1
-    run_all(path, range(100), resume=True)
-    run_all(whole, range(100))
-    assert lines(path) == lines(whole)
+def test_a_full_disk_ends_the_run_and_loses_no_result(path, tmp_path):
+    told = subprocess.run([sys.executable, "-c", FULL, path], capture_output=True, check=True, text=True)
+    error, number = told.stdout.splitlines()
+    assert "The results before are whole; resume=True goes on" in error and str(path) in error
+    assert len(load_results(path)) == int(number) > 10
+    run_all(path, range(200), resume=True)
+    run_all(tmp_path / "whole.db", range(200))
+    assert records(path) == records(tmp_path / "whole.db")
 
 
-def test_an_interrupted_run_has_written_all_ended_tasks(tmp_path):
-    path, lm = tmp_path / "results.jsonl", cold_lm()
-    ended = []
+def test_an_interrupted_run_has_written_all_ended_tasks(path):
+    lm, ended = cold_lm(), []
 
     def run(task, rng):
         if len(ended) >= 4:
@@ -223,45 +235,157 @@ def test_an_interrupted_run_has_written_all_ended_tasks(tmp_path):
     assert outcomes(load_results(path)) == outcomes(run_many(steer(lm), TASKS * 2, seed=3, together=3))
 
 
-def test_texts_of_any_characters_come_back(tmp_path):
-    path = tmp_path / "results.jsonl"
-    texts = ["\n\r\x00\x85\u2028", "\ud800", 'é"\\', "😀", ""]
-
-    class Says(Model):
-        def __init__(self, text):
-            super().__init__()
-            self.says = text
-
-        def step(self):
-            self.sample(Bernoulli(0.5))
-            self.finish()
-
-        def __str__(self):
-            return self.says
-
-    run_all(path, texts, lambda text, rng: importance_sampling(Says(text), 1, rng=rng))
-    assert [result.particles.texts for result in load_results(path)] == [[text] for text in texts]
-    assert path.read_bytes().count(b"\n") == 1 + len(texts)
+# ---- resuming
 
 
-def test_two_runs_cannot_write_one_file(tmp_path):
-    path = tmp_path / "results.jsonl"
+def test_a_complete_file_can_be_extended_by_more_tasks(path, tmp_path):
+    run_all(path, range(4), resume=True)
+    assert run_all(path, range(4), resume=True) == []
+    assert sorted(result.index for result in run_all(path, iter(range(6)), resume=True)) == [4, 5]
+    run_all(tmp_path / "whole.db", range(6))
+    assert records(path) == records(tmp_path / "whole.db")
+
+
+def test_without_a_seed_one_is_drawn_and_the_resumed_run_takes_it(path, tmp_path):
+    list(itertools.islice(run_many(coin, range(8), to=path), 3))
+    run_all(path, range(8), seed=None, resume=True)
+    with ResultFile(path, resume=True) as file:
+        seed = file.seed
+    run_all(tmp_path / "two.db", range(8), seed=seed)
+    assert records(path) == records(tmp_path / "two.db")
+
+
+def contents(path):
+    """Return the bytes of a file, or the contents of its tables."""
+    if not path.is_file() or not path.read_bytes().startswith(b"SQLite format 3\0\x10"):
+        return path.exists() and path.read_bytes()
+    with sqlite3.connect(path) as db:
+        return [*db.iterdump()]
+
+
+def refused(path, error, message, tasks=range(4), run=coin, **options):
+    """Check that a run raises an error before any task begins, and leaves the file as it is."""
+    before = contents(path)
+    with pytest.raises(error, match=message):
+        run_many(run, tasks, **{"seed": 3, "to": path, **options})
+    assert contents(path) == before
+
+
+def test_unsuitable_files_are_refused(path, tmp_path):
+    run_all(path, range(4))
+    refused(path, FileExistsError, "the file is there; resume=True goes on with its results")
+    refused(path, ValueError, "another run: its seed is 3, and this is 4. Go on with what", seed=4, resume=True)
+    refused(path, ValueError, "the result of another task 1 than 7: go on with", [0, 7, 2, 3], resume=True)
+    refused(path, ValueError, "the result of a task 3, from 0, and tasks are now 3: go on", range(3), resume=True)
+    refused(path, TypeError, 'resume must be True, False or "force", not', resume="forced")
+    refused(tmp_path / "no" / "results.db", FileNotFoundError, "there is no folder .*; make it first")
+    refused(tmp_path / "results.jsonl", ValueError, "results are an SQLite file, as to='results.db'; then load_results")
+    assert run_all(path, range(5), resume=True)[0].index == 4           # a refused run has released the file
+
+
+def test_a_generator_of_other_tasks_is_refused_while_it_runs(path):
+    run_all(path, range(4))
+    with pytest.raises(ValueError, match="the result of another task 1 than 7"):
+        run_all(path, iter([0, 7, 2, 3]), resume=True)
+    with pytest.raises(ValueError, match="a task 3, from 0, and tasks are now 2"):
+        run_all(path, iter([0, 1]), resume=True)
+
+
+@pytest.mark.parametrize("content", [b"hello", b'{"index": 0}\n', b"SQLite format 3\0", b"\0" * 200])
+def test_a_foreign_file_is_left_unchanged(path, content):
+    path.write_bytes(content)
+    refused(path, ValueError, "no file of results", resume=True)
+    with pytest.raises(ValueError, match="no file of results of run_many"):
+        load_results(path)
+
+
+def test_another_database_is_left_unchanged(path):
+    with sqlite3.connect(path) as db:
+        db.execute("create table result(a)")
+    refused(path, ValueError, "no file of results", resume=True)
+
+
+N = 2
+
+
+def by_globals(task, rng):
+    return importance_sampling(Coin(), N, rng=rng)
+
+
+def by_closure(number, default=0):
+    return lambda task, rng, d=default: importance_sampling(Coin(), number, rng=rng)
+
+
+def program(code):
+    class Own(Model):
+        exec(f"def step(self): self.s += 'x' * self.sample(Bernoulli({code})); self.finish()", globals(), locals())
+
+    return lambda task, rng: importance_sampling(Own(), 2, rng=rng)
+
+
+@pytest.mark.parametrize(
+    "before, now, difference",
+    [
+        (coin, by_globals, "its program was coin, and is by_globals"),
+        (by_closure(2), by_closure(3), "the variable number of <lambda> was 2, and is 3"),
+        (by_closure(2), by_closure(2, 1), r"the defaults of <lambda> was \(\(0,\), None\), and is \(\(1,\), None\)"),
+        (program("0.5"), program("0.25"), "the code of .*step is another"),
+    ],
+)
+def test_a_difference_of_the_program_is_named_and_can_be_forced(path, before, now, difference):
+    run_all(path, range(4), before)
+    refused(path, ValueError, f"another run: {difference}. Go on", run=now, resume=True)
+    assert len(run_all(path, range(5), now, resume="force")) == 1
+    assert run_all(path, range(5), now, resume=True) == []
+
+
+def test_a_changed_global_is_named(path, monkeypatch):
+    run_all(path, range(4), by_globals)
+    monkeypatch.setitem(globals(), "N", 3)
+    refused(path, ValueError, "the global N was 2, and is 3", run=by_globals, resume=True)
+
+
+AGAIN = """
+import sys
+from helpers.killable import PROMPTS, fresh
+from llmppl import run_many
+print(len([*run_many(fresh(), PROMPTS[:3], seed=3, to=sys.argv[1], resume=True)]))
+"""
+
+
+def test_a_program_is_the_same_in_another_process(path):
+    told = [
+        subprocess.run([sys.executable, "-c", AGAIN, path], stdout=-1, env={**os.environ, "PYTHONHASHSEED": seed})
+        for seed in "12"
+    ]
+    assert [each.stdout for each in told] == [b"3\n", b"0\n"]
+
+
+@pytest.mark.parametrize(
+    "task, expected",
+    [
+        (("a", 1), ("a", 1)), ({1: {2}}, {1: {2}}), ([np.inf, None], [np.inf, None]), (b"x", b"x"),
+        (dataclasses.make_dataclass("Point", ["x"])(3), "Point(x=3)"),
+    ],
+)  # fmt: skip
+def test_tasks_return_as_data_and_are_compared(path, task, expected):
+    run_all(path, [task])
+    assert load_results(path)[0].task == expected
+    assert run_all(path, [task], resume=True) == []
+    refused(path, ValueError, "another task 0 than 'other'", ["other"], resume=True)
+
+
+# ---- owners and kills
+
+
+def test_two_runs_cannot_write_one_file(path):
     results = run_many(coin, range(4), seed=3, to=path)
     next(results)
-    owner = f"another run in process {os.getpid()} is writing it. Let that one end first, or write to another file"
-    refused(path, BlockingIOError, owner, resume=True)
+    with pytest.raises(BlockingIOError, match="another run is writing it. Let that one end first, or write to another"):
+        run_many(coin, range(4), seed=3, to=path, resume=True)
+    assert len(load_results(path)) == 1                 # while it is written
     results.close()
     assert len(run_all(path, range(4), resume=True)) == 3
-
-
-def test_a_run_that_refuses_other_tasks_releases_the_file(tmp_path):
-    run_all(path := tmp_path / "results.jsonl", range(4))
-    with pytest.raises(ValueError, match="another task 0 than 'x'") as kept:     # with its frames, and what they hold
-        run_all(path, ["x"] * 4, resume=True)
-    assert run_all(path, range(5), resume=True)[0].index == 4 and kept
-
-
-# ---- killed and interrupted
 
 
 KILLED = """
@@ -281,110 +405,18 @@ def killed(path, number):
     return told
 
 
-def test_a_killed_run_resumes_and_ends_the_same(tmp_path):
-    """At random moments, twice each; every index once, and every float the same."""
-    whole, rng = tmp_path / "whole.jsonl", np.random.default_rng()
-    run_all(whole, PROMPTS, fresh(), together=7)
-    for trial in range(repetitions(10, 1)):
-        path = tmp_path / f"{trial}.jsonl"
-        told = killed(path, rng.integers(1, 14))
-        told += killed(path, rng.integers(1, 7))
-        assert {result.index for result in load_results(path)} >= set(told) and len(set(told)) == len(told)
-        run_all(path, PROMPTS, fresh(), together=7, resume=True)
-        assert lines(path) == lines(whole)
+@pytest.mark.parametrize("first, second", [(1, 5), (9, 1), *[(7, 7)] * repetitions(10, 0)])
+def test_a_killed_run_resumes_and_ends_the_same(path, tmp_path, first, second):
+    told = [*killed(path, first), *killed(path, second)]
+    assert {result.index for result in load_results(path)} >= set(told) and len(set(told)) == len(told)
+    run_all(path, PROMPTS, fresh(), together=7, resume=True)
+    run_all(tmp_path / "whole.db", PROMPTS, fresh(), together=7)
+    assert records(path) == records(tmp_path / "whole.db")
 
 
-INTERRUPTED = {module.__file__ for module in (files, many, results, runtime)}
-
-
-def test_an_interrupt_at_any_line_loses_no_returned_result(tmp_path):
-    whole, path = tmp_path / "whole.jsonl", tmp_path / "results.jsonl"
-    tasks = PROMPTS[:4]
-    with Interrupt(INTERRUPTED) as watch:
-        run_all(whole, tasks, fresh(), together=2)
-    rng = np.random.default_rng(0)
-    places = sorted(watch.seen.items())
-    assert len(places) > 80
-    for place, number in places[:: repetitions(1, 5)]:
-        given = []
-        with Interrupt(INTERRUPTED, place, int(rng.integers(1, number + 1))) as fire:
-            for result in run_many(fresh(), tasks, seed=3, to=path, together=2):
-                given.append(result.index)
-        assert fire.left == 0, place
-        assert {result.index for result in (load_results(path) if path.exists() else ())} >= set(given), place
-        run_all(path, tasks, fresh(), together=2, resume=True)
-        assert lines(path) == lines(whole), place
-        path.unlink()
-
-
-# ---- Parquet
-
-
-def rows(path):
-    return [repr((r.index, r.task, r.particles, r.matches, r.error)) for r in load_results(path)]
-
-
-def test_a_parquet_path_is_refused_with_the_line_of_pandas_that_works(tmp_path, monkeypatch):
-    pandas = pytest.importorskip("pandas")
-    pytest.importorskip("pyarrow")
-    with pytest.raises(ValueError, match=r"to must name a file of JSON lines such as 'results\.jsonl'") as refusal:
-        run_many(everything, range(5), seed=3, to=tmp_path / "results.parquet")
-    with pytest.raises(ValueError, match="path must name a file of JSON lines"):
-        load_results("results.parquet")
-    run_all(tmp_path / "results.jsonl", range(10), everything)
-    monkeypatch.chdir(tmp_path)
-    eval(str(refusal.value).partition("of one: ")[2], {"pandas": pandas})
-    frame = pandas.read_parquet("results.parquet").sort_values("index")
-    for row, result in zip(frame.itertuples(index=False), load_results("results.jsonl"), strict=True):
-        assert row.index == result.index
-        if result.particles is not None:
-            assert row.log_weights.tolist() == result.particles.log_weights.tolist()
-            assert row.texts.tolist() == result.particles.texts
-
-
-# ---- digests
-
-
-def test_the_digest_of_a_task_depends_only_on_its_value():
-    written = '["a", ["a", 1.5, None], {"b": 1, "a": {"x", "y", "z"}}, np.arange(3), Path("a"), b"bytes", ("a", True)]'
-    tasks = eval(written)
-    assert len(set(map(digest, tasks))) == len(tasks)
-    assert digest({"a": 1, "b": [2]}) == digest({"b": [2], "a": 1}) != digest({"b": (2,), "a": 1})
-    imports = "import numpy as np; from pathlib import Path; from llmppl.tasks.results import digest"
-    code = f"{imports}\nprint(*map(digest, {written}))"
-    for seed in "12":                                   # hashes of texts differ, and with them the order of sets
-        told = subprocess.run(
-            [sys.executable, "-c", code], env={**os.environ, "PYTHONHASHSEED": seed}, capture_output=True, check=True
-        )
-        assert told.stdout.decode().split() == [digest(task) for task in tasks]
-
-
-TASKS_OF_JSON = ["a\ud800\n", 1.5, None, True, [], ["a", [1, None]], {"a": {"b": [2]}}]
-TASKS_OF_MORE = [math.nan, [math.inf], {1, 2}, np.arange(3), b"bytes", [Path("a")], {"a": np.int64(1)}]
-
-
-def test_a_task_returns_from_JSON_and_is_always_identified(tmp_path):
-    path, tasks = tmp_path / "results.jsonl", [*TASKS_OF_JSON, *TASKS_OF_MORE, ("a", 1), {1: "a"}]
-    run_all(path, tasks)
-    expected = [*TASKS_OF_JSON, *[None] * len(TASKS_OF_MORE), ["a", 1], {"1": "a"}]
-    assert [result.task for result in load_results(path)] == expected
-    assert run_all(path, tasks, resume=True) == []
-    with pytest.raises(ValueError, match="another task 9 than {1, 3}"):
-        run_all(path, [*tasks[:9], {1, 3}, *tasks[10:]], resume=True)
-
-
-@pytest.mark.parametrize("task", [object(), [1, object()], (letter for letter in "ab"), {1: object()}])
-def test_a_task_that_is_no_data_cannot_be_resumed(tmp_path, task):
-    path = tmp_path / "results.jsonl"
-    with pytest.raises(TypeError, match="has no stable identity, which resuming needs: with to=, a task must be data"):
-        run_all(path, [task])
-    assert [result.error for result in run_many(coin, [task], seed=0)] == [None]
-
-
-def test_a_result_file_keeps_its_seed_and_tasks(tmp_path):
-    path = tmp_path / "results.jsonl"
+def test_a_result_file_keeps_its_seed_and_tasks(path):
     results = run_all(path, ["a", "b"])
     with ResultFile(path, resume=True) as file:
         assert file.seed == 3 and file.is_done(1, "b") and not file.is_done(2, "c")
-        file.write(results[0].__class__(2, "c", error="none"))
+        file.write(dataclasses.replace(results[0], index=2, task="c"))
     assert [result.index for result in load_results(path)] == [0, 1, 2]

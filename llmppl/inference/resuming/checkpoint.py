@@ -31,12 +31,12 @@ from llmppl.inference.resuming.codec import (
     encode_record,
     encode_stream,
 )
+from llmppl.inference.resuming.files import Owned, null, parsed
 from llmppl.inference.resuming.fingerprint import SHAPE, difference, identity
 from llmppl.models.choices import Sampled
 from llmppl.models.streams import State, bring_to, state_of, stream_of
 from llmppl.support.arguments import mismatch, optional_count
 from llmppl.support.arguments import path as path_of
-from llmppl.support.files import Owned, null, parsed
 from llmppl.support.locks import let_through
 
 VERSION = 2

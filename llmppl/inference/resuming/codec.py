@@ -17,10 +17,10 @@ import numpy as np
 
 from llmppl.constraints.vocabulary import EOS, Text, Token, Vocabulary
 from llmppl.inference.genealogy import StepRecord
+from llmppl.inference.resuming.files import null
 from llmppl.models.choices import Choice, StreamState
 from llmppl.models.streams import State
 from llmppl.support.arguments import shown
-from llmppl.support.files import null
 from llmppl.support.shared import Shared
 
 Json = Any
