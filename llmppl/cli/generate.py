@@ -52,9 +52,7 @@ class Continuation:
     """
 
     def __init__(self, given: Given) -> None:
-        from llmppl.distributions import Rule
-
-        self.given, self.rule = given, Rule(temperature=given.temperature)
+        self.given, self.rule = given, options.rule(given)
         self.constraint = options.constraint(given.regex, given.grammar)
         usage_error(self.constraint and given.stop, "--stop excludes --regex and --grammar, which say how a text ends.")
 
@@ -87,10 +85,9 @@ def infill(
 
     Example: llmppl infill "The dog was very[BLANK] because he had lost his[BLANK]."
     """
-    from llmppl.distributions import Rule
     from llmppl.models.programs import Infilling
 
-    template, rule = options.given_text(template), Rule(temperature=given.temperature)
+    template, rule = options.given_text(template), options.rule(given)
     program = Infilling(options.load(given.lm), template, end="prefix", max_tokens=given.max_tokens, rule=rule)
     _steer(f"{template!r} with its holes filled", program, given)
 
@@ -104,10 +101,9 @@ def intersect(
 
     Example: llmppl intersect "The boy went to the park and" "The king went to the sea and" --until-sentence
     """
-    from llmppl.distributions import Rule
     from llmppl.models.programs import PromptIntersection, ends_sentence
 
-    rule, until = Rule(temperature=given.temperature), ends_sentence if given.until_sentence else None
+    rule, until = options.rule(given), ends_sentence if given.until_sentence else None
     program = PromptIntersection(options.load(given.lm), prompts, until=until, max_tokens=given.max_tokens, rule=rule)
     _steer(" and ".join(map(repr, prompts)) + " go on alike", program, given)
 

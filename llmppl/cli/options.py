@@ -22,6 +22,7 @@ import typer
 from llmppl.report.tables import printable
 
 if TYPE_CHECKING:
+    from llmppl.distributions import Rule
     from llmppl.inference import Particles
     from llmppl.lm import CachedTransformer
 
@@ -129,6 +130,13 @@ def constraint(regex: str | None, grammar: Path | None) -> Any:
         return JsonSchema(grammar.read_text(encoding="utf-8"))
     except ValueError as error:
         raise ValueError(f"{grammar}: {error}") from None
+
+
+def rule(given: Given) -> Rule:
+    """Return the decision rule of --temperature and --top-k."""
+    from llmppl.distributions import Rule
+
+    return Rule(temperature=given.temperature, top_k=getattr(given, "top_k", None))
 
 
 @functools.cache

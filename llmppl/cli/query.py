@@ -51,13 +51,10 @@ def query(
 
 def _matches(pattern: str, given: Given) -> Matches:
     """Return the matches, found by the strategy of the options."""
-    from llmppl.distributions import Rule
     from llmppl.queries import Query
 
-    rule, lm = Rule(temperature=given.temperature, top_k=given.top_k), options.load(given.lm)
-    query = Query(
-        lm, pattern, prefix=given.prefix, end=given.end, rule=rule, edits=given.edits, max_tokens=given.max_tokens
-    )
+    asked = {name: getattr(given, name) for name in ("prefix", "end", "edits", "max_tokens")}
+    query = Query(options.load(given.lm), pattern, rule=options.rule(given), **asked)
     if given.strategy in ("sample", "local"):
         return query.samples(seed=given.seed, local=given.strategy == "local")
     if given.strategy == "distinct":
@@ -110,8 +107,6 @@ def trace(
     recording: Annotated[Path, typer.Argument(help="A file of --trace or of a Recorder.", **FILE)], given: Given
 ) -> None:
     """Show a recorded run as a page: its particles as a tree of text, their weights, and their causes of death.
-
-    The page of a run that still goes on, or was killed, ends with its last step.
 
     Example: llmppl generate "Once upon a time" --trace run.jsonl; llmppl trace run.jsonl
     """
