@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import collections
+import functools
 import json
 import random
 from contextlib import closing, nullcontext
@@ -165,32 +167,28 @@ def many(
 
     Example: llmppl many prompts.txt results.db --regex " (hot|cold)"
     """
-    from llmppl.report.progress import Bar
     from llmppl.support.values import identity
     from llmppl.tasks import load_results
     from llmppl.tasks.many import TOGETHER, in_lanes, recorded
 
-    job, texts, failed = Continuation(given), _prompts(prompts), list[bool]()
+    job, texts = Continuation(given), _prompts(prompts)
     program = {name: value for name, value in vars(given).items() if name not in ("seed", "resume", "workers")}
     program |= {"grammar": given.grammar and given.grammar.read_text(encoding="utf-8")}
     if given.workers == 1:
-        run_all = in_lanes(lambda prompt, rng: job.steer(job.lm(), prompt, rng), TOGETHER)
+        run_all = in_lanes(functools.partial(job.steer, job.lm()), TOGETHER)
     else:
         from llmppl.tasks.ray import on_workers
 
         run_all = on_workers(job.steer, job.lm, given.workers, None, TOGETHER)
-    results: Any = recorded(
-        run_all, texts, identity("llmppl many", **program), to=out, seed=given.seed, resume=given.resume, progress=False
-    )
+    kept: Any = {"to": out, "seed": given.seed, "resume": given.resume}
+    results: Any = recorded(run_all, texts, identity("llmppl many", **program), **kept)
     try:
-        with closing(results), Bar(None, len(texts), str, "prompt") as shown:
-            before = (each for each in load_results(out) if each.error is None)
-            failed += [not each.particles for each in before]
-            for result in results:
-                failed.append(result.error is not None or not result.particles)
-                shown(len(failed), f"{sum(failed)} failed")
+        with closing(results):
+            collections.deque(results, maxlen=0)
     except KeyboardInterrupt:
-        leave(INTERRUPTED, f"interrupted: {len(failed)} of {len(texts)} results are in {out}; --resume goes on")
+        made = len(load_results(out))
+        leave(INTERRUPTED, f"interrupted: {made} of {len(texts)} results are in {out}; --resume goes on")
+    failed = [bool(each.error) or not each.particles for each in load_results(out)]
     typer.echo(f"{out}: {len(failed)} results, {sum(failed)} failed")
     if any(failed):
         leave(1, f"{sum(failed)} of {len(failed)} tasks failed; llmppl results {out} says of what")

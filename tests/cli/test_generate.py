@@ -221,4 +221,4 @@ def test_a_terminal_shows_a_bar_and_stdout_holds_only_the_last_line(files):
             shown += chunk
     os.close(parent)
     assert process.communicate()[0] == f"{files[1]}: 4 results, 0 failed\n" and process.returncode == 0
-    assert re.search(r"prompt \d+ of 4.* 0 failed", shown.decode())
+    assert re.search(r"task \d+ of 4.* 0 failed", shown.decode())
