@@ -157,10 +157,13 @@ def _null(value: float) -> float | None:
 
 def _prompts(particles: Sequence[Any]) -> list[str]:
     """Return the text in the contexts of a particle before its own text; none if they do not end with its text."""
-    particle = next((each for each in particles if str(each)), None)
-    values = [] if particle is None else vars(particle).values()
-    held = itertools.chain.from_iterable(each if isinstance(each, list | tuple) else [each] for each in values)
-    whole = [str(each.text) for each in held if hasattr(each, "next_token")]
-    if not all(each.endswith(str(particle)) for each in whole):
-        return []
-    return list(filter(None, (each.removesuffix(str(particle)) for each in whole)))
+    for particle in filter(str, particles):
+        text, parts = str(particle), itertools.chain.from_iterable(map(_listed, vars(particle).values()))
+        whole = [str(each.text) for each in parts if hasattr(each, "next_token")]
+        if all(each.endswith(text) for each in whole):
+            return list(filter(None, (each.removesuffix(text) for each in whole)))
+    return []
+
+
+def _listed(value: Any) -> Sequence[Any]:
+    return value if isinstance(value, list | tuple) else [value]

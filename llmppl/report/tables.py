@@ -63,14 +63,17 @@ def html_table(heads: Sequence[str], rows: Rows, shares: Sequence[float] = (), *
     """
     left = "" if numbers else ' style="text-align: left; white-space: pre-wrap"'
     bars = [f"<td>{bar(share)}</td>" for share in shares] or [""] * len(rows)
-    head = "<th></th>" * bool(shares) + "".join(f"<th>{html.escape(name)}</th>" for name in heads[:-1])
-    body = "".join(
-        f"<tr>{drawn}{''.join(f'<td>{html.escape(cell)}</td>' for cell in row[:-1])}"
-        f"<td{left}>{html.escape(row[-1])}</td></tr>"
-        for drawn, row in zip(bars, rows[:MAX_ROWS], strict=False)
-    )
-    table = f"<table><thead><tr>{head}<th{left}>{html.escape(heads[-1])}</th></tr></thead><tbody>{body}</tbody></table>"
+    head = "<th></th>" * bool(shares) + _cells("th", heads, left)
+    shown = zip(bars, rows[:MAX_ROWS], strict=False)
+    body = "".join(f"<tr>{drawn}{_cells('td', row, left)}</tr>" for drawn, row in shown)
+    table = f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
     return table + f"<p>... and {len(rows) - MAX_ROWS} more</p>" * (len(rows) > MAX_ROWS)
+
+
+def _cells(tag: str, row: Sequence[str], left: str) -> str:
+    """Return the cells of a row. `left` is the style of the last one."""
+    *numbers, text = map(html.escape, row)
+    return "".join(f"<{tag}>{cell}</{tag}>" for cell in numbers) + f"<{tag}{left}>{text}</{tag}>"
 
 
 def frame(columns: Mapping[str, Any]) -> pandas.DataFrame:
@@ -99,7 +102,7 @@ def without_middle(text: str, most: int) -> str:
 
 
 def chart(name: str, values: Sequence[float], *, low: float | None = None) -> str:
-    """Return a chart of a value at each of T steps, with labels of its axes and of the last value.
+    """Return a chart of a value at each of T > 0 steps, with labels of its axes and of the last value.
 
     The axis goes from `low` (by default the smallest value) to the largest value. A value that is not finite leaves a
     gap.
@@ -111,11 +114,11 @@ def chart(name: str, values: Sequence[float], *, low: float | None = None) -> st
     ys = [base - (base - TOP) * (value - low) / max(high - low, 1e-12) for value in values]
     moves = ["L" if math.isfinite(before) else "M" for before in (math.nan, *values)]
     path = "".join(f"{move}{x:.1f} {y:.1f}" for move, x, y in zip(moves, xs, ys, strict=False) if math.isfinite(y))
-    ends = [(xs[0], "1"), (xs[-1], str(len(values)))][: len(values)] if values else []
-    steps = "".join(f'<text x="{x:.1f}" y="{HEIGHT - 4}" text-anchor="middle">{label}</text>' for x, label in ends)
+    ends = {1: xs[0], len(values): xs[-1]}.items()
+    steps = "".join(f'<text x="{x:.1f}" y="{HEIGHT - 4}" text-anchor="middle">{step}</text>' for step, x in ends)
     axis = f'<path d="M{LEFT} {TOP}V{base}H{right}" fill="none" stroke="currentColor" opacity="0.35"/>'
     marks = _text(LEFT - 5, base, low, "end") + _text(LEFT - 5, TOP + 6, high, "end") * (high > low)
-    last = _text(xs[-1] + 6, ys[-1] + 4, values[-1]) if values and math.isfinite(ys[-1]) else ""
+    last = _text(xs[-1] + 6, ys[-1] + 4, values[-1]) * math.isfinite(ys[-1])
     title = html.escape(f"{name} over {len(values)} steps, from {low:.2f} to {high:.2f}")
     return (
         f'<svg class="chart" role="img" aria-label="{title}" width="{WIDTH}" height="{HEIGHT}" font-size="10" '
