@@ -186,9 +186,12 @@ def must_end_by(
         raise ValueError(f"complete=True wants max_tokens, after which the {kind} must have ended")
     if index is None or (max_tokens is None and room > NEAR):
         return bound
-    if isinstance(index, TokenIndex) and index.mask_within(index.start, bound).any():
-        return bound                                    # the shortest text takes longer to find
-    shortest = index.tokens_to_accept(index.start)
+    if isinstance(index, TokenIndex):
+        if index.mask_within(index.start, bound).any():
+            return bound                                # the shortest text takes longer to find
+        shortest = index.tokens_to_accept(index.start, 4 * bound)       # the question of an error is bounded
+    else:
+        shortest = index.tokens_to_accept(index.start)
     if shortest > bound:
         takes = f", the shortest takes {shortest} tokens" * (shortest < math.inf)
         within = f"{index!r}: no {kind} ends within {name_of_bound(max_tokens, room)}{takes}"

@@ -2,26 +2,17 @@
 
 A `Budget` counts states and steps while an automaton is built, and raises `TooLarge` before the memory is taken. A
 state belongs to a deterministic automaton and takes a row of 1 KiB. A step is one transition that is examined, or one
-member of a stored set of states. A construction that exhausts its budget ends within seconds and below 2 GiB.
+member of a stored set of states; an expensive one counts several times. A construction that exhausts its budget ends
+within seconds.
 """
 
 from __future__ import annotations
 
-__all__ = [
-    "MAX_EDGES", "MAX_ITEMS", "MAX_KEPT", "MAX_LEXED", "MAX_NFA_STATES", "MAX_SCANS", "MAX_SEARCHED", "MAX_STATES",
-    "MAX_STEPS", "MAX_TRIE", "Budget", "TooLarge",
-]  # fmt: skip
+__all__ = ["MAX_PARTS", "MAX_STATES", "MAX_STEPS", "Budget", "TooLarge"]
 
-MAX_STATES = 250_000                                # of a deterministic automaton
-MAX_STEPS = 20_000_000
-MAX_EDGES = 3_000_000                               # of a deterministic automaton that is listed edge by edge
-MAX_NFA_STATES = 1_000_000                           # of an NFA, whose states are small
-MAX_SCANS = 50_000                                  # states of a grammar's lexer: sets of terminals' states
-MAX_KEPT = 5_000_000                                # terminals' states in those sets
-MAX_LEXED = 5_000_000                               # terminals in all selections that the parser makes
-MAX_SEARCHED = 5_000_000                            # runs of a grammar's parser that test if a text can continue
-MAX_ITEMS = 2_000_000                               # positions in rules, over all states of a parser
-MAX_TRIE = 2_000_000                                # prefixes of a list of strings, before equal suffixes are merged
+MAX_STATES = 130_000                                # of a deterministic automaton, at 1 KiB each
+MAX_STEPS = 20_000_000                              # of a construction, at 100 to 300 ns each
+MAX_PARTS = 1_000_000                               # other parts of one automaton: states of an NFA, prefixes, edges
 
 REMEDY = "shorter counted repeats, fewer of them, or a smaller language would work"
 

@@ -21,7 +21,7 @@ from typing import Any, NamedTuple, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from llmppl.constraints.automata.budget import MAX_EDGES, TooLarge
+from llmppl.constraints.automata.budget import MAX_PARTS, TooLarge
 from llmppl.constraints.automata.nfa import ACCEPT, DEAD, FOUND, NFA, Behind
 from llmppl.constraints.automata.operations import Edge, runs
 from llmppl.support.arguments import shown
@@ -69,7 +69,7 @@ class Subsets:
             return [(lo, hi, self._singles[t] if epsilon[t] else t) for lo, hi, t in found[0]]
         if not found:
             return []
-        self.nfa.budget.spend(steps=3 * sum(map(len, found)))
+        self.nfa.budget.spend(steps=8 * len(found) + 3 * sum(map(len, found)))
         found.sort(key=len)
         single: dict[int, list[int]] = {}           # byte -> targets of all but the longest, if they are of one byte
         for lo, hi, target in itertools.chain(*found[:-1]):
@@ -111,8 +111,9 @@ class Subsets:
         return _key(self.nfa.closure(target))
 
     def _union(self, targets: frozenset[int]) -> Key:
-        self.nfa.budget.spend(steps=len(targets))
-        return _key(itertools.chain(*map(self.nfa.closure, targets)))
+        closures = list(map(self.nfa.closure, targets))
+        self.nfa.budget.spend(steps=len(targets) + sum(map(len, closures)))
+        return _key(itertools.chain(*closures))
 
 
 def _key(states: Iterable[int]) -> Key:
@@ -152,6 +153,7 @@ class Threads:
         seen, order = set[Thread](), []
         stack = [Thread(state)] * (state != DEAD)
         while stack:
+            self.nfa.budget.spend(steps=50)
             thread = stack.pop()
             if thread in seen:
                 continue
@@ -202,7 +204,7 @@ class Threads:
     def _advance(self, threads: Iterable[Thread], byte: int, context: Context) -> Iterator[Thread]:
         """Yield the threads after one more byte, where `context` is the trackers' state after that byte."""
         for state, pending, since in threads:
-            self.nfa.budget.spend(steps=20)
+            self.nfa.budget.spend(steps=30)
             if state == FOUND or (state == ACCEPT and self.ordered):    # it only waits for its lookaheads
                 after = (Thread(state, since=since + (state == ACCEPT)),) * bool(pending)
             else:
@@ -342,8 +344,8 @@ class Machine(Shared):
         """Return for every state the edges (lo, hi, target) that do not lead to 0, ascending and disjoint."""
         table = self.explore()._table[: len(self._keys)]
         state, lo = runs(table)
-        if len(lo) > MAX_EDGES:
-            raise TooLarge(shown(self), f"more than {MAX_EDGES:,} edges", "fewer states (minimise()) would work")
+        if len(lo) > 3 * MAX_PARTS:
+            raise TooLarge(shown(self), f"more than {3 * MAX_PARTS:,} edges", "fewer states (minimise()) would work")
         hi = np.append(lo[1:] - 1, 255)
         hi[hi < 0] = 255
         rows: list[list[Edge]] = [[] for _ in table]

@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from llmppl.constraints.automata.budget import MAX_NFA_STATES, Budget
+from llmppl.constraints.automata.budget import MAX_PARTS, Budget
 from llmppl.constraints.automata.operations import Automaton, Edge, joined
 from llmppl.support.graphs import Numbering
 
@@ -257,8 +257,8 @@ class NFA:
 
     def reserve(self, size: int) -> None:
         """Check that there is room for `size` more states. Raises TooLarge."""
-        if len(self.epsilon) + size > MAX_NFA_STATES:
-            raise self.budget.refusal(f"more than {MAX_NFA_STATES:,} states")
+        if len(self.epsilon) + size > MAX_PARTS:
+            raise self.budget.refusal(f"more than {MAX_PARTS:,} states")
 
     def edges(self, state: int) -> list[Edge]:
         """Return (lo, hi, target) for the bytes that `state` reads, ascending and disjoint."""

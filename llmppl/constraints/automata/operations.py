@@ -14,7 +14,7 @@ from typing import Any, Protocol, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from llmppl.constraints.automata.budget import MAX_STATES, MAX_TRIE, Budget, TooLarge
+from llmppl.constraints.automata.budget import MAX_PARTS, MAX_STATES, Budget, TooLarge
 from llmppl.support.graphs import Numbering
 
 __all__ = [
@@ -233,8 +233,8 @@ def _trie(words: Iterable[bytes]) -> tuple[dict[int, int], list[int]]:
             if not state:
                 state = steps[key] = len(steps) + 2
         ends.append(state)
-        if len(steps) + 2 > MAX_TRIE:
-            raise TooLarge(_THESE, f"more than {MAX_TRIE:,} prefixes", _FEWER)
+        if len(steps) + 2 > MAX_PARTS:
+            raise TooLarge(_THESE, f"more than {MAX_PARTS:,} prefixes", _FEWER)
     return steps, ends
 
 

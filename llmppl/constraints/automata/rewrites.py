@@ -36,7 +36,7 @@ from typing import Literal, NamedTuple
 
 import numpy as np
 
-from llmppl.constraints.automata.budget import MAX_EDGES, Budget, TooLarge
+from llmppl.constraints.automata.budget import MAX_PARTS, Budget, TooLarge
 from llmppl.constraints.automata.dfa import DFA
 from llmppl.constraints.automata.nfa import ACCEPT, ANY, DEAD, NFA, Fragment
 from llmppl.constraints.automata.operations import trie_of
@@ -438,8 +438,8 @@ def _occurrences(language: DFA, state: int, keys: _Keys, budget: Budget) -> list
 
 
 def _rows(dfa: DFA) -> Rows:
-    if np.count_nonzero(dfa.explore().table) > MAX_EDGES:
-        raise TooLarge(shown(dfa), f"more than {MAX_EDGES:,} edges to replace", "fewer states would work")
+    if np.count_nonzero(dfa.explore().table) > 3 * MAX_PARTS:
+        raise TooLarge(shown(dfa), f"more than {3 * MAX_PARTS:,} edges to replace", "fewer states would work")
     return [{byte: t for lo, hi, t in row for byte in range(lo, hi + 1)} for row in dfa.edges()]
 
 

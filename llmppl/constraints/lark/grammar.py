@@ -22,7 +22,7 @@ from typing import Any
 from lark import Lark
 from lark.indenter import Indenter
 
-from llmppl.constraints.automata.budget import MAX_LEXED, TooLarge
+from llmppl.constraints.automata.budget import MAX_PARTS, TooLarge
 from llmppl.constraints.constraint import State, VocabularyLike
 from llmppl.constraints.lark.completion import Completion
 from llmppl.constraints.lark.lexer import PartialTokens
@@ -256,10 +256,10 @@ def _lexers(parser: Parser, found: Rules) -> tuple[list[tuple[str, ...]], dict[i
             some = always.union(ranks[bit] for bit in bits_of(bits) if bit in ranks)
             lexers.append(tuple([found.terminals[i].name for i in sorted(some)]))
             size += len(some)
-            if size > MAX_LEXED:
+            if size > MAX_PARTS:
                 raise TooLarge(
                     f"the grammar's lexer of {len(rank):,} terminals",
-                    f"more than {MAX_LEXED:,} of them in its first {len(lexers):,} selections",
+                    f"more than {MAX_PARTS:,} of them in its first {len(lexers):,} selections",
                     "fewer terminals that may stand at one place would work",
                 )
     return lexers, {state: numbers[bits] for state, bits in parser.terminals().items()}

@@ -25,7 +25,7 @@ import numpy.typing as npt
 from lark.grammar import Terminal as LarkTerminal
 from lark.lexer import PatternStr, TerminalDef
 
-from llmppl.constraints.automata.budget import MAX_NFA_STATES, TooLarge
+from llmppl.constraints.automata.budget import MAX_PARTS, TooLarge
 from llmppl.constraints.automata.determinise import Leftmost
 from llmppl.constraints.automata.nfa import DEAD, NFA, Ahead, Behind
 from llmppl.constraints.automata.regex import parse
@@ -174,11 +174,11 @@ def split_keywords(terminals: Sequence[TerminalDef], flags: int) -> list[Termina
     nfas = {t.name: _nfa(t, flags) for t in terminals}
     _check_together(terminals, flags)
     ranked = sorted(terminals, key=lambda t: (-t.priority, -t.pattern.max_width, -len(t.pattern.value), t.name))
-    if sum(map(len, nfas.values())) > MAX_NFA_STATES:
+    if sum(map(len, nfas.values())) > MAX_PARTS:
         worst = max(nfas, key=lambda name: len(nfas[name]))
         raise TooLarge(
             f"terminal {worst}, beside the others,",
-            f"{len(nfas[worst]):,} states, and more than {MAX_NFA_STATES:,} together",
+            f"{len(nfas[worst]):,} states, and more than {MAX_PARTS:,} together",
             "fewer or smaller counted repeats would work",
         )
     words = [t for t in ranked if isinstance(t.pattern, PatternStr)]

@@ -285,24 +285,31 @@ class SearchDistances:
 
     def __init__(self, turn: Lock) -> None:
         self._lock = turn
-        self._memo: dict[State, float] = {}
+        self._memo: dict[State, tuple[float, bool]] = {}        # a distance, and whether it is no lower bound only
         self._next: dict[State, tuple[State, ...]] = {}         # states after one token, shared by all searches
 
-    def after(self, index: Searchable, state: State, ends: Ints) -> Floats:
+    def within(self, index: Searchable, state: State, ends: Ints, n: float) -> Bools:
         targets, where = np.unique(ends, return_inverse=True)
         states = [index.graph.state(target) for target in targets.tolist()]    # before a search renews the graph
-        return np.array([self.of(index, target) for target in states], float)[where]
-
-    def within(self, index: Searchable, state: State, ends: Ints, n: float) -> Bools:
-        fits: Bools = self.after(index, state, ends) <= n
-        return fits
+        return np.array([self.of(index, target, n) <= n for target in states], bool)[where]
 
     @locked
-    def of(self, index: Searchable, state: State) -> float:
-        if state in self._memo:
-            return self._memo[state]
+    def of(self, index: Searchable, state: State, most: float = math.inf) -> float:
+        """Return the distance of a state; inf if it is more than `most`, as far as a search to there tells."""
+        found, exact = self._memo.get(state, (0.0, False))
+        if not exact and found <= most:
+            found, exact = self._search(index, state, most)
+            for memo in (self._memo, self._next):
+                if len(memo) > MAX_MEMO:
+                    memo.clear()
+            self._memo[state] = found, exact
+        return found if exact else math.inf
+
+    def _search(self, index: Searchable, state: State, most: float) -> tuple[float, bool]:
         level, seen, depth = [state], {state}, 0
         while level and not any(map(index.recognizer.accepts, level)):
+            if depth >= most:
+                return depth + 1, False
             below: dict[State, None] = {}
             for each in level:
                 if each not in self._next:
@@ -314,8 +321,4 @@ class SearchDistances:
             depth += 1
             if len(seen) > MAX_SEARCHED:
                 raise ValueError(f"{index.name}: no end found within {depth} tokens and {len(seen)} states")
-        for memo in (self._memo, self._next):
-            if len(memo) > MAX_MEMO:
-                memo.clear()
-        found = self._memo[state] = depth if level else math.inf
-        return found
+        return (depth, True) if level else (math.inf, True)

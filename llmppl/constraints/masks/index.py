@@ -193,12 +193,17 @@ class TokenIndex(Index):
             return b""
         return self.graph.next_bytes(self.graph.checked(state))
 
-    def tokens_to_accept(self, state: State) -> float:
+    def tokens_to_accept(self, state: State, most: float = math.inf) -> float:
         """Return the least number of tokens from `state` to one that accepts, eos not counted; inf if there is no path.
 
-        Raise a ValueError if the recognizer has no table and the search visits more than 100,000 states.
+        With `most`, a recognizer without a table is only searched for paths of at most that many tokens, and the result
+        may be inf if there is none. Raise a ValueError if a search visits more than 100,000 states.
         """
-        found = 0.0 if state is END else self._distances.of(self, self.graph.checked(state))
+        if state is END:
+            return 0
+        distances, state = self._distances, self.graph.checked(state)
+        bounded = isinstance(distances, SearchDistances)
+        found = distances.of(self, state, most) if bounded else distances.of(self, state)
         return int(found) if math.isfinite(found) else found
 
     def mask_within(self, state: State, n: float) -> Bools:

@@ -4,6 +4,7 @@ import copy
 import itertools
 import pickle
 import re
+import time
 
 import numpy as np
 import pytest
@@ -261,6 +262,20 @@ def test_automata_of_interegular_can_be_converted():
     assert DFA.from_interegular(one - one).is_empty()
 
 
+HOSTILE = [
+    "(a{0,60}){0,60}", "(a{0,100}){0,100}", "((a?){0,40}b?){0,40}", "(?:(?:(?:$)*?){2,}){0,9}", "(.{0,99}){0,99}",
+    "(.*a.{20}){3}", r"\w{100000}", "(?>(a|b)*a(a|b){16})c", r"(?:(?:(?:\b)*?){2,}){0,12}",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("pattern", HOSTILE)
+def test_a_hostile_pattern_is_refused_within_seconds(pattern):
+    begun = time.process_time()
+    with pytest.raises(TooLarge, match="is too large: more than"):
+        Regex(pattern).explore()
+    assert time.process_time() - begun < 10             # 1 to 4 on two shared cores
+
+
 # ---- below: bytes of code points, ordered threads
 
 
@@ -367,7 +382,7 @@ def test_many_strings_share_their_ends(monkeypatch):
     assert sorted(small.enumerate()) == sorted(words) and small.num_states == trie.minimise().num_states == 6
     with pytest.raises(ValueError, match="the language of these strings is too large: more than 10 states; fewer"):
         DFA.from_strings(["a" * 20])
-    monkeypatch.setattr("llmppl.constraints.automata.operations.MAX_TRIE", 10)
+    monkeypatch.setattr("llmppl.constraints.automata.operations.MAX_PARTS", 10)
     with pytest.raises(ValueError, match="the language of these strings is too large: more than 10 prefixes; fewer"):
         DFA.from_strings(["a" * 20])
 
