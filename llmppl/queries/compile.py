@@ -117,24 +117,21 @@ def compile_query(
     ignore: Language | None = None,
     max_chars: int | None = None,
 ) -> Compiled:
-    """Compile a query into parts; the arguments are those of `Query`.
-
-    Raises
-    ------
-    ValueError
-        An invalid regular expression (marked by a caret), an empty language, a prefix string with which no string of
-        the pattern begins (the shortest is shown), edits that make the automaton too large (its size is named).
-    """
+    """Compile a query into parts; the arguments and errors are those of `Query`."""
     language, prefixes = _language(pattern, "pattern"), _language(prefix, "prefix")
     if not isinstance(rewrite, Iterable) or isinstance(rewrite, str):
         raise TypeError(f"rewrite must be a list of functions from DFA to DFA, such as [any_case], not {rewrite!r}")
-    for each in rewrite:
-        change = function("each of rewrite", each, "any_case")
-        language, prefixes = _rewritten(change, language), _rewritten(change, prefixes)
+    for change in rewrite:
+        language, prefixes = (function("each of rewrite", change, "any_case")(each) for each in (language, prefixes))
+        if not isinstance(language, DFA) or not isinstance(prefixes, DFA):
+            raise TypeError(f"rewrite: {change!r} must return a DFA")
     for name, given in (f"{pattern!r}", language), (f"the prefix {prefix!r}", prefixes):
         if given.is_empty():
             raise ValueError(f"{name} matches no text at all")
-    before, after = _edits(edits)
+    regions = dict(edits) if isinstance(edits, Mapping) else {"suffix": edits}
+    if not set(regions) <= {"prefix", "suffix"}:
+        raise ValueError(f'edits by region are {{"prefix": ..., "suffix": ...}}, not {regions!r}')
+    before, after = (_edits(regions.get(region, 0)) for region in ("prefix", "suffix"))
     unwanted = None if ignore is None else _language(ignore, "ignore")
     optional_count("max_chars", max_chars, least=0)
     changes: list[Rewrite] = [after] if after.max_cost else []
@@ -159,48 +156,30 @@ def compile_query(
 
 
 def _language(language: Language, name: str) -> DFA:
+    """Return a pattern as an automaton. ValueError if a JSON schema has no DFA that accepts exactly its texts."""
     if is_type(language):
-        return _language(constraint_of(language), name)
-    if isinstance(language, JsonSchema):
-        return _texts_of(language, name)
+        language = constraint_of(language)
+    if isinstance(language, str):
+        return Regex(language)
+    if isinstance(language, DFA):
+        return language
     if isinstance(language, list | tuple):
         return DFA.from_strings(language)
-    if not isinstance(language, str | DFA):
-        raise TypeError(
-            f"{name} must be a regular expression (str), a DFA, a type, a JsonSchema or a list of strings, "
-            f"not {language!r}"
-        )
-    return Regex(language) if isinstance(language, str) else language
-
-
-def _texts_of(schema: JsonSchema, name: str) -> DFA:
-    """Return the texts of a schema; raise a ValueError if no DFA accepts exactly these."""
-    automaton = schema.automaton
-    if schema.warnings:
-        why = f"{schema.warnings[0]}, which a query does not do"
-    elif automaton is None:
-        why = f"a query wants an automaton, and there is none of {schema.fallback_reason}"
-    elif not isinstance(automaton, DFA):
+    if not isinstance(language, JsonSchema):
+        kinds = "a regular expression (str), a DFA, a type, a JsonSchema or a list of strings"
+        raise TypeError(f"{name} must be {kinds}, not {language!r}")
+    if isinstance(language.automaton, DFA) and not language.warnings:
+        return language.automaton
+    why = f"there is no automaton of {language.fallback_reason}"
+    if language.automaton is not None:
         why = "a part of it may be any JSON, which nests: say what is inside, and additionalProperties=false of objects"
-    else:
-        return automaton
-    raise ValueError(f"{name} {schema!r}: {why}")
+    if language.warnings:
+        why = f"{language.warnings[0]}, which a query does not do"
+    raise ValueError(f"{name} {language!r}: {why}")
 
 
-def _rewritten(change: Rewrite, language: DFA) -> DFA:
-    if not isinstance(found := change(language), DFA):
-        raise TypeError(f"rewrite: {change!r} returned {found!r}; it must return a DFA")
-    return found
-
-
-def _edits(edits: EditsLike) -> tuple[Edits, Edits]:
-    """Return the edits of the prefix, and of the part after it."""
-    regions = dict(edits) if isinstance(edits, Mapping) else {"suffix": edits}
-    if not set(regions) <= {"prefix", "suffix"}:
-        raise ValueError(f'edits by region are {{"prefix": ..., "suffix": ...}}, not {regions!r}')
-    given = regions.get("prefix", 0), regions.get("suffix", 0)
-    before, after = (each if isinstance(each, Edits) else Edits(count("edits", each, least=0)) for each in given)
-    return before, after
+def _edits(edits: int | Edits) -> Edits:
+    return edits if isinstance(edits, Edits) else Edits(count("edits", edits, least=0))
 
 
 def _listed(found: Iterable[T]) -> list[T] | None:
@@ -236,24 +215,21 @@ def _from_state(language: DFA, state: int) -> DFA:
     return DFA.from_table(whole.table, whole.accepting, state)
 
 
-def _split(language: DFA, prefixes: DFA, shown: Language) -> Iterator[tuple[int, DFA]]:
-    """Yield the states of `language` after prefix strings, with these strings; raise an error if one does not fit."""
+def _split(language: DFA, prefixes: DFA, shown: Language) -> list[tuple[int, DFA]]:
+    """Return the states of `language` after prefix strings, with these strings; raise an error if one does not fit."""
     texts = _listed(prefixes.enumerate())
     if texts is None:
-        yield from _split_endless(language.explore(), prefixes.explore(), shown)
-        return
+        return _split_endless(language.explore(), prefixes.explore(), shown)
     groups: dict[int, list[str]] = {}
     for text in texts:
-        state: int | None = language.start
-        for byte in text.encode():
-            state = language.step(state, byte) if state else None
-        if state is None:
+        state = reduce(lambda state, byte: language.step(state, byte) or 0, text.encode(), language.start)
+        if not state:
             raise _no_prefix(text, shown)
         groups.setdefault(state, []).append(text)
-    yield from ((state, DFA.from_strings(group)) for state, group in groups.items())
+    return [(state, DFA.from_strings(group)) for state, group in groups.items()]
 
 
-def _split_endless(language: DFA, prefixes: DFA, shown: Language) -> Iterator[tuple[int, DFA]]:
+def _split_endless(language: DFA, prefixes: DFA, shown: Language) -> list[tuple[int, DFA]]:
     """Do the same for prefixes that are too many to list."""
     states = np.arange(len(language.table))
     stray = prefixes - DFA.from_table(language.table, states > 0, language.start)
@@ -266,13 +242,15 @@ def _split_endless(language: DFA, prefixes: DFA, shown: Language) -> Iterator[tu
         fresh = set(map(tuple, pairs[pairs[:, 0] > 0].tolist())) - ends
         ends |= fresh
         todo += fresh
-    for state in sorted({b for a, b in ends if prefixes.accepts(a)}):
-        yield state, prefixes & DFA.from_table(language.table, states == state, language.start)
+    after = sorted({b for a, b in ends if prefixes.accepts(a)})
+    return [(each, prefixes & DFA.from_table(language.table, states == each, language.start)) for each in after]
 
 
 def _no_prefix(text: str, shown: Language) -> ValueError:
-    problem = f"the prefix {shown!r} is no prefix of the pattern: no text of it begins with {text!r}"
-    return ValueError(f"{problem}. The pattern includes the prefix, so begin it with the same text")
+    return ValueError(
+        f"the prefix {shown!r} is no prefix of the pattern: no text of it begins with {text!r}. The pattern includes "
+        "the prefix, so begin it with the same text"
+    )
 
 
 def _disjoint(parts: list[Part]) -> Iterator[Part]:

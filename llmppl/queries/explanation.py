@@ -77,16 +77,10 @@ def explain(
     end : "prefix" or "eos"
         "prefix": any text may follow. "eos": the text ends, and the last certificate is that of an eos token.
     """
-    if not isinstance(lm, CachedTransformer):
-        raise TypeError(f"explain wants a CachedTransformer first, not {arguments.shown(lm)}")
     if not isinstance(rule, Rule):
         raise TypeError(f"explain names the part of a Rule that excludes a token; {rule!r} is none")
-    if not isinstance(prefix, (str, Context)):
-        raise TypeError(f"prefix must be a str or a Context, not {arguments.shown(prefix)}")
     arguments.text("text", text)
     ends = arguments.one_of("end", end, get_args(End)) == "eos"
-    if ends and not lm.vocab.eos_ids:
-        raise ValueError('end="eos" asks for the end of the text, and this vocabulary has no eos token')
     context = as_context(lm, prefix)
     ids = list(map(int, (context + text).tokens[len(context) :]))
     contexts = list(itertools.accumulate(ids, operator.add, initial=context))
@@ -132,7 +126,6 @@ def conformity(
 
     The text ends at EOS, where no token fits, or after `max_tokens`. Source: Willard & Louf 2023, Sec. 5.
     """
-    arguments.count("max_tokens", max_tokens)
     index, rng = index_of(constraint, lm.vocab), arguments.generator(seed)
     if index is None:
         raise TypeError(f"conformity wants a constraint that has masks, not {constraint!r}")
@@ -140,12 +133,11 @@ def conformity(
     found: list[Conformity] = []
     while len(found) < max_tokens:
         dist, mask = context.next_token(), index.mask(state)
-        log_probs = dist.log_probs()
-        log_mass = float(np.logaddexp.reduce(log_probs[mask], initial=-np.inf))
+        log_mass = float(np.logaddexp.reduce(dist.log_probs()[mask], initial=-np.inf))
         if log_mass == -np.inf:
             break
-        token = dist.masked(mask).sample(rng)
-        found.append(Conformity(token, float(np.exp(log_mass)), -log_mass, bool(mask[np.argmax(log_probs)])))
+        token, best = dist.masked(mask).sample(rng), np.argmax(dist.log_probs())
+        found.append(Conformity(token, math.exp(log_mass), -log_mass, bool(mask[best])))
         if token == EOS:
             break
         context, state = context + token, index.advance(state, token)

@@ -6,7 +6,7 @@ import itertools
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass, fields, replace
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from llmppl.constraints.automata import Edit
 from llmppl.constraints.vocabulary import Text, Token
@@ -95,13 +95,6 @@ class MatchList(TableList[Match]):
         return list(columns), [list(row) for row in zip(*columns.values(), strict=True)]
 
 
-class Searching(Protocol):
-    """Search that `Matches` reports on."""
-
-    expansions: int
-    heap: list[Any]
-
-
 class Matches(Iterator[Match]):
     """Iterator over the matches of a query, as they are found.
 
@@ -118,7 +111,7 @@ class Matches(Iterator[Match]):
     """
 
     def __init__(
-        self, lm: CachedTransformer, matches: Iterator[Match], progress: bool | None, search: Searching | None = None
+        self, lm: CachedTransformer, matches: Iterator[Match], progress: bool | None, search: Any = None
     ) -> None:
         alone = sys.stderr.isatty() and not running()   # bars of concurrent tasks would mix
         shown = alone if progress is None else progress

@@ -50,14 +50,12 @@ class Query:
     edits : int, Edits, or dict
         Match texts within so many edits of the pattern, after the prefix; {"prefix": 1, "suffix": 2} edits both.
     rewrite : iterable of functions from DFA to DFA
-        Applied to pattern and prefix, in their order and before edits: `any_case`, `any_whitespace`,
-        `optional_punctuation`, `synonyms(...)`, or your own.
+        Applied to pattern and prefix, in their order and before edits: `any_case`, `synonyms(...)`, or your own.
     ignore : str or DFA, optional
         Strings not to return, matched against the part after the prefix.
     tokenization : str
         Tokens of the part after the prefix. "all": any tokens that spell it. "canonical": the tokenizer's own encoding
-        of the whole text. "canonical_prefix": ReLM's name for a canonical prefix before any tokens; the same as "all",
-        because every prefix is canonical here.
+        of the whole text. "canonical_prefix": ReLM's name for "all", because every prefix is canonical here.
     max_tokens, max_chars : int, optional
         The longest part after the prefix; an eos does not count. Texts longer than the model can read never match.
 
@@ -65,7 +63,7 @@ class Query:
     ------
     TypeError, ValueError
         An invalid regular expression (marked by a caret), an empty language, a prefix with which no string of the
-        pattern begins, a language that no tokens spell, or an argument of another type or out of its range.
+        pattern begins, edits that make the automaton too large, or a bad argument.
     """
 
     lm: CachedTransformer
@@ -129,14 +127,9 @@ class Query:
             Contexts in a round of the language model; the order does not depend on it. A beam is one round.
         max_expansions : int, optional
             Stop after so many next-token distributions; `Matches.complete` is False if matches may be missing. If left
-            out, 10,000 in a row without a match are an error.
+            out, the iterator raises a ValueError after 10,000 in a row without a match.
         progress : bool, optional
             Show on stderr the number of matches and expansions; if left out, only on a terminal.
-
-        Raises
-        ------
-        ValueError
-            From the iterator: no match in 10,000 expansions; the message names the remaining mass and remedies.
         """
         _check_search(results, order, tolerance, batch, max_expansions)
         if beam_width is not None:
