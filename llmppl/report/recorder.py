@@ -36,24 +36,18 @@ class Recorder:
     title : str, optional
         Title of the page.
 
-    Attributes
-    ----------
-    lines : list of str
-        The recorded lines.
-
     Notes
     -----
     Each line is written when its step ends, so a killed run loses at most its last step. `llmppl.report.recording`
-    describes the lines.
-    As a context manager, a recorder also writes how the run ended. It records one run; a second is a ValueError.
+    describes the lines, which are also in `lines`. As a context manager, a recorder also writes how the run ended. It
+    records one run; a second is a ValueError.
     """
 
     def __init__(self, path: str | os.PathLike[str] | None = None, title: str = "") -> None:
-        self.path = None if path is None else Path(path)
+        self.path = self._file = None if path is None else Path(path)
         self.title = text_of("title", title)
         self.lines = list[str]()
         self._index = 0
-        self._stopped = False
         self._before: list[tuple[str, dict[str, float]]] = []       # text and attribution of each particle
         if self.path is not None:
             self.path.write_text("", encoding="utf-8")
@@ -140,13 +134,13 @@ class Recorder:
 
     def _write_line(self, line: str) -> None:
         self.lines.append(line)
-        if self.path is None or self._stopped:
+        if self._file is None:
             return
         try:
-            with self.path.open("a", encoding="utf-8") as file:
+            with self._file.open("a", encoding="utf-8") as file:
                 file.write(line + "\n")
         except OSError as error:                        # a failed recording must not end the run
-            self._stopped = True                        # for good: no reader could read past a torn line
+            self._file = None                           # for good: no reader could read past a torn line
             message = f"the recording stops after step {self._index}, and the run goes on: {error.strerror or error}"
             warnings.warn(f"{self.path}: {message}", stacklevel=4)
 
