@@ -100,7 +100,7 @@ LINES = {
     "constraints": 490,
     "constraints/automata": 2990,
     "constraints/json": 2240,
-    "constraints/lark": 1950,
+    "constraints/lark": 1890,
     "constraints/masks": 1140,
     "constraints/vocabulary": 2050,
     "distributions": 1220,

@@ -32,7 +32,7 @@ from llmppl.constraints.lark.parser import IndentedParser, Parser, Stack, bits_o
 from llmppl.constraints.masks import TokenIndex
 from llmppl.constraints.masks.mask_store import PackedMask
 from llmppl.constraints.vocabulary.trie import Trie
-from llmppl.support.arguments import count, is_file_name, shown, text
+from llmppl.support.arguments import is_file_name, shown, text
 from llmppl.support.graphs import Memo, Numbering
 from llmppl.support.locks import Lock, cached_property, locked
 from llmppl.support.shared import Shared
@@ -171,15 +171,6 @@ class Grammar(Shared):
             ended = [place for stack, _, ends in outcomes for place in after(stack, ends)]
         return self._state(ended, alive)
 
-    @locked
-    def read_all(self, trie: Trie, max_quotients: int = 100_000, /) -> Masks:
-        """Read the whole vocabulary at once, for `build_all` of an index."""
-        if self._parser.indenter:
-            raise ValueError("build_all: a grammar with a postlex has partial tokens for every column of a text")
-        masks = self._masks_over(trie)
-        masks.read_all(max_quotients)
-        return masks
-
     def _masks_over(self, trie: Trie) -> Masks:
         if self._masks is None or self._masks.trie is not trie:
             self._masks = Masks(self._completion, trie)
@@ -225,16 +216,7 @@ class GrammarIndex(TokenIndex):
     """Index of a grammar. The parser decides once for all tokens that no stack tells apart."""
 
     def build_all(self, max_states: int = 1_000_000) -> Any:
-        """Read the vocabulary from every partial token of the lexer (Sec. 4.2); the result has `len` and `nbytes`.
-
-        Masks then only take runs of the parser, whose results are kept by the states on top of its stack.
-
-        Raises
-        ------
-        ValueError
-            If that takes more than `max_states` quotients; if the grammar has a postlex.
-        """
-        return self.recognizer.read_all(self.trie, count("max_states", max_states))
+        raise TypeError(f"build_all wants finitely many states, those of a Regex or a DFA, not {self!r}")
 
     def _work_out(self, state: State, accepts: bool) -> PackedMask:
         return self.store.of_bits(self.recognizer.token_mask(state, self.trie), accepts)

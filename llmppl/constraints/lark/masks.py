@@ -18,7 +18,7 @@ import functools
 import itertools
 from bisect import bisect_right
 from collections import defaultdict
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -30,7 +30,7 @@ from llmppl.constraints.lark.lexer import Ended, Outcome, PartialTokens
 from llmppl.constraints.lark.parser import Stack, union
 from llmppl.constraints.vocabulary.trie import Trie
 from llmppl.constraints.vocabulary.trie_walk import FLAG, walk
-from llmppl.support.graphs import Memo, reachable
+from llmppl.support.graphs import Memo
 from llmppl.support.shared import Shared
 
 MAX_PART_AS_IDS = 1 / 32                            # of the vocabulary; larger sets are kept as bits
@@ -145,49 +145,6 @@ class Masks(Shared):
         self._equal.clear()
         for quotient in self.quotients.values():
             quotient.memo.clear()
-
-    @property
-    def nbytes(self) -> int:
-        """Number of bytes of the quotients' tokens and of the nodes of their crossings."""
-        found = list(self.quotients.values())
-        tokens = sum(each.ids.nbytes for quotient in found for each in quotient.classes)
-        return tokens + sum(len(crossing.nodes) for quotient in found for crossing in quotient.crossings)
-
-    def __repr__(self) -> str:
-        return f"<the vocabulary read from {len(self)} places of the lexer, {self.nbytes} bytes>"
-
-    def __len__(self) -> int:
-        """Return the number of quotients read so far."""
-        return len(self.quotients)
-
-    def read_all(self, max_quotients: int) -> None:
-        """Make the quotients of all partial tokens that a text may lead to, and those that these lead to."""
-        completion, partials = self.completion, self.completion.partials
-        after: Any = completion.lexers_after
-
-        def places_after(place: tuple[int, int]) -> Iterator[tuple[int, int]]:
-            for ends in partials.exits(partials.starts[place]):
-                for symbol, obligation in ends:
-                    yield from itertools.product({place[0]} if symbol is None else after[symbol], [obligation])
-
-        def quotients_below(key: Key) -> Iterator[Key]:
-            for crossing in self.quotients[key].crossings:
-                symbol, obligation = crossing.end
-                for lexer in after[symbol]:
-                    child = crossing.nodes, partials.starts[lexer, obligation]
-                    crossing.below[lexer] = self.quotients[child]
-                    yield child
-
-        begun = completion.lexer_of[self.parser.bottom.state], partials.first
-        for number, _ in enumerate(reachable([begun], places_after), 1):
-            self._refuse_more(max(number, len(partials.tokens)), max_quotients)
-        keys: list[Key] = [(b"", (token,)) for token in range(len(partials.tokens))]
-        for number, _ in enumerate(reachable(keys, quotients_below), 1):
-            self._refuse_more(number, max_quotients)
-
-    def _refuse_more(self, number: int, most: int) -> None:
-        if number > most:
-            raise ValueError(f"more than {most} quotients: terminals leave too many obligations after them")
 
     def bits(self, hypotheses: Iterable[tuple[Stack, int]]) -> bytes:
         """Return the tokens that may follow under one of the hypotheses, as bits (np.packbits)."""

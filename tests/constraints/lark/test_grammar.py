@@ -30,9 +30,8 @@ from lark.exceptions import GrammarError, LarkError
 from lark.indenter import PythonIndenter
 
 from llmppl.constraints import Grammar, Vocabulary, json_grammar
-from llmppl.constraints.masks.index import END, TokenIndex
+from llmppl.constraints.masks.index import TokenIndex
 from llmppl.constraints.vocabulary import trie_walk as walks
-from llmppl.constraints.vocabulary.trie import trie_of
 from llmppl.lm.embedded import PATH
 
 SHARED = ROOT.parent / "shared"
@@ -483,38 +482,3 @@ def vocabulary(name):
     if not place.is_dir():
         pytest.skip(f"needs the tokenizer in shared/vocab/{name}, which is not here")
     return Vocabulary.from_tokenizer(AutoTokenizer.from_pretrained(place))
-
-
-def test_a_vocabulary_read_at_once_is_all_that_masks_need(known):
-    grammar = Grammar(known[0].text)
-    vocab = vocabulary("embedded")
-    masks = grammar.read_all(trie_of(vocab))
-    number, size = len(masks), masks.nbytes
-    assert 0 < size < 50e6
-    assert masks_agree(grammar, vocab, np.random.default_rng(13), repetitions(20, 2), 8) > 2
-    assert len(masks) == number
-
-
-def test_an_indented_grammar_cannot_be_read_at_once(python):
-    with pytest.raises(ValueError, match="postlex"):
-        python[0].read_all(trie_of(vocabulary("embedded")))
-    with pytest.raises(ValueError, match="more than 10 quotients"):
-        json_grammar().read_all(trie_of(vocabulary("embedded")), 10)
-
-
-def test_build_all_gives_the_same_masks_as_lazy_reading():
-    vocab = vocabulary("embedded")
-    built, lazy = json_grammar().index(vocab), json_grammar().index(vocab)
-    whole = built.build_all()
-    assert whole.nbytes < 1 << 20 and "places of the lexer" in repr(whole)
-    before, rng = len(whole), random.Random(0)
-    for _ in range(repetitions(40, 8)):
-        left, right = built.start, lazy.start
-        for _ in range(30):
-            mask = built.mask(left)
-            assert np.array_equal(mask, lazy.mask(right))
-            token = rng.choice(np.flatnonzero(mask).tolist())
-            left, right = built.advance(left, token), lazy.advance(right, token)
-            if left is END:
-                break
-    assert len(whole) == before                         # nothing of the vocabulary was read again
