@@ -1,7 +1,14 @@
-"""Enumeration of the posterior: every path of choices through a program, with its exact weight.
+"""Enumeration and beam search: algorithms that follow every choice of a step, or the likeliest ones, without chance.
 
-A step runs up to its first choice, and again once for each value of this choice, until it ends. So the truth against
-which samplers are tested shares their program, and nothing of their loop.
+A step runs up to its first choice, and again once for each value of this choice, until it ends. Enumeration follows
+every path of choices and returns its exact weight. So the truth against which samplers are tested shares their program,
+and nothing of their loop. Beam search is an optimiser to compare samplers with. It looks for runs of high log joint,
+
+    log p(choices) + the log-weights of `observe` and `score`,
+
+which is the log-weight that `enumerate_exact` gives them. The runs it returns are not a sample. Their log joints rank
+these runs, but the sum of the log joints estimates nothing. Every choice costs probability, so among runs of different
+lengths the short ones look good early (Lew et al. 2023 on sampling against optimising).
 """
 
 from __future__ import annotations
@@ -10,16 +17,22 @@ import itertools
 import math
 import operator
 from collections.abc import Sequence
-from typing import TypeVar
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from llmppl.inference.deaths import Death, deaths_of
-from llmppl.inference.partial_step import Branch, run_together
+from llmppl.inference.detached import detach
+from llmppl.inference.expansion import Branch, Warnings, check_model, cut, follow, start_particles
 from llmppl.inference.particles import Particles
-from llmppl.inference.run_guards import Watch, cut, start_particles
 from llmppl.models.choices import StopAtChoice
 from llmppl.models.model import Model
-from llmppl.support.arguments import optional_count
+from llmppl.report.progress import Bar, finished
+from llmppl.report.tables import TableList, frame, one_line
+from llmppl.support.arguments import count, optional_count
 from llmppl.support.runtime import Runtime
+
+if TYPE_CHECKING:
+    import pandas
 
 M = TypeVar("M", bound=Model)
 
@@ -46,7 +59,7 @@ def enumerate_exact(model: M, max_steps: int | None = None) -> Particles[M]:
     optional_count("max_steps", max_steps)
     runtime, done, deaths, t = Runtime(), list[M](), list[Death](), 0
     states = start_particles(model, [StopAtChoice(asker="enumerate_exact")])
-    watch = Watch(bounded=max_steps is not None)
+    watch = Warnings(bounded=max_steps is not None)
     while states and t != max_steps:
         t += 1
         done += filter(_finished, states)
@@ -62,11 +75,132 @@ def enumerate_exact(model: M, max_steps: int | None = None) -> Particles[M]:
         alive = [particle for particle in outcomes if particle.log_weight > -math.inf]
         done += filter(_finished, alive)
         states = list(itertools.filterfalse(_finished, alive))
-        settle(watch, runtime, ended, states, t)
+        watch.step(t, outcomes)
     cut(states)
     return Particles(done + states, stats=runtime.stats, deaths=deaths)
 
 
-def settle(watch: Watch, runtime: Runtime, ended: Sequence[Branch], active: Sequence[Model], t: int) -> None:
-    """Check step `t`, in which the branches `ended` came to their end, and `active` particles are left."""
-    watch.step(t, [branch.particle for branch in ended], active)
+def run_together(runtime: Runtime, branches: Sequence[Branch], name: str) -> tuple[list[Branch], list[Branch]]:
+    """Run branches. Return those whose step ended, and the suspended ones."""
+    follow(dict(enumerate(branches)), lambda functions, numbers: runtime.run(functions, [name] * len(numbers)))
+    ended = [branch for branch in branches if not branch.suspended]
+    return ended, [branch for branch in branches if branch.suspended]
+
+
+# ---- beam search
+
+
+@dataclass(frozen=True)
+class Beam(Generic[M]):
+    """A run that `beam_search` found, with its log joint. It has no weight, since nothing was drawn."""
+
+    log_joint: float
+    particle: M
+
+    def __reduce__(self) -> tuple[Any, ...]:            # without the language model, as a pickle of Particles
+        return Beam, (self.log_joint, detach(self.particle))
+
+    def __str__(self) -> str:
+        return str(self.particle)
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return text, log joint and the mark as cut, for JSON."""
+        return {"text": str(self), "log_joint": self.log_joint, "cut": self.particle.cut}
+
+    def __repr__(self) -> str:
+        return f"Beam({self.log_joint:.2f}, {str(self)!r}{', cut' * self.particle.cut})"
+
+
+class Beams(TableList[Beam[M]]):
+    """The beams of a search, the best first. The repr is a table, also in a notebook."""
+
+    @property
+    def best(self) -> M:
+        """The particle of the highest log joint."""
+        return self[0].particle
+
+    def to_pandas(self) -> pandas.DataFrame:
+        """Return a data frame with a row for each beam. ImportError, with the command to install it, without pandas."""
+        rows = [beam.as_dict() for beam in self]
+        return frame({name: [row[name] for row in rows] for name in ("text", "log_joint", "cut")})
+
+    def _header(self) -> str:
+        return f"{len(self)} beam{'s' * (len(self) != 1)}"
+
+    def _table(self) -> tuple[list[str], list[list[str]]]:
+        rows = [[f"{beam.log_joint:.2f}", one_line(beam) + " [cut]" * beam.particle.cut] for beam in self]
+        return ["log joint", "text"], rows
+
+
+def beam_search(
+    model: M, N: int, K: int, *, max_steps: int | None = None, progress: bool | None = None
+) -> Beams[M]:
+    """Return runs of high log joint. The search keeps the N best runs and extends each by its K most probable choices.
+
+    The proposal of a choice, or its distribution if it has none, selects the K choices. The target alone counts for the
+    log joint. A step of several choices is searched choice by choice: after each, the N best unfinished branches stay,
+    and at the end of the step the N best runs. Finished runs stay until better ones replace them. A twist influences
+    which runs stay, as in `smc_steer`. Nothing is random, and of equal runs the first stays. With N = K = 1 this is
+    greedy decoding.
+
+    Parameters
+    ----------
+    model : Model
+        A program all of whose choices have finite support, else TypeError. The search copies it and never changes it.
+    N, K : int
+        Number of runs kept, and of choices tried for each.
+    max_steps, progress
+        As in `smc_steer`.
+
+    Returns
+    -------
+    Beams, a list of Beam
+        From 1 to N different runs, the best first; two of them may have the same text.
+
+    Raises
+    ------
+    ValueError
+        If all runs that were followed reached weight zero. Others may have positive weight.
+    """
+    check_model(model)
+    count("N", N)
+    count("K", K)
+    optional_count("max_steps", max_steps)
+    runtime, t = Runtime(), 0
+    runs: list[Any] = start_particles(model, [StopAtChoice(asker="beam_search")])
+    watch = Warnings(bounded=max_steps is not None)
+    with Bar(progress, max_steps, _progress) as show:
+        while any(not run.finished for run in runs) and t != max_steps:
+            t += 1
+            ended = _step(runtime, runs, N, K, t)
+            watch.step(t, ended)
+            runs = _best([run for run in ended if run.log_weight > -math.inf], N)
+            if not runs:
+                raise ValueError(
+                    f"beam_search with N={N}, K={K}: every run that was followed has died by step {t}, the last of "
+                    f"{ended[-1].death or 'weight zero'}; a larger N or K follows more"
+                )
+            show(t, runs)
+    cut(runs)
+    return Beams(Beam(run.log_weight, run) for run in _best(runs, N))
+
+
+def _step(runtime: Runtime, runs: list[Any], N: int, K: int, t: int) -> list[Any]:
+    """Return the finished runs, and the others after one step that is searched choice by choice, N branches wide."""
+    ended = list[Branch]()
+    branches = [Branch(run, "beam_search") for run in runs if not run.finished]
+    while branches:
+        complete, suspended = run_together(runtime, branches, f"a beam at step {t}")
+        ended += complete
+        best = sorted(suspended, key=lambda branch: -branch.particle.log_weight)[:N]
+        branches = [child for branch in best for child in branch.children(K)]
+    return [run for run in runs if run.finished] + [branch.particle for branch in ended]
+
+
+def _progress(runs: list[Any]) -> str:
+    return f"{finished(runs)}, best log joint {runs[0].log_weight:.2f}"
+
+
+def _best(runs: list[Any], N: int) -> list[Any]:
+    """Return the N runs of highest log joint, the best first."""
+    return sorted(runs, key=lambda run: -run.log_weight)[:N]

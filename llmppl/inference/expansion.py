@@ -19,19 +19,31 @@ from __future__ import annotations
 import functools
 import itertools
 import math
-from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
+import warnings
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, Protocol
+from typing import Any, Literal, Protocol, TypeVar
 
 import numpy as np
 
-from llmppl.distributions import Floats, Ints, logsumexp, read_blocks, values_at
+from llmppl.distributions import Floats, Impossible, Ints, logsumexp, read_blocks, values_at
 from llmppl.inference.choose_candidates import choose
-from llmppl.inference.partial_step import Branch, follow
-from llmppl.models.choices import Choice, Fixed, ListedChoice, Pick, Sampled, last_choices
-from llmppl.models.model import Model
-from llmppl.models.streams import Stream, spawned
-from llmppl.support.arguments import count
+from llmppl.models.choices import (
+    Choice,
+    Fixed,
+    ListedChoice,
+    Pick,
+    Sampled,
+    StopAtChoice,
+    Stream,
+    Suspended,
+    last_choices,
+    spawned,
+)
+from llmppl.models.model import Model, untwist, wrap_step
+from llmppl.support.arguments import count, shown
+
+M = TypeVar("M", bound=Model)
 
 
 class Extension:
@@ -97,6 +109,76 @@ class Extension:
         self.copies += other.copies
 
 
+# ---- partial steps
+
+
+class Branch:
+    """One run of a step of a copy of `start`, with its first choices given by `picks`.
+
+    The branch stands at the end of the step, or at its next choice. It runs again once for each value of that choice,
+    so all choices of a step can be listed. Enumeration follows all branches, a beam the likeliest, and `Distinct` one
+    choice.
+
+    log_q : float
+        Log-probability of the picks.
+    particle : Model
+        The copy, with log_q in its weight.
+    listing : ListedChoice or None
+        The choice at which the step stopped, if its values can be listed.
+    suspended : bool
+        True if the step stopped at a choice.
+    """
+
+    def __init__(self, start: Any, asker: str = "", picks: tuple[Pick, ...] = (), log_q: float = 0.0) -> None:
+        self.start, self.picks, self.log_q, self.asker = start, picks, log_q, asker
+        self.impossible: Impossible | None = None       # the reason why nothing can be drawn at the listed choice
+
+    def run(self) -> None:
+        """Run the step to its end, or to its first choice after the picks."""
+        chooser = StopAtChoice(self.picks, self.asker, self.impossible)
+        self.particle, self._exit = self.start._spawn_(chooser), None
+        try:
+            self.particle.step()
+        except Suspended as left:
+            self._exit = left
+        self.listing, self.suspended = chooser.listing, chooser.left
+        self.particle._log_weight_ += self.log_q
+
+    def evaluate(self) -> None:
+        """Evaluate the listed choice, and every other distribution that the step has made.
+
+        The exception that suspended the step holds these in its frames, so one pass of a language model computes all.
+        If no value is possible, the step runs again, and its `sample` raises the error.
+        """
+        assert self.listing is not None
+        self.impossible = self.listing.impossible()
+        self._exit = None
+
+    def children(self, K: int | None = None) -> list[Branch]:
+        """Return the branches of the next choice: one for each possible value, or for the K most probable ones."""
+        assert self.listing is not None
+        log_probs = self.listing.table.whole(self.listing.log_total)
+        order = np.arange(log_probs.size) if K is None else np.argsort(-log_probs, kind="stable")[:K]
+        picks = [Pick(self.listing, index) for index in order[log_probs[order] > -np.inf].tolist()]
+        return [Branch(self.start, self.asker, (*self.picks, pick), self.log_q + pick.log_prob) for pick in picks]
+
+
+Advance = Callable[[Sequence[Callable[[], Any]], Sequence[int]], None]      # runs functions of numbered branches
+
+
+def follow(branches: Mapping[int, Branch], advance: Advance) -> None:
+    """Run branches to the end of the step, or to a choice whose probabilities are then known."""
+    advance([branch.run for branch in branches.values()], [*branches])
+    listed = [i for i, branch in branches.items() if branch.listing is not None]
+    for some in listed[:1], listed[1:]:                 # the first one waits, and its round answers all others
+        advance([branches[i].evaluate for i in some], some)
+    impossible = [i for i in listed if branches[i].impossible is not None]
+    advance([branches[i].run for i in impossible], impossible)
+
+
+# ---- expansions
+
+
 class Run(Protocol):
     """Interface of a run, `llmppl.inference.SMC`, for expansions."""
 
@@ -148,11 +230,6 @@ class Distinct:
     proposal, or follow a draw outside `sample`. Such a particle is copied K times, or N K times if it is the only one.
     A particle whose step ends without a choice steps once, and finished particles are carried along. The code of a step
     before its first `sample` runs twice.
-
-    Raises
-    ------
-    RuntimeError
-        If a step chose by other means: its second run differed, or it drew from a random stream of the process.
     """
 
     N: int
@@ -212,7 +289,7 @@ class Distinct:
         extensions = []
         for index, log_weight, log_kept in kept:
             pick = Pick(probe.listing, index)
-            copy = _started(probe.start, Fixed(next(streams), [pick]), log_weight)
+            copy = _started(probe.start, Fixed(next(streams), pick), log_weight)
             extensions.append(Extension(copy, i, next(groups), pick=pick, log_kept=log_kept))
         return extensions
 
@@ -247,7 +324,7 @@ class Distinct:
             particle = run.particles[each.parent]
             for _ in range(number - 1):
                 assert each.pick is not None
-                copy = _started(particle, Fixed(next(streams), [each.pick]), each.log_start)
+                copy = _started(particle, Fixed(next(streams), each.pick), each.log_start)
                 more.append(Extension(copy, each.parent, each.group, pick=each.pick, log_kept=each.log_kept))
         _step(run, more)
         return more
@@ -268,10 +345,7 @@ def _started(particle: Model, chooser: Sampled, log_weight: float) -> Model:
 
 def _step(run: Run, extensions: list[Extension]) -> None:
     """Run the steps of the extensions that move."""
-    moving = [each.particle for each in extensions if each.moving]
-    run.advance([particle.step for particle in moving])
-    for particle in moving:
-        particle.chooser.end_step()
+    run.advance([each.particle.step for each in extensions if each.moving])
 
 
 def _merged(extensions: list[Extension]) -> list[Extension]:
@@ -291,3 +365,54 @@ def _merged(extensions: list[Extension]) -> list[Extension]:
         else:
             earlier.merge_with(each)
     return merged
+
+
+# ---- beginning and end of a run
+
+MAX_WITHOUT_END = 200                                   # steps until a run warns that no particle has ended
+
+
+def check_model(model: M) -> M:
+    """Return `model`. Raise a TypeError if it is no Model."""
+    if not isinstance(model, Model):
+        raise TypeError(f"inference wants a Model, an instance of your subclass, not {shown(model)}")
+    return model
+
+
+def start_particles(model: M, choosers: Sequence[Sampled]) -> list[M]:
+    """Return a particle for each chooser."""
+    wrap_step(type(check_model(model)))                 # it may have been assigned to the class
+    if model._noted_.before is not None and [*model._noted_][-1] is not None:
+        raise ValueError(f"{type(model).__name__} sampled before its first step: sample in step()")
+    return [model._spawn_(chooser) for chooser in choosers]
+
+
+def cut(particles: Iterable[Model]) -> None:
+    """End the unfinished particles, and mark them as cut."""
+    for particle in particles:
+        untwist(particle)
+        if not particle.finished:
+            particle.finished = particle._cut_ = True
+
+
+class Warnings:
+    """Warns once of particles that the model's length cuts, and of a run in which no particle ends."""
+
+    def __init__(self, *, bounded: bool) -> None:
+        self.bounded = bounded
+        self._warned = self._ended = False
+
+    def step(self, t: int, candidates: Sequence[Model]) -> None:
+        self._ended = self._ended or any(candidate.finished for candidate in candidates)
+        if t == MAX_WITHOUT_END and not (self._ended or self.bounded):
+            name = type(candidates[0]).__name__
+            warnings.warn(
+                f"no particle of {name} has ended in {t} steps: call self.finish(), or bound the run by max_steps=",
+                stacklevel=4,
+            )
+        limits = [particle._limit_ for particle in candidates if particle._limit_]
+        if t == 1 and limits and len(limits) == len(candidates):
+            raise ValueError(limits[0])
+        if limits and not self._warned:
+            self._warned = True
+            warnings.warn(f"step {t} reached the end of what the model reads: {limits[0]}", stacklevel=4)

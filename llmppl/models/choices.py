@@ -3,23 +3,26 @@
 Every `sample` asks the particle's *chooser* for a value and notes the answer. There are four choosers:
 
     Sampled(rng)            draws every value from a random stream
-    Fixed(rng, picks)       takes values that were listed before, then draws
+    Fixed(rng, pick)        takes one value that was listed before, then draws
     StopAtChoice(picks)     takes values that were listed before, then leaves the step and lists the next choice
     Replayed(steps, rng)    repeats the choices that another particle noted
 
 `Model._spawn_` gives a chooser to a particle between two steps. The noted choices are `particle.choices`, plain data
 from which `replay` rebuilds the particle. Checkpoints, conditional SMC and rejuvenation are built on these.
 
-A step that runs again must do the same up to its first free choice. `ListedChoice.check` compares the listed choice
-with the one that the repeated step requests.
+A step that runs again must do the same up to its first free choice; `llmppl.testing.check_program` tests this.
+
+A *stream* is a random generator of one particle. It is created at the first draw, and most streams are never created:
+a candidate whose only choice was made for it draws nothing. A *family* is the seed sequence from which the streams of
+one generation are spawned.
 """
 
 from __future__ import annotations
 
 import copy
 import functools
+import itertools
 import sys
-import threading
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
@@ -31,7 +34,6 @@ from numpy.typing import NDArray
 
 from llmppl.distributions import Distribution, Finite, Impossible, Proposal
 from llmppl.distributions.blocks import ArrayTable, Table
-from llmppl.models.streams import ParticleStream, Stream
 from llmppl.report.progress import cell_of
 from llmppl.support.options import readable_tuple
 from llmppl.support.runtime import Runtime
@@ -41,9 +43,104 @@ M = TypeVar("M", bound=Any)
 Floats = NDArray[np.float64]
 CallSite = tuple[CodeType, int]                         # a line of a program
 
-INSTEAD = "draw through self.sample(...) or self.rng, not from random, np.random, the time or the like"
-MAX_LOG_DISTANCE = 1e-5                                 # of a sum of probabilities from 1: rounding in float32 is below
+MAX_ROUNDING = 1e-5                                     # of a log sum of probabilities: rounding in float32 is below
 _OWN_FILES = frozenset(str(Path(__file__).with_name(name)) for name in ("model.py", "choices.py", "spans.py"))
+
+
+# ---- random streams
+
+
+class Stream:
+    """Random stream that has not been created yet: the one of this number in a family."""
+
+    __slots__ = ("family", "kind", "number")
+
+    def __init__(self, kind: type[Any], family: np.random.SeedSequence, number: int) -> None:
+        self.kind, self.family, self.number = kind, family, number
+
+    def create(self) -> np.random.Generator:
+        key = (*self.family.spawn_key, self.number)
+        seed = np.random.SeedSequence(self.family.entropy, spawn_key=key, pool_size=self.family.pool_size)
+        return np.random.Generator(self.kind(seed))
+
+
+def spawned(rng: np.random.Generator) -> Iterator[Stream]:
+    """Yield the streams of `rng.spawn(1)[0].spawn(n)`, without end. `rng` spawns when the first is requested."""
+    (family,) = rng.spawn(1)
+    seed: Any = family.bit_generator.seed_seq
+    for number in itertools.count():
+        yield Stream(type(family.bit_generator), seed, number)
+
+
+class ParticleStream(np.random.Generator):
+    """Random stream of a particle, as its program uses it: `model.rng`.
+
+    Each use goes through the chooser of the particle. So a program may keep it in an attribute: a copy of the particle
+    uses its own stream.
+    """
+
+    def __init__(self, particle: Any) -> None:
+        super().__init__(_NO_BITS)
+        self.particle = particle
+
+    def __getattribute__(self, name: str) -> Any:
+        if name.startswith("__") or name == "particle":
+            return object.__getattribute__(self, name)
+        particle = self.particle
+        return getattr((particle.chooser or particle._own_chooser_()).hand_out_rng(particle, name), name)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> ParticleStream:
+        return ParticleStream(memo.get(id(self.particle), self.particle))
+
+    def __reduce__(self) -> NoReturn:
+        raise TypeError("the random stream of a particle cannot be pickled: its state is rng.bit_generator.state")
+
+    def __repr__(self) -> str:
+        return "<the random stream of a particle>"
+
+    __str__ = __repr__
+
+
+_NO_BITS = np.random.PCG64(0)                           # a Generator requires one; nothing draws from it
+
+
+class State(NamedTuple):
+    """State of a stream: it determines everything that the stream will draw and spawn.
+
+    kind : name of the bit generator
+    entropy, spawn_key, pool_size : those of its SeedSequence
+    children : number of streams spawned so far; for a Stream, its number in the family
+    state : state of the bit generator; None for a Stream
+    """
+
+    kind: str
+    entropy: Any
+    spawn_key: tuple[int, ...]
+    pool_size: int
+    children: int
+    state: Any
+
+
+def state_of(stream: Any) -> State:
+    """Return the state of a Stream, or of a numpy stream that can spawn."""
+    if isinstance(stream, Stream):
+        seed = stream.family
+        return State(stream.kind.__name__, seed.entropy, seed.spawn_key, seed.pool_size, stream.number, None)
+    seed, state = stream.bit_generator.seed_seq, stream.bit_generator.state
+    return State(state["bit_generator"], seed.entropy, seed.spawn_key, seed.pool_size, seed.n_children_spawned, state)
+
+
+def stream_of(state: State) -> Any:
+    """Return a new stream with this state."""
+    kind = getattr(np.random, state.kind)
+    seed = np.random.SeedSequence(
+        state.entropy, spawn_key=state.spawn_key, pool_size=state.pool_size, n_children_spawned=state.children
+    )
+    if state.state is None:
+        return Stream(kind, seed, state.children)
+    stream = np.random.Generator(kind(seed))
+    stream.bit_generator.state = state.state
+    return stream
 
 
 # ---- noted choices
@@ -58,9 +155,9 @@ class Choice(NamedTuple):
 
 
 class StreamState(NamedTuple):
-    """State of the random stream when a program took `self.rng`, or sampled after that. None if it is not numpy's."""
+    """State of the random stream when a program took `self.rng`, or sampled after that."""
 
-    state: Any
+    state: State
 
 
 Steps = tuple[tuple[Choice | StreamState, ...], ...]    # the choices of a particle, step by step
@@ -143,13 +240,13 @@ class Sampled:
 
     def draw(self, particle: Any, proposal: Proposal) -> tuple[Any, float]:
         """Choose a value, note it, and return it with the log weight with which it is proposed."""
-        value, log_w = choice = self.choose(particle, proposal)
+        value, log_w = choice = self.choose(proposal)
         particle._noted_ = Noted(particle._noted_, Choice(value, log_w))
         if self.rng_handed_out:                         # a replay continues from the state after this draw
             self.note_stream(particle)
         return choice
 
-    def choose(self, particle: Any, proposal: Proposal) -> tuple[Any, float]:
+    def choose(self, proposal: Proposal) -> tuple[Any, float]:
         return proposal.propose(self.rng)
 
     def hand_out_rng(self, particle: Any, name: str) -> Any:
@@ -160,96 +257,58 @@ class Sampled:
         return self.rng
 
     def note_stream(self, particle: Any) -> None:
-        state = self.rng.bit_generator.state if isinstance(self.rng, np.random.Generator) else None
-        particle._noted_ = Noted(particle._noted_, StreamState(state))
-
-    def end_step(self) -> None:
-        """Raise an error if the step should have chosen more."""
+        particle._noted_ = Noted(particle._noted_, StreamState(state_of(self.rng)))
 
 
 class Fixed(Sampled):
-    """Chooser that takes the `picks` first, then draws from `rng`.
+    """Chooser that takes the `pick` first, then draws from `rng`."""
 
-    It raises a RuntimeError if a step does not list the picks again.
-    """
-
-    def __init__(self, rng: Any, picks: Sequence[Pick] = ()) -> None:
+    def __init__(self, rng: Any, pick: Pick) -> None:
         super().__init__(rng)
-        self._picks = list(picks)[::-1]                 # the last is the next
+        self._pick: Pick | None = pick
 
-    def choose(self, particle: Any, proposal: Proposal) -> tuple[Any, float]:
-        if not self._picks:
-            return self.choose_freely(proposal)
-        pick = self._picks[-1]
-        if self.rng_handed_out and particle._noted_.item != StreamState(self.rng.bit_generator.state):
-            raise pick.listing.error("it drew from self.rng before")
-        choice = pick.take(proposal)                    # if that raises, the pick waits for the next sample
-        self._picks.pop()
-        return choice
-
-    def choose_freely(self, proposal: Proposal) -> tuple[Any, float]:
-        return proposal.propose(self.rng)
-
-    def end_step(self) -> None:
-        if self._picks:
-            raise self._picks[-1].listing.error("it ended without a choice")
+    def choose(self, proposal: Proposal) -> tuple[Any, float]:
+        pick, self._pick = self._pick, None
+        return proposal.propose(self.rng) if pick is None else pick.take(proposal)
 
 
 class Suspended(BaseException):
     """Exception that leaves a step at a choice that is not made. No `except Exception` of a program catches it."""
 
 
-class StopAtChoice(Fixed):
+class StopAtChoice(Sampled):
     """Chooser that takes the `picks` and leaves the step (`Suspended`) at the next choice.
 
     `listing` is then that choice. It is None if the choice cannot be listed: the support is infinite, the measure of a
-    weighted proposal would have to be computed for every value, the step draws from `self.rng` directly, or another
-    thread makes the choice. With an `asker`, which needs every choice, a weighted proposal is listed, and the other
-    cases are a TypeError in its name. A step that catches `Suspended` is left again at its next choice.
+    weighted proposal would have to be computed for every value, or the step draws from `self.rng` directly. With an
+    `asker`, which needs every choice, a weighted proposal is listed, and the other cases are a TypeError in its name.
 
-    The probabilities are not computed here, so that many steps can compute them together. If computing them raised
-    errors before, the step's `sample` raises these `errors`, one at each choice.
+    The probabilities are not computed here, so that many steps can compute them together. If no value turned out to be
+    possible, the step runs again with that error as `impossible`, which its `sample` raises.
     """
 
-    def __init__(self, picks: Sequence[Pick] = (), asker: str = "", errors: Sequence[Exception] = ()) -> None:
-        super().__init__(None, picks)
+    def __init__(self, picks: Sequence[Pick] = (), asker: str = "", impossible: Impossible | None = None) -> None:
+        super().__init__(None)
         self.listing: ListedChoice | None = None
         self.left = False
-        self._asker, self._errors = asker, [*errors][::-1]
-        self._refusal: TypeError | None = None
-        self._thread = threading.get_ident()
+        self._picks, self._asker, self._impossible = iter(picks), asker, impossible
 
-    def choose(self, particle: Any, proposal: Proposal) -> tuple[Any, float]:
-        if self.left:
-            raise Suspended
-        return super().choose(particle, proposal)
-
-    def choose_freely(self, proposal: Proposal) -> tuple[Any, float]:
-        if threading.get_ident() != self._thread:       # that thread cannot be left: it continues with any value
-            self._refuse("a choice that another thread makes")
-            return proposal.propose(np.random.default_rng(0))
-        if self._errors:
-            raise self._errors.pop()
-        if self._asker or (isinstance(proposal, Distribution) and proposal.support is not None):
+    def choose(self, proposal: Proposal) -> tuple[Any, float]:
+        pick = None if self.left else next(self._picks, None)
+        if pick is not None:
+            return pick.take(proposal)
+        if self._impossible is not None:
+            raise self._impossible
+        if not self.left and (self._asker or (isinstance(proposal, Distribution) and proposal.support is not None)):
             self.listing = ListedChoice(proposal)
         self.left = True
         raise Suspended
 
     def hand_out_rng(self, particle: Any, name: str) -> NoReturn:
-        self._refuse(f"self.rng.{name}()")
-        raise self._refusal or Suspended
-
-    def _refuse(self, choice: str) -> None:
-        """Mark the step as left at a choice that cannot be listed."""
         self.left = True
         if self._asker:
-            self._refusal = TypeError(f"{self._asker} cannot enumerate {choice}; draw with self.sample(dist)")
-
-    def end_step(self) -> None:
-        if self._refusal is not None:
-            raise self._refusal
-        if not self.left:
-            super().end_step()
+            raise TypeError(f"{self._asker} cannot enumerate self.rng.{name}(); draw with self.sample(dist)")
+        raise Suspended
 
 
 class Replayed(Sampled):
@@ -269,7 +328,7 @@ class Replayed(Sampled):
         self._remaining = deque(self._steps[self._t])
         self._t += 1
 
-    def choose(self, particle: Any, proposal: Proposal) -> tuple[Any, float]:
+    def choose(self, proposal: Proposal) -> tuple[Any, float]:
         if not self._remaining and self.weighs:
             proposal.propose(self.rng)                  # if there is nothing to draw, the particle dies again
         value, log_w = self._next(Choice, f"the program samples from {proposal!r}")
@@ -281,10 +340,7 @@ class Replayed(Sampled):
     def note_stream(self, particle: Any) -> None:
         (state,) = self._next(StreamState, "the program draws from self.rng")
         self._remaining.popleft()
-        if state is not None:
-            if type(self.rng.bit_generator).__name__ != state["bit_generator"]:
-                self.stream = np.random.Generator(getattr(np.random, state["bit_generator"])())
-            self.rng.bit_generator.state = state
+        self.stream = stream_of(state)
         super().note_stream(particle)
 
     def end_step(self) -> None:
@@ -325,9 +381,8 @@ def replay(model: M, choices: Steps, rng: np.random.Generator | None = None) -> 
 
     Notes
     -----
-    Direct draws from `self.rng` are repeated, because the state of the stream is noted when a step takes `self.rng`.
-    Three things are not repeated: draws from a stream that was kept from an earlier step, the number of calls of a
-    predicate of `where`, and anything that a step takes from outside of its particle.
+    Direct draws from `self.rng`, and the runs of inference that use it, are repeated, because the state of the stream
+    is noted when a step takes `self.rng`. Anything that a step takes from outside of its particle is not repeated.
     """
     rng = np.random.default_rng() if rng is None else rng
     chooser = Replayed(choices, rng)
@@ -356,64 +411,49 @@ class Pick(NamedTuple):
 
     @property
     def log_prob(self) -> float:
-        return self.listing.log_prob_at(self.at)
+        return self.listing.table.at(self.at) - self.listing.log_total
 
     def take(self, proposal: Proposal) -> tuple[Any, float]:
-        self.listing.check(proposal, self.at)
         assert proposal.support is not None
         return proposal.support[self.at], 0.0
 
 
 class ListedChoice:
-    """A choice of finite support as a step listed it, to be compared with the choice of the repeated step.
+    """A choice of finite support as a step listed it.
 
     It holds its `proposal`, so that the repeated step finds the distribution already computed. Probabilities are
     computed when its table is first needed.
     """
 
-    __slots__ = ("_call_site", "_proposal", "_table")
-
     def __init__(self, proposal: Proposal) -> None:
-        self._proposal, self._call_site = proposal, call_site()
-        self._table: Table | None = None
+        self.proposal = proposal
 
-    @property
+    @functools.cached_property
     def table(self) -> Table:
-        """Log-measures of the values, plus `log_total`."""
-        if self._table is None:
-            dist = self._proposal
-            self._table = dist.table() if isinstance(dist, Finite) else ArrayTable(dist.log_measures())
-            if isinstance(dist, Distribution) and abs(self._table.log_total - self.log_total) > MAX_LOG_DISTANCE:
-                raise ValueError(
-                    f"{dist!r} is a Distribution, and its probabilities sum to {np.exp(self._table.log_total):.4g}: "
-                    "they must sum to 1, or a Finite of the log-weights normalises them"
-                )
-        return self._table
+        """Log-measures of the values, plus `log_total`. ValueError if a Distribution is not normalised."""
+        dist = self.proposal
+        if isinstance(dist, Finite):
+            return dist.table()
+        table = ArrayTable(dist.log_measures())
+        if isinstance(dist, Distribution) and not abs(table.log_total) < MAX_ROUNDING:
+            raise ValueError(
+                f"{dist!r} is a Distribution, and its probabilities sum to {np.exp(table.log_total):.4g}: they must "
+                "sum to 1, or a Finite of the log-weights normalises them"
+            )
+        return table
 
-    @property
+    @functools.cached_property
     def log_total(self) -> float:
-        return self._proposal.log_total() if isinstance(self._proposal, Finite) else 0.0
+        """Log of the factor by which the measures of the table are too large for a Distribution."""
+        if isinstance(self.proposal, Finite):
+            return self.proposal.log_total()
+        return self.table.log_total if isinstance(self.proposal, Distribution) else 0.0
 
     def impossible(self) -> Impossible | None:
         """Return the error that a draw would raise; None if some value has positive probability."""
         if self.table.log_total > -np.inf:
             return None
-        return Impossible(f"{self._proposal.brief} has no value of positive probability")
-
-    def log_prob_at(self, index: int) -> float:
-        return self.table.at(index) - self.log_total
-
-    def check(self, proposal: Proposal, index: int) -> None:
-        """Raise a RuntimeError unless `proposal` has as many values as the listed one."""
-        if proposal is not self._proposal and len(proposal.support or ()) != len(self._proposal.support or ()):
-            raise self.error("it chose from other values")
-
-    def error(self, difference: str) -> RuntimeError:
-        return RuntimeError(
-            f"the step did something else when it was run again: at the sample {describe_site(self._call_site)}, "
-            f"{difference}. Inference runs a step more than once, so what it does up to a choice must depend on its "
-            f"particle alone: {INSTEAD}"
-        )
+        return Impossible(f"{self.proposal.brief} has no value of positive probability")
 
 
 # ---- the line of a statement

@@ -12,32 +12,10 @@ from typing import Any
 
 from llmppl.constraints.constraint import Index
 from llmppl.constraints.json import JsonSchemaIndex
-from llmppl.distributions import Proposal
 from llmppl.distributions.rules import NO_RULE, DecisionRule
-from llmppl.support.arguments import name_of, shown
+from llmppl.support.arguments import name_of
 
 MAX_NAME = 48                                           # characters of a constraint's repr that is used as its name
-
-# ---- the verbs of Model
-
-CONDITION = "condition is false"
-SCORE = "score(-inf)"
-
-
-def zero_weight(verb: str, source: Proposal, value: Any) -> str:
-    return f"{verb}: {source.brief} proposed {shown(value)} with weight 0"
-
-
-def outside_target(verb: str, dist: Proposal, value: Any) -> str:
-    return f"{verb}: {dist.brief} gives {shown(value)}, which the proposal drew, probability 0"
-
-
-def impossible_observation(dist: Proposal, value: Any) -> str:
-    return f"observe: {dist.brief} gives {shown(value)} probability 0"
-
-
-# ---- constraints
-
 
 def name_of_constraint(constraint: Any) -> str:
     """Return a short name for an index, or for a function of the text."""

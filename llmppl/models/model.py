@@ -5,40 +5,42 @@ potential G_t. The target after t steps is  prod_s M_s G_s  up to the constant Z
 product of the potentials, corrected for every proposal. So one program is a sampler, a density and a search space.
 Source: Lew et al. 2023, Sec. 2 and 3.
 
-A name that ends with one underscore, as `_log_weight_`, belongs to inference.
+A name that ends with one underscore, as `_log_weight_`, belongs to inference. A verb has an effect that depends on its
+time:
+
+| verb | in a step | before the first step, and between two | after `finish()` |
+|---|---|---|---|
+| `sample`, `extend` | choose | by hand; a particle of a run chooses in its steps alone | refused |
+| `observe` | weighs | weighs | refused |
+| `condition`, `score` | weigh | weigh | weigh |
+| `twist` | guides the selection after the step | refused | in a step nothing, else refused |
+| `finish` | ends the particle after the step | ends the particle and removes its twist | nothing |
+
+If a bare `except:` catches a death, the step continues. The next verb that chooses leaves the step again.
 """
 
 from __future__ import annotations
 
+import copy
 import functools
+import inspect
 import math
+import operator
+import types
+import weakref
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, NoReturn, Protocol, Self, SupportsFloat, TypeVar
+from typing import TYPE_CHECKING, Any, Protocol, Self, SupportsFloat, TypeVar
 
 import numpy as np
 
 from llmppl.constraints.vocabulary import Text
 from llmppl.distributions import Impossible, Proposal
 from llmppl.distributions.rules import NO_RULE, DecisionRule
-from llmppl.models import death_messages
-from llmppl.models.choices import NOTHING, CallSite, Noted, Sampled, Steps, call_site, describe_site
-from llmppl.models.copies import deep_copy
-from llmppl.models.guards import (
-    Dead,
-    as_bool,
-    as_log_weight,
-    check_distribution,
-    check_names,
-    check_proposal,
-    check_step,
-    check_step_result,
-    check_time,
-    read_only,
-    read_only_error,
-)
+from llmppl.models.choices import NOTHING, CallSite, Noted, ParticleStream, Sampled, Steps, call_site, describe_site
 from llmppl.models.spans import Extent, Span, Until, extend
-from llmppl.models.streams import ParticleStream
+from llmppl.support.arguments import shown
 from llmppl.support.runtime import ContextTooLong, running
+from llmppl.support.shared import Shared
 
 if TYPE_CHECKING:
     from llmppl.lm import Context
@@ -52,6 +54,117 @@ class HasNextToken(Protocol[Next_co]):
 
     def next_token(self) -> Next_co:
         """Return the distribution of the next token."""
+
+
+_PACKAGE = __name__.partition(".")[0] + "."
+
+
+class Dead(BaseException):
+    """Exception that leaves the step of a particle that died. No `except Exception` of a program catches it."""
+
+
+def _read_only(name: str) -> Any:
+    """Return a property of Model that inference sets as `_name_`."""
+    return property(operator.attrgetter(f"_{name}_"))
+
+
+# ---- checks of what a program passes to its verbs
+
+
+def _check_step(step: Callable[..., Any], program: str) -> None:
+    """Raise a TypeError if `step` is a coroutine or a generator."""
+    layer = inspect.unwrap(step)
+    if inspect.iscoroutinefunction(layer) or inspect.isasyncgenfunction(layer):
+        raise TypeError(f"{program}.step is a coroutine (async def); {_PLAIN}drop async and await, {_RETURNS}")
+    if inspect.isgeneratorfunction(layer):
+        raise TypeError(f"{program}.step is a generator (yield); {_PLAIN}drop yield, {_RETURNS}")
+
+
+def _check_result(result: Any, program: str) -> None:
+    """Raise a TypeError if a step returned anything but None."""
+    if result is not None:
+        getattr(result, "close", int)()                 # else Python also warns of a coroutine
+        raise TypeError(
+            f"{program}.step returned {shown(result)}; {_PLAIN}they return nothing, add text to self.s, keep other "
+            "values in attributes of self, and end the program by self.finish()"
+        )
+
+
+_PLAIN = "steps are plain functions here: "
+_RETURNS = "self.sample(...) returns the value itself"
+
+
+def _check_time(model: Model, verb: str) -> None:
+    """Raise a RuntimeError if `verb` has no meaning now; see the table of this module."""
+    if model._stepping_:
+        if not model.finished or verb == "twist":
+            return
+        if model._log_weight_ == -math.inf:
+            raise Dead
+    elif verb == "twist":
+        raise RuntimeError("twist() outside of a step: it guides the selection after a step; call it in step()")
+    if model.finished:
+        raise RuntimeError(f"{verb}() after the particle has finished: return from step() after finish()")
+    if not model._stepping_ and verb in ("sample", "extend") and not getattr(model._chooser_, "by_hand", True):
+        raise RuntimeError(f"{verb}() outside of a step: a particle of a run chooses in step() alone")
+
+
+def _as_bool(holds: Any) -> bool:
+    """Return the argument of `condition` as a bool. TypeError unless it is True, False, 0 or 1."""
+    if holds is True or holds is False:
+        return holds
+    if isinstance(holds, (int, np.integer, np.bool_)) and holds in (0, 1):
+        return bool(holds)
+    raise TypeError(
+        f"condition wants True or False, not {shown(holds)}: compare, as in condition(n > 0) or "
+        "condition(match is not None)"
+    )
+
+
+def _as_log_weight(verb: str, log_w: Any) -> float:
+    """Return the log weight given to `verb` as a float. TypeError unless it is a number."""
+    if not isinstance(log_w, (bool, np.bool_, str)):
+        try:
+            return float(log_w)
+        except (TypeError, OverflowError, ValueError):
+            pass
+    raise TypeError(f"{verb} wants a log weight, one number, not {shown(log_w)}")
+
+
+def _check_proposal(verb: str, *proposals: Any) -> None:
+    """Raise a TypeError if one of the arguments of `verb` is no distribution."""
+    for each in proposals:
+        if not isinstance(each, Proposal):
+            close = f": give Categorical({shown(each)})" if isinstance(each, dict) else ""
+            close = ": give self.transformer(context)" if hasattr(each, "next_token") else close
+            raise TypeError(f"{verb} wants a Distribution or another Proposal first, not {shown(each)}{close}")
+
+
+# ---- copies
+
+_OWN = frozenset(("_chooser_", "_noted_", "_stepping_", "_attribution_"))
+_ATOMS = (str, bytes, int, float, complex, bool, type(None), types.FunctionType, *weakref.ProxyTypes)
+
+
+class _OwnCopies(dict[type, bool]):
+    """Types whose instances are their own copies."""
+
+    def __missing__(self, cls: type) -> bool:
+        is_atom = cls in _ATOMS or issubclass(cls, type)
+        self[cls] = found = is_atom or getattr(cls, "__deepcopy__", None) is Shared.__deepcopy__
+        return found
+
+
+_IS_OWN_COPY = _OwnCopies()
+
+
+@functools.cache
+def _kept_names(cls: type) -> frozenset[str]:
+    """Return the attributes that a copy shares: those that `cls` and its bases list in `shared`, and inference's."""
+    return _OWN.union(*(vars(base).get("shared", ()) for base in cls.__mro__))
+
+
+# ---- the model
 
 
 class Model:
@@ -85,18 +198,18 @@ class Model:
         may grow). The names listed by base classes are included.
 
     To step a model by hand, call `model.step()`: it runs one step and returns normally after a zero weight.
-    `llmppl.models.guards` has a table of the verbs and when each may be used.
+    The module has a table of the verbs and when each may be used.
     """
 
     s: str = Text()
     finished: bool = False
     shared: tuple[str, ...] = ()
-    log_weight: float = read_only("log_weight", "self.score(log_w) adds to it")
-    log_twist: float = read_only("log_twist", "self.twist(log_w) adds to it")
-    cut: bool = read_only("cut", "self.finish() ends the particle")
-    attribution: dict[str, float] = read_only("attribution", "self.score(log_w) adds to it")
-    death: str | None = read_only("death", "self.condition(False) gives the particle weight zero")
-    chooser: Sampled | None = read_only("chooser", "another model draws from the stream: self.inner.rng = self.rng")
+    log_weight: float = _read_only("log_weight")
+    log_twist: float = _read_only("log_twist")
+    cut: bool = _read_only("cut")
+    attribution: dict[str, float] = _read_only("attribution")
+    death: str | None = _read_only("death")
+    chooser: Sampled | None = _read_only("chooser")
     _log_weight_: float = 0.0
     _log_twist_: float = 0.0
     _cut_: bool = False
@@ -109,7 +222,12 @@ class Model:
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
-        check_names(cls, Model)
+        taken = [] if cls.__module__.startswith(_PACKAGE) else vars(cls)
+        for name in taken:
+            if isinstance(vars(Model).get(name), property):
+                raise TypeError(f"{cls.__name__}.{name}: this name is inference's; my_{name}, say, is free")
+        if isinstance(cls.shared, str):
+            raise TypeError(f'{cls.__name__}.shared is a text: list the names, as in shared = ("{cls.shared}",)')
         wrap_step(cls)
 
     def step(self) -> None:
@@ -131,10 +249,6 @@ class Model:
     @property
     def choices(self) -> Steps:
         return self._noted_.steps()
-
-    @choices.setter
-    def choices(self, value: object) -> NoReturn:
-        raise read_only_error(self, "choices", "self.options, say, is free")
 
     # ---- verbs
 
@@ -203,18 +317,18 @@ class Model:
         TypeError, ValueError
             For an argument of another type or out of range, if no argument ends the span, and if none can end in time.
         """
-        check_time(self, "extend")
+        _check_time(self, "extend")
         return extend(self, context, Extent(context, until, max_tokens, constraint, complete), rule)
 
     def observe(self, dist: Proposal, value: Any) -> None:
         """Weigh by the probability of `value` under `dist`, as `sample(dist, proposal=Delta(value))` would."""
-        check_time(self, "observe")
-        check_distribution(dist, value)
+        _check_time(self, "observe")
+        _check_proposal("observe", dist)
         if self._chooser_ is not None and not self._chooser_.weighs:
             return
         log_p = dist.log_measure(value)
         if log_p == -math.inf:
-            self._die_("observe", death_messages.impossible_observation(dist, value))
+            self._die_("observe", f"observe: {dist.brief} gives {shown(value)} probability 0")
         else:
             self._weigh_("observe", log_p)
 
@@ -223,14 +337,14 @@ class Model:
 
         `holds` is True or False, a numpy bool, 0 or 1. Anything else is a TypeError.
         """
-        if not as_bool(holds):
-            self._die_("condition", death_messages.CONDITION)
+        if not _as_bool(holds):
+            self._die_("condition", "condition is false")
 
     def score(self, log_w: SupportsFloat) -> None:
         """Multiply the weight by exp(`log_w`). -inf ends the particle; NaN and +inf are a ValueError."""
-        log_w = as_log_weight("score", log_w)
+        log_w = _as_log_weight("score", log_w)
         if log_w == -math.inf:
-            self._die_("score", death_messages.SCORE)
+            self._die_("score", "score(-inf)")
         else:
             self._weigh_("score", log_w)
 
@@ -245,10 +359,10 @@ class Model:
         twist that is larger by a constant starves finished particles. For example, with a twist of 600 for every
         unfinished particle, where half end at each step, the mean of Z-hat over 2,000 runs is 0.442 for Z = 1.
         """
-        log_w = as_log_weight("twist", log_w)
+        log_w = _as_log_weight("twist", log_w)
         if not math.isfinite(log_w):
             raise ValueError(f"twist({log_w}): a twist is finite; what must not happen is condition(False)")
-        check_time(self, "twist")
+        _check_time(self, "twist")
         self._log_twist_ += log_w
 
     def transformer(self, context: HasNextToken[Next_co]) -> Next_co:
@@ -268,26 +382,29 @@ class Model:
     def copy(self) -> Self:
         """Return an independent copy. Inference makes one for each continuation of a particle.
 
-        Attributes are deep-copied, except those that the class lists in `shared` and those that are immutable or
-        shared by design. These are language models, contexts, tokens, vocabularies, distributions, functions, modules,
-        networks of torch and their tokenizers, and read-only arrays. The random stream is replaced, not copied. A
-        TypeError names an attribute that cannot be copied, or would be wrong in a copy; see `llmppl.models.copies`.
+        Attributes are deep-copied, except those that the class lists in `shared` and those that are immutable: language
+        models, contexts, tokens, vocabularies, distributions and functions. The random stream is replaced, not copied.
         `copy.copy` and `copy.deepcopy` make the same copy.
         """
         return self.__deepcopy__({})
 
     def __copy__(self) -> Self:
-        if type(self).copy is Model.copy:
-            return self.copy()
-        new = object.__new__(type(self))                # an overridden copy() decides itself what to share
-        vars(new).update({**vars(self), "_stepping_": False, "_chooser_": None})
-        return new
+        return self.copy()
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Self:
-        new: Self = deep_copy(self, memo)
+        new: Self = object.__new__(type(self))
+        memo[id(self)] = new
+        cls: Any = type(self)
+        kept, attributes = _kept_names(cls), vars(new)
+        for name, value in vars(self).items():
+            if name in kept or _IS_OWN_COPY[type(value)]:
+                attributes[name] = value
+            elif type(value) in (list, set) and all(map(_IS_OWN_COPY.__getitem__, map(type, value))):
+                attributes[name] = memo.setdefault(id(value), value.copy())
+            else:
+                attributes[name] = copy.deepcopy(value, memo)
         new._stepping_ = False
-        if isinstance(self._chooser_, Sampled):
-            new._chooser_ = self._chooser_.__deepcopy__(memo)
+        new._chooser_ = None if self._chooser_ is None else self._chooser_.__deepcopy__(memo)
         return new
 
     def _spawn_(self, chooser: Sampled) -> Self:
@@ -312,9 +429,9 @@ class Model:
         self, verb: str, dist: Proposal, proposal: Proposal | None, explain: Callable[[], str] | None = None
     ) -> Any:
         """Draw as `sample` does, as a part of the statement `verb`. `explain` returns why there is nothing to draw."""
-        check_time(self, verb)
+        _check_time(self, verb)
         source = dist if proposal is None else proposal
-        check_proposal(verb, dist, source)
+        _check_proposal(verb, dist, source)
         try:
             chooser = self._chooser_ or self._own_chooser_()
             value, log_w = chooser.draw(self, source)
@@ -326,14 +443,15 @@ class Model:
         if math.isnan(log_w) or log_w == math.inf:
             raise ValueError(f"{source!r} proposed {value!r} with the log weight {log_w}; it is finite, or -inf for 0")
         if log_w == -math.inf:
-            self._die_(verb, death_messages.zero_weight(verb, source, value))
+            self._die_(verb, f"{verb}: {source.brief} proposed {shown(value)} with weight 0")
             return None
         if proposal is not None:
             log_p, log_mu = dist.log_measure(value), proposal.log_measure(value)
             if log_mu == -math.inf:
                 raise ValueError(f"{proposal!r} proposed {value!r}, where its log_measure is -inf")
             if log_p == -math.inf:
-                self._die_(verb, death_messages.outside_target(verb, dist, value))
+                drawn = f"{dist.brief} gives {shown(value)}, which the proposal drew, probability 0"
+                self._die_(verb, f"{verb}: {drawn}")
                 return value
             log_w += log_p - log_mu
         if proposal is not None or log_w != 0.0:
@@ -381,7 +499,7 @@ def untwist(particle: Model) -> None:
 def wrap_step(cls: type[Model]) -> None:
     """Wrap the step of `cls`, whether it was written in the class, inherited from a mixin, or assigned."""
     if not hasattr(cls.step, "_wrapped"):
-        check_step(cls.step, cls.__name__)
+        _check_step(cls.step, cls.__name__)
         setattr(cls, "step", _wrap_step(cls.step))          # noqa: B010
 
 
@@ -391,9 +509,7 @@ def _wrap_step(step: Callable[[Model], Any]) -> Callable[[Model], Any]:
     @functools.wraps(step)
     def whole(self: Model) -> Any:
         if self._stepping_:                             # super().step() is part of the step that calls it
-            result = step(self)
-            check_step_result(result, type(self).__name__, whole=False)
-            return result
+            return step(self)
         if self.finished:
             raise RuntimeError(f"step() of a particle that has finished: {self!r}")
         untwist(self)
@@ -402,7 +518,7 @@ def _wrap_step(step: Callable[[Model], Any]) -> Callable[[Model], Any]:
             self._chooser_.begin_step()
         self._stepping_ = True
         try:
-            check_step_result(step(self), type(self).__name__, whole=True)
+            _check_result(step(self), type(self).__name__)
         except Dead:
             pass
         except ContextTooLong as error:

@@ -17,8 +17,8 @@ from typing import Any, Literal, TypeVar
 
 import numpy as np
 
-from llmppl.inference.gc_freeze import freeze, frozen_gc
 from llmppl.inference.particles import Particles
+from llmppl.inference.smc import paced_collector
 from llmppl.report.progress import Bar
 from llmppl.support.arguments import count, function, generator, name_of, shown
 from llmppl.support.files import is_own_error
@@ -151,14 +151,13 @@ def in_lanes(run: Run, together: int) -> RunAll:
 def lanes(run: Run, numbered: Iterable[tuple[int, Any]], *, seed: int, together: int) -> Iterator[Result]:
     """Run tasks with these indices, `together` at a time, and yield their results as they end."""
     calls = ((functools.partial(_attempt, run, index, task, seed), f"task {index}") for index, task in numbered)
-    with frozen_gc():
+    with paced_collector():
         yield from Runtime().each(calls, together)
 
 
 def _attempt(run: Run, index: int, task: Any, seed: int) -> Result:
     start = time.perf_counter()
     particles = matches = error = None
-    freeze()
     try:
         answer = run(task, np.random.default_rng(np.random.SeedSequence(seed, spawn_key=(index,))))
         if isinstance(answer, Particles):

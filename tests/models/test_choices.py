@@ -23,8 +23,7 @@ from llmppl import (
 )
 from llmppl.distributions import Proposal
 from llmppl.inference import SMC, Copies, Distinct, DownSample
-from llmppl.models.choices import NOTHING, Choice, Noted, Sampled, StreamState, replay
-from llmppl.models.streams import Stream, spawned
+from llmppl.models.choices import NOTHING, Choice, Noted, Sampled, Stream, StreamState, replay, spawned
 
 ALGORITHMS = {
     "distinct": lambda model, seed: smc_steer(model, 5, 3, seed=seed, max_steps=9),

@@ -33,8 +33,7 @@ from llmppl.inference.resuming.codec import (
 )
 from llmppl.inference.resuming.files import Owned, null, parsed
 from llmppl.inference.resuming.fingerprint import SHAPE, difference, identity
-from llmppl.models.choices import Sampled
-from llmppl.models.streams import State, bring_to, state_of, stream_of
+from llmppl.models.choices import Sampled, State, state_of, stream_of
 from llmppl.support.arguments import mismatch, optional_count
 from llmppl.support.arguments import path as path_of
 from llmppl.support.locks import let_through
@@ -100,6 +99,8 @@ class Checkpoint:
         A `Recorder` has `lines`, its recording so far, and `go_on(lines, particles)`.
     max_steps : int, optional
         Bound of the run.
+    seeded : bool
+        True if the run was given a seed or a stream.
 
     Raises
     ------
@@ -113,13 +114,14 @@ class Checkpoint:
 
     def __init__(
         self, path: str | os.PathLike[str], every: int | None, run: Any, model: Any, on_step: Any,
-        max_steps: int | None,
+        max_steps: int | None, *, seeded: bool,
     ) -> None:  # fmt: skip
+        self._seeded = seeded
         self.path, self._every, self._max_steps = path_of("checkpoint", path), optional_count("every", every), max_steps
         self._run, self._model = run, model
         self._recorder = on_step if hasattr(on_step, "go_on") else None
         program, vocabularies = identity(model, expand=run.expand, select=run.select)
-        self._header = {"llmppl_checkpoint": VERSION, **program, "stream": encode_stream(run.initial_rng)}
+        self._header = {"llmppl_checkpoint": VERSION, **program, "stream": encode_stream(state_of(run.rng))}
         self._codec, self._tree = ValueCodec(vocabularies), ChoiceTree()
         text = _line(self._header)
         self._written = _Written(text, _digest(text), dict.fromkeys(_GROWING, 0))
@@ -145,12 +147,12 @@ class Checkpoint:
 
     def capture(self) -> None:
         """Take the state of the run after a complete step."""
-        run, (t, particles) = self._run, self._run.snapshot
+        run, (t, particles) = self._run, self._run._snapshot
         streams = [state_of(particle.chooser.stream) for particle, _ in particles]
         lengths = {"steps": t, "deaths": len(run.deaths), "recorded": len(self._recorded())}
         self._snapshot = Snapshot(t, particles, streams, state_of(run.rng), run.genealogy.roots, lengths)
 
-    def step(self) -> None:
+    def after(self, run: Any, record: Any, candidates: Any) -> None:
         """Capture a complete step, and write it if a write is due."""
         self.capture()
         if self._every is not None:
@@ -160,15 +162,17 @@ class Checkpoint:
         if due:
             self._write()
 
-    def end(self) -> None:
-        """Write the captured step unless it is written."""
-        if self._snapshot.t != self._last:
+    def close(self, run: Any, error: BaseException | None) -> None:
+        """Write the last complete step unless it is written."""
+        if error is not None:
+            self.on_error(error)
+        elif self._snapshot.t != self._last:
             self._write()
 
     def on_error(self, error: BaseException) -> None:
         """Write the captured step after an exception that ended the run. Add a note to it if that fails."""
         try:
-            self.end()
+            self.close(self._run, None)
         except Exception as own:
             if own is not error:
                 let_through(own)
@@ -236,7 +240,7 @@ class Checkpoint:
             if self._recorder is not None and len(lists["recorded"]) != (now["t"] + 1) * (now["t"] > 0):
                 raise ValueError("its Recorder has recorded other steps")
             stream = decode_stream(now["stream"])
-            if run.seeded:
+            if self._seeded:
                 bring_to(run.rng, stream)
             else:
                 run.rng = stream_of(stream)
@@ -246,7 +250,7 @@ class Checkpoint:
         run.t, run.particles = now["t"], self._rebuild(particles, streams)
         run.genealogy.records, run.genealogy.roots = records, roots
         run.deaths = [Death(**death) for death in lists["deaths"]]
-        run.take_snapshot()
+        run._take_snapshot()
         if self._recorder is not None:
             self._recorder.go_on(lists["recorded"], run.particles)
         self._written = _Written(text, _digest(text), {name: len(values) for name, values in lists.items()})
@@ -254,7 +258,7 @@ class Checkpoint:
     def _check_same_run(self, before: dict[str, Any], state: dict[str, Any]) -> None:
         """Raise a ValueError unless the file is of this run, which can continue from it."""
         now, t = json.loads(json.dumps(self._header)), state["t"]
-        if not self._run.seeded:
+        if not self._seeded:
             now["stream"] = before["stream"]
         if found := difference(before, now):
             raise self._mismatch(found)
@@ -361,3 +365,10 @@ def _digest(text: bytes, before: Any = None) -> Any:
 
 def _ending(digest: Any) -> bytes:
     return _line({"digest": digest.hexdigest()})
+
+
+def bring_to(stream: np.random.Generator, state: State) -> None:
+    """Advance `stream` to a later state of its own."""
+    seed: Any = stream.bit_generator.seed_seq
+    seed.spawn(max(0, state.children - seed.n_children_spawned))
+    stream.bit_generator.state = state.state

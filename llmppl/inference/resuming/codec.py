@@ -18,8 +18,7 @@ import numpy as np
 from llmppl.constraints.vocabulary import EOS, Text, Token, Vocabulary
 from llmppl.inference.genealogy import StepRecord
 from llmppl.inference.resuming.files import null
-from llmppl.models.choices import Choice, StreamState
-from llmppl.models.streams import State
+from llmppl.models.choices import Choice, State, StreamState
 from llmppl.support.arguments import shown
 from llmppl.support.shared import Shared
 
@@ -109,12 +108,12 @@ class ValueCodec:
     def encode_item(self, item: Choice | StreamState) -> Json:
         """Return a choice as [value], or [value, log weight] if that is not 0, and a state of a stream as an object."""
         if isinstance(item, StreamState):
-            return {"state": self.encode(item.state)}
+            return {"state": encode_stream(item.state)}
         return [self.encode(item.value), *([float(item.log_w)] if item.log_w else [])]
 
     def decode_item(self, data: Json) -> Choice | StreamState:
         if isinstance(data, dict):
-            return StreamState(self.decode(data["state"]))
+            return StreamState(decode_stream(data["state"]))
         value, log_w = (*data, 0.0)[:2]
         return Choice(self.decode(value), log_w)
 

@@ -17,7 +17,7 @@ import numpy as np
 from llmppl.constraints.vocabulary import Vocabulary
 from llmppl.lm import CachedTransformer, Context
 from llmppl.lm.context import LanguageModel
-from llmppl.models.copies import OWN
+from llmppl.models.model import _OWN as OWN
 from llmppl.support.arguments import shown
 
 SHAPE = {"program": str, "models": [[str]], "whole": {...: str}, "parts": {...: [str]}, "options": {...: [str]}}

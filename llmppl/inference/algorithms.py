@@ -1,0 +1,275 @@
+"""Algorithms: SMC steering, the particle filter, importance sampling, and independent repetitions of any of them.
+
+Each one constructs an `SMC`, attaches its observers (checkpoint, `on_step`, progress bar), and runs it.
+"""
+
+from __future__ import annotations
+
+import functools
+import html
+import math
+import os
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Generic, TypedDict, TypeVar, Unpack
+
+import numpy as np
+from numpy.typing import NDArray
+
+from llmppl.distributions import logsumexp
+from llmppl.inference.expansion import EXPANSIONS, Copies, ExpansionName, check_model
+from llmppl.inference.genealogy import StepRecord
+from llmppl.inference.particles import Particles
+from llmppl.inference.resampling import DownSample, ResampleBelow, Scheme, systematic
+from llmppl.inference.resuming.checkpoint import Checkpoint
+from llmppl.inference.smc import SMC, Expand, Observer, Select, Step, describe, paced_collector
+from llmppl.models.model import Model
+from llmppl.report.progress import Bar, finished
+from llmppl.report.tables import frame, html_table, one_line
+from llmppl.support.arguments import count, function, generator, one_of, optional_count
+from llmppl.support.options import list_options, unknown_option
+from llmppl.support.runtime import Runtime, Stats, running
+
+if TYPE_CHECKING:
+    import pandas
+
+M = TypeVar("M", bound=Model)
+
+
+class RunOptions(TypedDict, total=False):
+    """Options of all algorithms; `smc_steer` describes them."""
+
+    seed: int | None
+    rng: np.random.Generator | None
+    max_steps: int | None
+    on_step: Callable[[Step], None] | None
+    progress: bool | None
+    checkpoint: str | os.PathLike[str] | None
+    every: int | None
+
+
+class _OnStep:
+    """Observer that calls a user's `on_step` with each `Step`."""
+
+    def __init__(self, on_step: Callable[[Step], None]) -> None:
+        self._on_step = on_step
+
+    def after(self, run: SMC[Any], record: StepRecord, candidates: Sequence[Any]) -> None:
+        self._on_step(run.as_step(record, candidates))
+
+    def close(self, run: SMC[Any], error: BaseException | None) -> None:
+        pass
+
+
+class _Progress(Bar):
+    """Observer that shows a progress bar."""
+
+    def after(self, run: SMC[Any], record: StepRecord, candidates: Sequence[Any]) -> None:
+        self(run.t, run.particles)
+
+    def close(self, run: SMC[Any], error: BaseException | None) -> None:
+        pass
+
+
+def _run(name: str, model: M, expand: Expand, select: Select, options: RunOptions) -> Particles[M]:
+    known = RunOptions.__annotations__
+    if unknown := {option: value for option, value in options.items() if option not in known}:
+        raise unknown_option(name, unknown, [*known, "N", "K"])
+    seed, rng, on_step = options.get("seed"), options.get("rng"), options.get("on_step")
+    path, every, progress = options.get("checkpoint"), options.get("every"), options.get("progress")
+    max_steps = optional_count("max_steps", options.get("max_steps"))
+    if path is None and every is not None:
+        raise ValueError(f'every={every} is of a checkpoint: give its path, as in checkpoint="run.ckpt"')
+    if progress is None and running():                  # the bars of several runs would mix
+        progress = False
+    run = SMC(model, expand, select, seed=seed, rng=rng)
+    observers = list[Observer]()
+    if on_step is not None:
+        observers.append(_OnStep(function("on_step", on_step, 'Recorder("run.jsonl")')))
+        run.recorder = on_step
+    with ExitStack() as stack:
+        if path is not None:
+            seeded = seed is not None or rng is not None
+            saved = Checkpoint(path, every, run, model, on_step, max_steps, seeded=seeded)
+            observers.append(stack.enter_context(saved))
+        bar = _Progress(progress, max_steps, lambda particles: f"{finished(particles)}, {describe(particles)}")
+        observers.append(stack.enter_context(bar))
+        return run.run(max_steps=max_steps, observers=observers)
+
+
+@list_options(RunOptions, {})
+def smc_steer(
+    model: M, N: int, K: int = 3, *, expand: ExpansionName = "distinct", **options: Unpack[RunOptions]
+) -> Particles[M]:
+    """Run SMC steering: K extensions of every active particle, N survivors chosen without replacement.
+
+    Source: Lew et al. 2023, Algorithm 1 (whose weights are N times ours), with its threshold of Fearnhead & Clifford
+    (2003). `expand="copies"` is that algorithm to the letter.
+
+    .. note:: With expand="distinct", the default, the code of a step before its first `sample` runs twice: once to list
+       the possible choices, and once with the choice made.
+
+    Parameters
+    ----------
+    model : Model
+        The program. The run copies it and never changes it.
+    N, K : int
+        Number of particles kept, and of extensions tried for each.
+    expand : str
+        Extensions that are tried. "distinct": N K different first choices of all particles together, drawn without
+        replacement. "copies": K independent copies of each particle, as in Algorithm 1. "merged": the same, but copies
+        that made equal choices are merged. All are unbiased. "distinct" has the smallest errors, and runs more tokens,
+        since no two of its extensions are equal.
+    seed, rng
+        Give at most one. The same seed gives the same particles, up to rounding, whatever is cached and however calls
+        are batched. In float32, a distribution differs in its last digits with its batch, which may tip a choice.
+    max_steps : int, optional
+        Number of steps after which unfinished particles are returned as they are, marked `cut`.
+    on_step : callable, optional
+        Called with a `Step` after every step.
+    progress : bool, optional
+        Show a bar; by default if stderr is a terminal.
+    checkpoint : path, optional
+        File from which an interrupted run continues. The same call then ends with the same particles, and returns a
+        completed run without running it. `max_steps` may grow. If the file is of another run, a ValueError names the
+        difference, and the file is left as it is.
+    every : int, optional
+        Number of steps between two checkpoints; by default as many as keep the time of writing below 2 %. The last
+        checkpoint is written when the run ends, fails or is interrupted.
+
+    Returns
+    -------
+    Particles
+        At most N, all of positive weight; `log_ml` is the log of an unbiased estimate of Z. Length 0 if all died.
+    """
+    one_of("expand", expand, EXPANSIONS)
+    return _run("smc_steer", check_model(model), EXPANSIONS[expand](N, K), DownSample(N), options)
+
+
+@list_options(RunOptions, {})
+def smc_standard(
+    model: M, N: int, *, ess_threshold: float = 0.5, resample: Scheme = systematic, **options: Unpack[RunOptions]
+) -> Particles[M]:
+    """Run the particle filter: one extension of every particle, resampled when ess < `ess_threshold` N.
+
+    Source: Doucet & Johansen 2009, Sec. 3.5. `resample` is a scheme of `llmppl.inference.resampling`; `optimal` is a
+    ValueError, since it leaves N of N particles as they are. The other parameters are those of `smc_steer`.
+    """
+    return _run("smc_standard", check_model(model), Copies(N), ResampleBelow(N, ess_threshold, resample), options)
+
+
+@list_options(RunOptions, {})
+def importance_sampling(model: M, N: int, **options: Unpack[RunOptions]) -> Particles[M]:
+    """Run the program N times independently, with weights. The parameters are those of `smc_steer`."""
+    return _run("importance_sampling", check_model(model), Copies(N), ResampleBelow(N, 0.0), options)
+
+
+# ---- repetitions
+
+
+MAX_TOGETHER = 16                                       # runs that share batches
+
+
+@dataclass(frozen=True)
+class Repeats(Generic[M]):
+    """Independent runs of the same inference.
+
+    runs : tuple of R Particles, whose `stats` are None, since the runs share their work
+    log_mls : (R,) float, the log Z-hat of each run; -inf where all particles died
+    log_ml : float, log of the mean Z-hat, which is unbiased for Z
+    log_ml_se : float or None, standard error of `log_ml` to first order; None for one run, or if all runs died
+    stats : Stats, of all runs together
+    """
+
+    runs: tuple[Particles[M], ...]
+    log_mls: NDArray[np.float64]
+    log_ml: float
+    log_ml_se: float | None
+    stats: Stats
+
+    def __repr__(self) -> str:
+        return "\n".join([*self._summary(), str(self.stats)])
+
+    def _repr_html_(self) -> str:
+        """Return the same for a notebook, with a table of the runs, the largest Z-hat first. Bars show Z-hat."""
+        heads = "run", "log Z-hat", "+-", "ess", "best text"
+        order = sorted(range(len(self.runs)), key=lambda i: -self.log_mls[i])
+        rows = [(str(i), *_table_row(self.runs[i])) for i in order]
+        shares = np.exp(self.log_mls[order] - max(self.log_mls[order[0]], -1e300)).tolist()
+        summary = "".join(f"<p>{html.escape(line)}</p>" for line in self._summary())
+        return f"{summary}{html_table(heads, rows, shares)}<pre>{html.escape(str(self.stats))}</pre>"
+
+    def to_pandas(self) -> pandas.DataFrame:
+        """Return a data frame with a row for each run. ImportError, with the command to install it, without pandas."""
+        columns = {name: [getattr(run, name) for run in self.runs] for name in ("log_ml", "log_ml_se", "ess")}
+        return frame({"run": range(len(self.runs)), **columns, "num_particles": [len(run) for run in self.runs]})
+
+    def _summary(self) -> list[str]:
+        error = "" if self.log_ml_se is None else f" +- {self.log_ml_se:.2g}"
+        lines = [f"Repeats({len(self.runs)} runs, log_ml={self.log_ml:.2f}{error})"]
+        alive = self.log_mls[self.log_mls > -np.inf]
+        if alive.size > 1:
+            spread = f"mean {np.mean(alive):.2f}, standard deviation {np.std(alive, ddof=1):.2g}"
+            lines += [f"log Z-hat of a run: {spread}, from {np.min(alive):.2f} to {np.max(alive):.2f}"]
+        if alive.size < len(self.runs):
+            lines += [f"all particles died in {len(self.runs) - alive.size} runs"]
+        own = [particles.log_ml_se for particles in self.runs if particles.log_ml_se is not None]
+        if own:
+            lines += [f"standard error by a single run's own estimate: median {np.median(own):.2g} of {len(own)} runs"]
+        return lines
+
+
+def _table_row(run: Particles[Any]) -> tuple[str, str, str, str]:
+    error = "" if run.log_ml_se is None else f"{run.log_ml_se:.2f}"
+    return f"{run.log_ml:.2f}", error, f"{run.ess:.1f}", one_line(run.best) if len(run) else "all died"
+
+
+def repeat(
+    run: Callable[[np.random.Generator], Particles[M]],
+    R: int,
+    *,
+    seed: int | None = None,
+    rng: np.random.Generator | None = None,
+    progress: bool | None = None,
+) -> Repeats[M]:
+    """Return R independent runs, which share batches and cache. Their spread measures the accuracy of one run.
+
+    Parameters
+    ----------
+    run : callable
+        The inference, as a function of a random stream: `lambda rng: smc_steer(model, N=20, K=3, rng=rng)`. TypeError
+        if it returns anything but Particles.
+    R : int
+        Number of runs. Up to 16 run at the same time.
+    seed, rng
+        Give at most one. The runs get `rng.spawn(R)`, and return the same as one after another.
+    progress : bool, optional
+        Show a bar; by default if stderr is a terminal.
+    """
+    count("R", R)
+    function("run", run, "lambda rng: smc_steer(model, N, K, rng=rng)", takes=1)
+    runtime, streams, done = Runtime(), generator(seed, rng).spawn(R), dict[int, Particles[M]]()
+
+    def one(index: int) -> None:
+        particles = run(streams[index])
+        if not isinstance(particles, Particles):
+            raise TypeError(f"repeat wants a function that returns Particles, as smc_steer does, not {particles!r}")
+        particles.stats = None
+        done[index] = particles
+
+    with paced_collector(), Bar(progress, R, _mean_state, unit="run") as show:
+        for _ in runtime.each(((functools.partial(one, i), f"run {i}") for i in range(R)), MAX_TOGETHER):
+            show(len(done), done)
+    runs = tuple(done[index] for index in range(R))
+    log_mls = np.array([particles.log_ml for particles in runs])
+    log_ml = logsumexp(log_mls) - math.log(R)
+    log_ml_se = None
+    if R > 1 and log_ml > -math.inf:
+        log_ml_se = float(np.std(np.exp(log_mls - log_ml), ddof=1) / math.sqrt(R))
+    return Repeats(runs, log_mls, log_ml, log_ml_se, runtime.stats)
+
+
+def _mean_state(done: dict[int, Particles[Any]]) -> str:
+    log_mls = [particles.log_ml for particles in done.values()]
+    return f"log Z-hat {logsumexp(log_mls) - math.log(len(log_mls)):.2f}"
