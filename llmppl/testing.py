@@ -14,87 +14,14 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from llmppl.checking import ProgramReport as ProgramReport
+from llmppl.checking import check_program as check_program
 from llmppl.constraints.vocabulary import Vocabulary
-from llmppl.inference import SMC, Copies, Distinct, DownSample, ResampleBelow, beam_search
 from llmppl.lm import CachedTransformer, Engine
-from llmppl.models import Model, replay
-from llmppl.models.alike import first_difference
 
 Ids = list[int]
 Logs = NDArray[np.float64]
 _LONGEST = 1024                         # longest context that is tested, in tokens
-
-
-@dataclass
-class ProgramReport:
-    """Result of `check_program`.
-
-    steps : number of steps that were run and replayed, under all algorithms
-    not_run : dict from the name of an algorithm to the reason why it cannot run the program
-    """
-
-    steps: int = 0
-    not_run: dict[str, str] = field(default_factory=dict)
-
-
-def check_program(model: Model, *, N: int = 3, K: int = 2, max_steps: int = 6, seed: int = 0) -> ProgramReport:
-    """Run a program under every algorithm, replay each particle from its choices, and compare the two.
-
-    A program is correct for inference if its steps depend on its choices alone. Other influences show as a difference:
-    `random`, the time, state outside the particle, or an attribute that is wrong in a copy. Run this check first on
-    every new program.
-
-    Parameters
-    ----------
-    model : Model
-        The program; it is not changed.
-    N, K, max_steps : int
-        Number of particles, of extensions of each, and of steps. Candidates that were not selected are compared too.
-    seed : int
-
-    Raises
-    ------
-    RuntimeError
-        If a replayed particle differs. The message names the algorithm, the step, the text and the first attribute
-        that differs. Errors of the program itself are raised unchanged.
-    """
-    report = ProgramReport()
-    for expand, select in (
-        (Distinct(N, K), DownSample(N)), (Copies(N, K), DownSample(N)), (Copies(N, K, merge=True), DownSample(N)),
-        (Copies(N), ResampleBelow(N, 0.5)), (Copies(N), ResampleBelow(N, 0.0)),
-    ):  # fmt: skip
-        run = SMC(model, expand, select, seed=seed)
-        for _, step in zip(range(max_steps), run, strict=False):
-            for candidate in step.candidates:
-                _compare(model, candidate, f"{expand}, {select}", report)
-    try:
-        beams = beam_search(model, N, K, max_steps=max_steps, progress=False)
-    except (TypeError, ValueError) as error:            # a choice cannot be listed, or all beams died
-        report.not_run["beam_search"] = str(error)
-    else:
-        for beam in beams:
-            _compare(model, beam.particle, "beam_search", report)
-    return report
-
-
-def _compare(model: Model, particle: Model, name: str, report: ProgramReport) -> None:
-    """Raise a RuntimeError if a replay of its choices does not reproduce the particle."""
-    difference, choices = "", particle.choices
-    try:
-        replayed = replay(model, choices)
-    except ValueError as error:
-        difference = str(error)
-    else:
-        if particle.cut and not replayed.cut:
-            replayed.finish()
-            replayed._cut_ = True
-        difference = first_difference(replayed, particle)
-    if difference:
-        raise RuntimeError(
-            f"under {name}, at step {len(choices)}, the particle {str(particle)!r} is not what its choices make: "
-            f"{difference}. A step may depend on its choices alone, and change nothing but its particle"
-        )
-    report.steps += len(choices)
 
 
 @dataclass

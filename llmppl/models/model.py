@@ -113,7 +113,7 @@ def _as_bool(holds: Any) -> bool:
     """Return the argument of `condition` as a bool. TypeError unless it is True, False, 0 or 1."""
     if holds is True or holds is False:
         return holds
-    if isinstance(holds, (int, np.integer, np.bool_)) and holds in (0, 1):
+    if isinstance(holds, (int, np.generic, np.ndarray)) and np.shape(holds) == () and holds in (0, 1):
         return bool(holds)
     raise TypeError(
         f"condition wants True or False, not {shown(holds)}: compare, as in condition(n > 0) or "
@@ -123,7 +123,7 @@ def _as_bool(holds: Any) -> bool:
 
 def _as_log_weight(verb: str, log_w: Any) -> float:
     """Return the log weight given to `verb` as a float. TypeError unless it is a number."""
-    if not isinstance(log_w, (bool, np.bool_, str)):
+    if hasattr(log_w, "__float__") and not isinstance(log_w, (bool, np.bool_)):       # float("3") is 3
         try:
             return float(log_w)
         except (TypeError, OverflowError, ValueError):
@@ -389,7 +389,11 @@ class Model:
         return self.__deepcopy__({})
 
     def __copy__(self) -> Self:
-        return self.copy()
+        if type(self).copy is Model.copy:
+            return self.copy()
+        new = object.__new__(type(self))                # an overridden copy() decides itself what to share
+        vars(new).update({**vars(self), "_stepping_": False, "_chooser_": None})
+        return new
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Self:
         new: Self = object.__new__(type(self))

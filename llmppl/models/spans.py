@@ -24,12 +24,12 @@ from llmppl.constraints.vocabulary import EOS, Text, Token, Vocabulary
 from llmppl.distributions import Finite
 from llmppl.distributions.rules import NO_RULE, DecisionRule
 from llmppl.lm import Context, TokenDistribution
-from llmppl.models.death_messages import explain_no_token, explain_refusal, is_false
 from llmppl.support import arguments
 from llmppl.support.options import readable_tuple
 from llmppl.support.runtime import mask_timer
 from llmppl.support.shared import Shared
 
+MAX_NAME = 48                           # characters of a constraint's repr that is used as its name
 NEAR = 64                               # tokens left in the model's length from which on a text plans its end
 Until = Callable[[str], bool | np.bool_]
 
@@ -151,10 +151,56 @@ def extend(model: Any, context: Context, extent: Extent, rule: DecisionRule) -> 
         text, context, num_tokens = text + token, context + token, num_tokens + 1
         state = extent.advance(state, token)
         if extent.constraint is not None and not arguments.truth("constraint", extent.constraint, text):
-            model._die_("extend", f"extend: {is_false(extent.constraint)}")
+            model._die_("extend", f"extend: {name_of_constraint(extent.constraint)} is false of the text")
         elif extent.is_over(state, text):
             return Span(text, context, log_prob, "until", extent.parse(text))
     return Span(text, context, log_prob, "max_tokens")
+
+
+# ---- reasons of deaths: one sentence that names the constraint or bound, and nothing that differs between particles
+
+
+def name_of_constraint(constraint: Any) -> str:
+    """Return a short name for an index, or for a function of the text."""
+    if not isinstance(constraint, Index):
+        return arguments.name_of(constraint)
+    made_from = getattr(constraint, "constraint", None) or getattr(constraint, "recognizer", constraint)
+    made_from = getattr(made_from, "constraint", made_from)
+    strings = getattr(made_from, "strings", None)
+    if strings is not None:
+        name = f"the list {[*strings]}"
+        return name if len(name) <= MAX_NAME else f"the list of {len(strings)} strings"
+    name = repr(made_from)
+    return type(made_from).__name__ if len(name) > MAX_NAME or name.startswith("<") else name
+
+
+def explain_refusal(index: Index | None, text: str) -> str:
+    """Return why `parse` of the constraint rejects a finished text that the masks allowed; "" if it does not."""
+    try:
+        _ = None if index is None else index.parse(text)
+    except ValueError as error:
+        return f"{name_of_constraint(index)} refuses the finished text, larger N would try more of them: {error}"
+    return ""
+
+
+def explain_no_token(
+    index: Index | None, state: Any, left: float, bound: str, rule: DecisionRule, *, masked: bool = False
+) -> str:
+    """Return why no token could be drawn after `state`: the text cannot end in time or go on, or has probability 0.
+
+    `left` is the number of tokens within which the text must end, and `bound` names the bound on all tokens, as
+    "max_tokens=20". `masked` is True if the user's mask also restricts the tokens.
+    """
+    name = "the text" if index is None else name_of_constraint(index)
+    under = "" if rule == NO_RULE else f" under {rule!r}"
+    if left == 0 or (index is not None and left < math.inf and not index.mask_within(state, left).any()):
+        return f"{name} cannot end within {bound}: give room{under}"
+    if index is not None and not index.mask(state).any():
+        return f"{name} cannot go on: what must follow is in no token of the vocabulary"
+    if index is None:
+        return f"no token{' that the mask allows' * masked} has positive probability{under}"
+    allow = f"{name} and the mask allow" if masked else f"{name} allows"
+    return f"no token that {allow} has positive probability{under}"
 
 
 def must_end_by(

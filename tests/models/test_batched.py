@@ -397,41 +397,6 @@ def test_a_pickle_refers_to_its_name_or_contains_the_function():
     assert critic("a") == 1.0 and critic.max_batch == 7 and isinstance(critic, Batched)
 
 
-def test_a_program_with_another_critic_has_another_identity(tmp_path):
-    class Tossed(Model):
-        def __init__(self, critic):
-            super().__init__()
-            self.critic = critic
-
-        def step(self):
-            self.s += "ab"[self.sample(Bernoulli(0.5))]
-            self.score(self.critic(self.s))
-            if len(self.s) == 4:
-                self.finish()
-
-    def run(critic, max_steps=None):
-        path = tmp_path / "run.ckpt"
-        return smc_steer(Tossed(critic), 3, 2, seed=1, checkpoint=path, every=1, max_steps=max_steps)
-
-    whole = smc_steer(Tossed(judge()[0]), 3, 2, seed=1)
-    stop = tmp_path / "stop"
-
-    @batched
-    def likes_b(texts):
-        if stop.exists() and len(texts[0]) == 3:
-            raise KeyboardInterrupt
-        return [text.count("b") / 2 for text in texts]
-
-    stop.touch()
-    with pytest.raises(KeyboardInterrupt):
-        run(likes_b)
-    stop.unlink()
-    rest = run(likes_b)
-    assert rest.texts == whole.texts and rest.log_ml == whole.log_ml
-    with pytest.raises(ValueError, match="attribute critic"):
-        run(batched(lambda texts: [0.0 for _ in texts]))
-
-
 def test_a_critic_of_a_program_goes_to_the_workers_of_ray(tmp_path):
     wants_ray()
     program = tmp_path / "program.py"

@@ -19,15 +19,15 @@ from llmppl.constraints.values import index_of
 from llmppl.constraints.vocabulary import Vocabulary
 from llmppl.distributions import Finite
 from llmppl.lm import ENDS, CachedTransformer, Context, End, TokenDistribution
-from llmppl.models.death_messages import (
+from llmppl.models.programs.program import Options, Program, as_context, with_program_options
+from llmppl.models.spans import (
+    NEAR,
     explain_no_token,
     explain_refusal,
-    is_false,
+    must_end_by,
+    name_of_bound,
     name_of_constraint,
-    only_ends_early,
 )
-from llmppl.models.programs.program import Options, Program, as_context, with_program_options
-from llmppl.models.spans import NEAR, must_end_by, name_of_bound
 from llmppl.support import arguments
 from llmppl.support.runtime import mask_timer
 
@@ -163,11 +163,12 @@ class ConstrainedText(Program):
     def death_reason(self, verb: str) -> str | None:
         index, state = self.index, self.state
         if verb == "condition":
-            return is_false(self.constraint) if index is None else explain_refusal(index, self.s)
+            false = f"{name_of_constraint(self.constraint)} is false of the text"
+            return false if index is None else explain_refusal(index, self.s)
         if self.before_min_tokens() and index is not None and set(index.allowed(state)) <= set(index.vocab.eos_ids):
-            return only_ends_early(index, self.min_tokens)
+            return f"{name_of_constraint(index)} can only end before min_tokens={self.min_tokens}"
         left, masked = self.must_end_by - self.num_tokens, self.mask is not None
-        return explain_no_token(index, state, left, self.bound, self.rule, self.end, masked=masked)
+        return explain_no_token(index, state, left, self.bound, self.rule, masked=masked)
 
     def statement_label(self, verb: str) -> str:
         return self.proposal_label

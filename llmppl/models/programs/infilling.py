@@ -14,7 +14,6 @@ from llmppl.constraints.vocabulary import EOS, Text
 from llmppl.distributions import Distribution, Geometric
 from llmppl.distributions.rules import NO_RULE
 from llmppl.lm import CachedTransformer
-from llmppl.models.death_messages import impossible_fragment, wrong_hole_length
 from llmppl.models.programs.program import Options, Program, language_model, with_program_options
 from llmppl.support import arguments
 
@@ -110,8 +109,12 @@ class Infilling(Program):
 
     def death_reason(self, verb: str) -> str | None:
         if verb == "observe":
-            return impossible_fragment(self.rule)
-        return wrong_hole_length(self.num_tokens, self.min_tokens, self.max_tokens) if verb == "condition" else None
+            return "what comes after a hole has probability 0"
+        if verb != "condition":
+            return None
+        if self.before_min_tokens():
+            return f"the holes have fewer tokens than min_tokens={self.min_tokens}"
+        return f"the holes have more tokens than max_tokens={self.max_tokens}"
 
     def statement_label(self, verb: str) -> str:
         return _LABELS[verb]

@@ -9,7 +9,6 @@ from typing import Literal, Unpack
 
 from llmppl.distributions import Finite, product
 from llmppl.lm import CachedTransformer, Context
-from llmppl.models.death_messages import impossible_after_all, impossible_after_another
 from llmppl.models.programs.program import Options, Program, as_context, with_program_options
 from llmppl.models.spans import Until
 from llmppl.support import arguments
@@ -74,7 +73,9 @@ class PromptIntersection(Program):
                 self.finish()
 
     def death_reason(self, verb: str) -> str | None:
-        return impossible_after_another(self.rule) if verb == "observe" else impossible_after_all(self.rule)
+        if verb == "observe":
+            return "the token that was drawn after the first prompt has probability 0 after another"
+        return "no token has positive probability after all prompts"
 
     def statement_label(self, verb: str) -> str:
         return "the first prompt, over the proposal" if verb == "sample" else "the other prompts"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import inspect
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from typing import Any, TypedDict
 
 from llmppl.constraints.vocabulary import EOS, Text, Token
@@ -13,7 +13,6 @@ from llmppl.constraints.vocabulary.text import bytes_of
 from llmppl.distributions.rules import NO_RULE, DecisionRule
 from llmppl.lm import CachedTransformer, Context, TokenDistribution
 from llmppl.models.choices import CallSite
-from llmppl.models.death_messages import early_stop
 from llmppl.models.model import Model
 from llmppl.support import arguments
 from llmppl.support.options import list_options, unknown_option
@@ -51,7 +50,7 @@ class Program(Model):
     ) -> None:  # fmt: skip
         super().__init__()
         if unknown:
-            raise _unknown(type(self), unknown)
+            raise unknown_option(type(self).__name__, unknown, _options(type(self)))
         self.min_tokens = arguments.count("min_tokens", min_tokens, least=0)
         self.max_tokens: int | None = arguments.optional_count("max_tokens", max_tokens)
         if self.max_tokens is not None and self.max_tokens < self.min_tokens:
@@ -96,7 +95,7 @@ class Program(Model):
         if place is not None:
             self.s = Text(data[:place])
             if self.before_min_tokens():
-                self._die_("stop", early_stop(self.min_tokens))
+                self._die_("stop", f"a stop string is written before min_tokens={self.min_tokens}")
             self.finish()
         elif self.num_tokens == self.max_tokens:
             self._cut_ = True
@@ -164,11 +163,6 @@ def _first_stop(data: bytes, stops: Iterable[str], searched: int) -> int | None:
         if place >= 0:
             found.append((place + len(text), place))
     return min(found)[1] if found else None
-
-
-def _unknown(program: type[Program], given: Mapping[str, object]) -> TypeError:
-    """Return the error for options that a program does not take."""
-    return unknown_option(program.__name__, given, _options(program))
 
 
 def _options(program: type[Program]) -> set[str]:

@@ -4,7 +4,6 @@ import contextlib
 import enum
 import errno
 import functools
-import itertools
 import json
 import math
 import os
@@ -37,7 +36,7 @@ from llmppl import (
     smc_steer,
 )
 from llmppl.constraints import Text
-from llmppl.inference import Copies, Distinct, DownSample
+from llmppl.inference import Distinct, DownSample
 from llmppl.inference.resampling import multinomial
 from llmppl.inference.resuming import checkpoint
 from llmppl.inference.resuming.codec import ValueCodec
@@ -100,19 +99,6 @@ class Dies(Model):
         self.s += str(value)
         if len(self.s) == 6:
             self.finish()
-
-
-@pytest.mark.parametrize("begun", [0, 1, 2, 3])
-def test_a_checkpoint_of_a_run_stepped_by_hand_has_its_first_steps(begun, tmp_path):
-    def made():
-        return SMC(Dies(), Copies(6, 2), DownSample(6), seed=3)
-
-    path, run = tmp_path / "run.ckpt", made()
-    for step in itertools.islice(run, begun):
-        assert any(death.step == step.index for death in step.particles.deaths)
-    with pytest.raises(KeyboardInterrupt):
-        run.run(checkpoint=path, every=1, on_step=interrupt(4))
-    assert told(made().run(checkpoint=path)) == told(made().run())
 
 
 def constrained(lm, **options):

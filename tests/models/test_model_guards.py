@@ -166,40 +166,7 @@ def test_a_death_that_a_step_catches_remains_a_death(run):
     is_posterior(run, Lives, {"a0": 0.25, "a1": 0.25})
 
 
-@every_sampler
-def test_a_thread_of_a_step_may_sample(run):
-    class Threads(Model):
-        def step(self):
-            drawn = []
-            thread = threading.Thread(target=lambda: drawn.append(self.sample(Bernoulli(0.25))))
-            thread.start()
-            thread.join()
-            self.s = f"{int(drawn[0])}{int(self.sample(Bernoulli(0.5)))}"
-            self.finish()
-
-    is_posterior(run, Threads, {"00": 0.375, "01": 0.375, "10": 0.125, "11": 0.125}, quick=150)
-    for asks, name in ((enumerate_exact, "enumerate_exact"), (lambda model: beam_search(model, 2, 2), "beam_search")):
-        with pytest.raises(TypeError, match=f"{name} cannot enumerate a choice that another thread makes"):
-            asks(Threads())
-
-
 # ---- names
-
-
-@pytest.mark.parametrize(
-    ("name", "instead"),
-    [
-        ("log_weight", "score"), ("log_twist", "twist"), ("chooser", "rng"), ("choices", "options"), ("cut", "finish"),
-        ("death", "condition"), ("attribution", "score"),
-    ],
-)  # fmt: skip
-def test_attributes_of_inference_are_read_only_and_name_a_remedy(name, instead):
-    model = Letters()
-    getattr(model, name)
-    with pytest.raises(AttributeError, match=rf"Letters.{name} is inference's, and read-only: .*{instead}"):
-        setattr(model, name, 1)
-    with pytest.raises(TypeError, match=rf"Story.{name}: this name is inference's"):
-        type("Story", (Model,), {name: 3})
 
 
 @every_sampler
@@ -232,15 +199,6 @@ class Dies(Model):
 def test_methods_of_other_names_belong_to_the_program(run, name):
     program = type("Named", (Dies,), {name: lambda self, *given, **more: "b"})
     is_posterior(run, program, {"aa": 0.25, "ab": 0.125, "ba": 0.25}, quick=60)
-
-
-def test_assigning_a_weight_in_a_step_advises_score():
-    class Assigns(Model):
-        def step(self):
-            self.log_weight += 1.0
-
-    with pytest.raises(AttributeError, match=r"self.score\(log_w\) adds to it"):
-        smc_steer(Assigns(), 2, 2)
 
 
 def test_assigning_a_stream_in_a_step_is_refused():
