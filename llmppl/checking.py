@@ -21,6 +21,7 @@ import copy
 import functools
 import itertools
 import math
+import os
 import random
 import sys
 import time
@@ -265,12 +266,13 @@ def _breach(name: str, how: str, choices: Steps, particle: Any, difference: str)
 
 
 def _is_own(cls: type) -> bool:
-    """Return True if a class is the user's, and not of this library or of another package."""
-    module = sys.modules.get(cls.__module__)
-    file = getattr(module, "__file__", None) or ""
-    return cls.__module__.partition(".")[0] not in ("llmppl", "builtins") and "site-packages" not in file and not (
-        file.startswith(sys.base_prefix)
-    )
+    """Return True if a class, or one of its bases, is the user's and not of this library or of another package."""
+    modules = [sys.modules.get(base.__module__) for base in cls.__mro__]
+    files = [str(getattr(each, "__file__", None) or "") for each in modules if each is not None]
+    packaged = os.path.dirname(__file__), os.path.dirname(os.__file__), "site-packages"
+    return any(file and not any(folder in file for folder in packaged) for file in files) or "__main__" in [
+        base.__module__ for base in cls.__mro__
+    ]
 
 
 def _shared_names(model: Model) -> set[str]:
@@ -394,10 +396,11 @@ class _Outside:
         classes = [cls for cls in type(model).__mro__ if _is_own(cls)]
         roots = [(cls.__name__, each) for cls in classes for each in vars(cls).values()]
         for name in {cls.__module__ for cls in classes}:
-            roots += [(name, value) for value in vars(sys.modules[name]).values() if not isinstance(value, type)]
+            own = [value for name, value in vars(sys.modules[name]).items() if name[:2] != "__"]
+            roots += [(name, value) for value in own if not isinstance(value, type)]
         roots += [(name, vars(model).get(name)) for name in _shared_names(model)]
-        own = (value for _, value in _walk(list(vars(model).items())))
-        roots += [("", value) for value in own if isinstance(value, Proposal | types.FunctionType)]
+        held = (value for _, value in _walk(list(vars(model).items())))
+        roots += [("", value) for value in held if isinstance(value, Proposal | types.FunctionType)]
         self.objects = [value for _, value in _walk(roots, lambda value: value is model)]
         self._caches = [value for value in self.objects if hasattr(value, "cache_clear")]
         self._classes = [(cls, {n: v for n, v in vars(cls).items() if n[:2] != "__"}) for cls in classes]
@@ -437,11 +440,14 @@ def _put(value: Any, content: Any) -> None:
         value.detach().copy_(content)
     elif isinstance(value, list | bytearray):
         value[:] = content
+    elif isinstance(value, collections.deque):
+        value.clear()
+        value.extend(content)
     else:
-        target = value if isinstance(value, dict | set | collections.deque) else vars(value)
-        target.clear()
-        fill: Any = target.extend if isinstance(target, collections.deque) else target.update
-        fill(content)
+        target: Any = value if isinstance(value, dict | set) else vars(value)
+        for each in [each for each in target if each not in content]:
+            target.discard(each) if isinstance(target, set) else target.pop(each)
+        target.update(content)
 
 
 @contextlib.contextmanager

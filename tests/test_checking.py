@@ -1,0 +1,404 @@
+"""Tests of check_program: wrong programs of every family are refused, and right ones pass."""
+
+import array
+import collections
+import ctypes
+import datetime
+import functools
+import itertools
+import math
+import os
+import random
+import secrets
+import threading
+import time
+import uuid
+import weakref
+
+import numpy as np
+import pytest
+
+from llmppl import CachedTransformer, ConstrainedText, Infilling, Model, PromptIntersection, Regex, smc_standard
+from llmppl.checking import check_program
+from llmppl.distributions import Bernoulli, Categorical, Distribution, Geometric, Uniform
+
+AB, XYZ = Categorical({"a": 0.3, "b": 0.7}), Categorical({"x": 0.5, "y": 0.3, "z": 0.2})
+CHOICES = "not what its choices make"
+LEADS = "leads from a copy back to the first particle"
+LM = CachedTransformer.from_pretrained(engine="numpy")
+TALLY, CACHE, TEXT, NUMBER = collections.Counter(), {}, [""], 0
+
+
+class Letters(Model):
+    """Four letters. A table gives `start`, which prepares attributes, and `weigh`, which sees each letter."""
+
+    start = staticmethod(lambda self: None)
+    weigh = staticmethod(lambda self, letter: 0.0)
+
+    def __init__(self):
+        super().__init__()
+        self.start(self)
+
+    def step(self):
+        letter = self.sample(AB)
+        self.s += letter
+        self.score(-0.1 * float(self.weigh(self, letter)))
+        if len(self.s) == 4:
+            self.finish()
+
+
+def letters(weigh, start=Letters.start, **attributes):
+    return type("Program", (Letters,), {"weigh": staticmethod(weigh), "start": staticmethod(start), **attributes})
+
+
+def setting(name, make):
+    return lambda self: setattr(self, name, make(self))
+
+
+@functools.lru_cache
+def count_of_text(length):
+    return TEXT[0].count("a")
+
+
+def next_number():
+    global NUMBER
+    NUMBER += 1
+    return NUMBER
+
+
+def remembered(cache, key, value):
+    return cache.setdefault(key, value)
+
+
+def cached_by_length(self, letter):
+    TEXT[0] = str(self.s)
+    return count_of_text(len(self.s))
+
+
+def in_environment(self, letter):
+    os.environ["LLMPPL_TEST"] = str(int(os.environ.get("LLMPPL_TEST", 0)) + 1)
+    return int(os.environ["LLMPPL_TEST"])
+
+
+def in_thread(self, letter):
+    self.store.n = getattr(self.store, "n", 0) + 1
+    return self.store.n
+
+
+class Box:
+    def __init__(self):
+        self.n = 0
+
+    def __deepcopy__(self, memo):
+        return self
+
+    def add(self):
+        self.n += 1
+        return self.n
+
+
+def listed(self):
+    seen = []
+    return lambda letter: (seen.append(letter), len(seen))[1]
+
+
+def in_dict(self):
+    box = {"model": self}
+    return lambda: len(box["model"].s)
+
+
+def by_attribute(weigh):
+    return lambda self, letter: weigh(self.kept)
+
+
+MISTAKES = {
+    "random": (letters(lambda self, _: random.random()), CHOICES),
+    "numpy.random": (letters(lambda self, _: np.random.rand()), CHOICES),                       # noqa: NPY002
+    "a new generator": (letters(lambda self, _: np.random.default_rng().random()), CHOICES),
+    "secrets": (letters(lambda self, _: secrets.randbelow(1000)), CHOICES),
+    "the system's bytes": (letters(lambda self, _: os.urandom(1)[0]), CHOICES),
+    "a clock": (letters(lambda self, _: time.perf_counter_ns() % 7), CHOICES),
+    "minutes": (letters(lambda self, _: time.time() // 60), CHOICES),
+    "a date": (letters(lambda self, _: datetime.datetime.now().microsecond), CHOICES),
+    "an address": (letters(lambda self, _: id(self) % 9973), CHOICES),
+    "a list of the class": (letters(lambda self, x: self.seen.append(x) or len(self.seen), seen=[]), CHOICES),
+    "a long array of the class": (letters(
+        lambda self, x: self.seen.put(3007, self.seen[3007] + 1) or self.seen[3007], seen=np.zeros(5000)), CHOICES),
+    "an object of the class": (letters(lambda self, _: self.box.add(), box=Box()), CHOICES),
+    "an iterator of the class": (letters(lambda self, _: next(self.ids), ids=itertools.count()), CHOICES),
+    "a thread's data": (letters(in_thread, store=threading.local()), CHOICES),
+    "a counter of the module": (letters(lambda self, x: TALLY.update(x) or TALLY[x]), CHOICES),
+    "a number of the module": (letters(lambda self, _: next_number()), CHOICES),
+    "the environment": (letters(in_environment), CHOICES),
+    "a default": (letters(lambda self, x, seen=[]: seen.append(x) or len(seen)), CHOICES),      # noqa: B006
+    "a cache of the module by length": (
+        letters(lambda self, _: remembered(CACHE, len(self.s), self.s.count("a"))), CHOICES),
+    "a cached function of too little": (letters(cached_by_length), CHOICES),
+    "a shared list": (letters(by_attribute(lambda kept: kept.append(1) or len(kept)), setting("kept", lambda _: []),
+                              shared=("kept",)), CHOICES),
+    "a shared cache by length": (
+        letters(lambda self, _: remembered(self.kept, len(self.s), self.s.count("a")), setting("kept", lambda _: {}),
+                shared=("kept",)), CHOICES),
+    "an object that refuses copies": (letters(by_attribute(Box.add), setting("kept", lambda _: Box())), CHOICES),
+    "a list of a closure": (letters(lambda self, x: self.kept(x), setting("kept", listed)), CHOICES),
+    "numpy's generator": (letters(by_attribute(lambda kept: kept.random()),
+                                  setting("kept", lambda _: np.random.default_rng(0))), CHOICES),
+    "numpy's old generator": (letters(by_attribute(lambda kept: kept.rand()),
+                                      setting("kept", lambda _: np.random.RandomState(0))), CHOICES),  # noqa: NPY002
+    "Python's generator": (letters(by_attribute(lambda kept: kept.random()),
+                                   setting("kept", lambda _: random.Random(0))), CHOICES),
+    "a lambda": (letters(by_attribute(lambda kept: kept()), setting("kept", lambda self: lambda: len(self.s))), LEADS),
+    "a lambda in a list": (letters(by_attribute(lambda kept: kept[0]()),
+                                   setting("kept", lambda self: [lambda: len(self.s)])), LEADS),
+    "a dict of a closure": (letters(by_attribute(lambda kept: kept()), setting("kept", in_dict)), LEADS),
+    "a partial of a lambda": (letters(
+        by_attribute(lambda kept: kept()), setting("kept", lambda self: functools.partial(lambda: len(self.s)))),
+        LEADS),
+    "a weak reference": (letters(by_attribute(lambda kept: len(kept().s)), setting("kept", weakref.ref)), LEADS),
+    "a weak proxy": (letters(by_attribute(lambda kept: len(kept.s)), setting("kept", weakref.proxy)), LEADS),
+    "a predicate": (letters(by_attribute(lambda kept: 0),
+                            setting("kept", lambda self: XYZ.where(lambda v: v not in self.s))), LEADS),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("program, said", MISTAKES.values(), ids=MISTAKES)
+def test_a_breach_of_the_contract_is_refused(program, said):
+    with pytest.raises(RuntimeError, match=said):
+        check_program(program())
+
+
+def memory(kind):
+    if kind == "torch":
+        torch = pytest.importorskip("torch")
+        made = np.zeros(3)
+        return made, torch.from_numpy(made)
+    makers = {
+        "numpy": lambda: np.zeros(3), "array": lambda: array.array("i", [0, 0, 0]), "bytes": lambda: bytearray(12),
+        "ctypes": lambda: (ctypes.c_int * 3)(),
+    }  # fmt: skip
+    made = makers[kind]()
+    return made, made[:2] if kind == "numpy" else np.frombuffer(made, dtype="i4")
+
+
+@pytest.mark.parametrize("kind", ["numpy", "torch", "array", "bytes", "ctypes"])
+def test_two_attributes_over_one_memory_are_refused(kind):
+    def start(self):
+        self.board, self.view = memory(kind)
+
+    with pytest.raises(RuntimeError, match=r"self.board and self.view share memory, and their copies do not"):
+        check_program(letters(lambda self, _: 0.0, start)())
+
+
+def test_a_copy_that_shares_a_list_is_refused():
+    class Shallow(letters(lambda self, x: self.kept.append(x) or len(self.kept), setting("kept", lambda _: []))):
+        def copy(self):
+            new = object.__new__(type(self))
+            vars(new).update({**vars(self), "_chooser_": None, "_stepping_": False})
+            return new
+
+    with pytest.raises(RuntimeError, match=r"self.kept is shared by copies"):
+        check_program(Shallow())
+
+
+def drawn(**how):
+    return type("Drawn", (Model,), {"step": how["step"]})
+
+
+def test_randomness_between_choices_changes_the_next_distribution():
+    def step(self):
+        self.s += self.sample(AB) + "01"[self.sample(Bernoulli(0.2 + 0.6 * random.random()))]
+        self.finish()
+
+    with pytest.raises(RuntimeError, match="asked for another distribution"):
+        check_program(drawn(step=step)())
+
+
+class Listed(Distribution):
+    """Distribution of the letters of `p`, whose probabilities need not sum to 1. Draws are normalised."""
+
+    def __init__(self, *p, support=("a", "b", "c")):
+        self.p, self.support = p, support
+
+    def log_prob(self, value):
+        return math.log(self.p["abc".index(value)])
+
+    def sample(self, rng):
+        p = np.array(self.p)
+        return "abc"[rng.choice(3, p=p / p.sum())]
+
+
+class Unlisted(Listed):
+    def __init__(self, *p):
+        super().__init__(*p, support=None)
+
+
+class Foreign(Listed):
+    def sample(self, rng):
+        return random.choice("abc")
+
+
+class Left(Distribution):
+    """Draws without replacement, from a list that it keeps."""
+
+    def __init__(self):
+        self.data = []
+
+    def sample(self, rng):
+        left = [i for i in range(3) if i not in self.data]
+        return int(left[rng.integers(len(left))])
+
+    def log_prob(self, value):
+        return -math.log(3 - len(self.data)) if value not in self.data else -math.inf
+
+
+THIRD = 1 / 3
+DISTRIBUTIONS = {
+    "a sum of 0.96": (Listed(0.33, 0.33, 0.30), "sum to 0.96"),
+    "a sum of 1.01": (Listed(0.34, 0.34, 0.33), "sum to 1.01"),
+    "logits": (Listed(math.e**2, math.e, 1.0), "sum to 11.1"),
+    "other probabilities": (Unlisted(0.9, 0.05, 0.05), None),
+    "wrong probabilities": (type("Wrong", (Unlisted,), {"sample": Listed(THIRD, THIRD, THIRD).sample})(0.9, 0.05, 0.05),
+                            "times in 500, and its probability is"),
+    "a value twice": (Listed(0.5, 0.25, 0.25, support=("a", "b", "c", "c")), "sum to 1.25"),
+    "a value outside": (Listed(0.5, 0.5, 0.25, support=("a", "b")), "which is not in its support|other choices"),
+    "another stream": (Foreign(THIRD, THIRD, THIRD), "other values from an equal random stream"),
+}  # fmt: skip
+
+
+def samples(self, dist):
+    self.s += self.sample(dist)
+
+
+def proposes(self, dist):
+    self.s += self.sample(Uniform(["a", "b", "c"]), proposal=dist)
+
+
+def observes(self, dist):
+    self.s += self.sample(Uniform(["a", "b", "c"]))
+    self.observe(dist, self.s[-1])
+
+
+@pytest.mark.parametrize("use", [samples, proposes, observes])
+@pytest.mark.parametrize("dist, said", DISTRIBUTIONS.values(), ids=DISTRIBUTIONS)
+def test_a_distribution_must_be_what_it_says(dist, said, use):
+    def step(self):
+        use(self, dist)
+        if len(self.s) == 3:
+            self.finish()
+
+    program = drawn(step=step)()
+    if said is None:
+        check_program(program)
+    else:
+        with pytest.raises((RuntimeError, ValueError), match=said):
+            check_program(program)
+
+
+def test_a_distribution_that_grows_is_refused():
+    def weigh(self, letter):
+        self.kept.data.append(self.sample(self.kept))
+        return 0.0
+
+    with pytest.raises((RuntimeError, ValueError), match="other choices|not what its choices make|high <= 0"):
+        check_program(letters(weigh, setting("kept", lambda _: Left()))())
+
+
+@pytest.mark.parametrize("derive", [lambda dist: dist, lambda dist: dist.top_k(5)], ids=["whole", "top_k"])
+def test_a_token_that_is_not_appended_is_refused(derive):
+    def weigh(self, letter):
+        self.sample(derive(self.context.next_token()))
+        return 0.0
+
+    with pytest.raises(RuntimeError, match=r"the same context of 2 tokens: add the token"):
+        check_program(letters(weigh, setting("context", lambda _: LM.context("The cat")))())
+
+
+def test_a_program_in_which_no_particle_ends_is_refused():
+    with pytest.raises(RuntimeError, match=r"no particle has ended in 200 steps: call self.finish\(\)"):
+        check_program(drawn(step=lambda self: self.sample(AB) and None)())
+
+
+def test_a_score_that_looks_like_a_probability_is_noted():
+    def step(self):
+        self.score({"a": 0.7, "b": 0.2}[self.sample(AB)])
+        self.finish()
+
+    with pytest.warns(UserWarning, match=r"score \(test_checking.py, line \d+\) is always between 0 and 1"):
+        assert len(check_program(drawn(step=step)()).notes) == 1
+
+
+def test_a_factory_shows_faults_of_copies():
+    class Shares(Letters):
+        def copy(self):
+            new = super().copy()
+            new.tag = "copied"
+            return new
+
+    check_program(Shares())
+    with pytest.raises(RuntimeError, match="tag was 'copied' and then None"):
+        check_program(Shares)
+
+
+# ---- right programs
+
+
+def length_of(model):
+    return len(model.s)
+
+
+def inner(self, letter):
+    found = smc_standard(letters(lambda self, x: x == "a")(), 3, rng=self.rng, progress=False)
+    self.s += found[int(self.rng.integers(len(found)))].s[0]
+    return found.log_ml
+
+
+def board(self, letter):
+    self.kept[0][1] += letter == "a"
+    return self.kept[0][1]
+
+
+RIGHT = {
+    "a nested list": letters(board, setting("kept", lambda _: [[0, 0], [0, 0]])),
+    "the particle's stream": letters(lambda self, _: self.rng.random()),
+    "the particle's stream in an attribute": letters(
+        by_attribute(lambda kept: kept.random()), setting("kept", lambda self: self.rng)),
+    "nested inference": letters(inner),
+    "a shared cache by text": letters(
+        lambda self, _: remembered(self.kept, str(self.s), self.s.count("a")), setting("kept", lambda _: {}),
+        shared=("kept",)),
+    "a pure closure": letters(by_attribute(lambda kept: kept("a")), setting("kept", lambda _: lambda x: x == "a")),
+    "a partial": letters(by_attribute(lambda kept: kept()),
+                         setting("kept", lambda self: functools.partial(length_of, self))),
+    "arrays": letters(by_attribute(lambda kept: kept[0].sum()),
+                      setting("kept", lambda _: (np.zeros(3), array.array("i", [1]), bytearray(2)))),
+    "an iterator": letters(by_attribute(next), setting("kept", lambda _: iter([1.0, 2.0, 3.0, 4.0, 5.0, 6.0]))),
+    "an infinite support": letters(lambda self, _: self.sample(Geometric(0.5))),
+    "its own distribution": letters(lambda self, _: self.sample(Listed(0.5, 0.3, 0.2)) == "a"),
+    "a text": lambda: ConstrainedText(LM, "Once", Regex(r" [a-z]{2,6}( [a-z]{2,8}){1,4}\."), max_tokens=16),
+    "holes": lambda: Infilling(LM, "The[BLANK] sat on the[BLANK]."),
+    "two prompts": lambda: PromptIntersection(LM, ["The cat", "The dog"], max_tokens=6),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("make", RIGHT.values(), ids=RIGHT)
+def test_a_right_program_passes(make):
+    report = check_program(make())
+    assert report.steps > 50 and report.notes == []
+
+
+def test_the_outside_is_as_before_after_a_check():
+    state, before = random.getstate(), dict(CACHE)
+    with pytest.raises(RuntimeError, match=CHOICES):
+        check_program(MISTAKES["a cache of the module by length"][0]())
+    assert random.getstate() == state and before == CACHE
+
+
+def test_an_attribute_of_an_identifier_is_compared():
+    program = letters(lambda self, _: setattr(self, "tag", uuid.uuid4()) or 0.0)
+    with pytest.raises(RuntimeError, match="tag"):
+        check_program(program())
+
+
+def test_another_type_than_a_model_is_refused():
+    with pytest.raises(TypeError, match="check_program wants a Model or a function that makes one"):
+        check_program(lambda: 3)
