@@ -7,6 +7,7 @@ and a number of choices that depends on choices. The others are masked text, an 
     python benchmarks/standard_errors.py                        # all methods, N=10 and N=50
     python benchmarks/standard_errors.py --runs 40 --particles 10 --methods distinct
     python benchmarks/standard_errors.py --choosing             # the programs used to choose the correction
+    python benchmarks/standard_errors.py --late --runs 1000     # a program whose weight comes at the end
 
 A normal error lies within one standard error in 68 % of runs and within two in 95 %. `median se / sd` compares with the
 standard deviation of log Z-hat over runs; a dash means a deviation below 1e-9. A run whose particles all died reports
@@ -277,6 +278,16 @@ def choosing() -> Programs:
     }
 
 
+class Late(Model):
+    """Five letters, scored together at the end."""
+
+    def step(self) -> None:
+        self.s += self.sample(Categorical({"a": 0.5, "b": 0.3, "c": 0.2}))
+        if len(self.s) == 5:
+            self.score(1.5 * self.s.count("c") - 0.8 * self.s.count("b"))
+            self.finish()
+
+
 # ---- running
 
 
@@ -302,10 +313,11 @@ def main() -> None:
     parser.add_argument("--K", type=int, default=2)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--choosing", action="store_true", help="the programs used to choose the correction")
+    parser.add_argument("--late", action="store_true", help="a program whose weight comes at the end")
     options = parser.parse_args()
     torch.set_num_threads(1)
     print(machine("torch", "numpy", note=f"K={options.K}, seed {options.seed}"))
-    programs = choosing() if options.choosing else measured()
+    programs = {"late": enumerated(Late())} if options.late else choosing() if options.choosing else measured()
     truth = {name: log_Z() for name, (_, log_Z) in programs.items()}
     for method in options.methods:
         for N in options.particles:
