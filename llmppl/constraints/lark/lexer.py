@@ -38,7 +38,8 @@ States = frozenset[int]
 Bools = npt.NDArray[np.bool_]
 Keywords = tuple[tuple[str, tuple[str, ...]], ...]      # terminals with their keywords, in order
 
-MAX_SCANS = 50_000                                      # partial tokens of a grammar
+MAX_SCANS = 25_000                                      # partial tokens of a grammar
+ASSUMED = 50                                            # states that an assumption counts as
 LAYOUT_CUTS = 9, 10, 11, 32, 33                         # around tab, line end and space
 
 
@@ -179,7 +180,7 @@ class PartialTokens:
     def _keep(self, size: int, threads: Sequence[int]) -> None:
         """Count the kept states; TooLarge, with the terminal that takes most, beyond the limit."""
         self._size += size
-        if self._size > 3 * MAX_PARTS or len(self.tokens) >= MAX_SCANS:
+        if self._size > 2 * MAX_PARTS or len(self.tokens) >= MAX_SCANS:
             some = [q for token in self.tokens[-1000:] for q in token.threads] or threads
             name, _ = Counter(map(self.automata.names.__getitem__, some)).most_common(1)[0]
             raise TooLarge(
@@ -287,6 +288,7 @@ class PartialTokens:
             try:
                 self._assume(ahead, token, going_on, ended)
             except Undecided as undecided:
+                self._keep(ASSUMED, token.threads)
                 todo += [Assumptions({**ahead, undecided.args[0]: holds}) for holds in (False, True)]
         return tuple(going_on), tuple(ended)
 
