@@ -54,13 +54,10 @@ else:
         __name__,
         {
             "llmppl.models": ["Model", "ConstrainedText", "Infilling", "PromptIntersection", "batched"],
-            "llmppl.distributions": [
-                "Bernoulli", "Categorical", "Geometric", "Uniform", "Delta", "product", "mixture", "Rule",
-            ],
-            "llmppl.inference": [
-                "SMC", "smc_steer", "smc_standard", "importance_sampling", "repeat", "enumerate_exact", "beam_search",
-                "Particles",
-            ],
+            "llmppl.distributions": ["Bernoulli", "Categorical", "Geometric", "Uniform", "Delta", "product", "mixture",
+                                     "Rule"],
+            "llmppl.inference": ["SMC", "smc_steer", "smc_standard", "importance_sampling", "repeat", "enumerate_exact",
+                                 "beam_search", "Particles"],
             "llmppl.tasks": ["run_many", "Result", "load_results"],
             "llmppl.lm": ["CachedTransformer", "ConstraintLogitsProcessor"],
             "llmppl.constraints": ["EOS", "Vocabulary", "JsonSchema", "Regex", "Values", "Grammar", "TokenIndex"],
