@@ -29,14 +29,15 @@ class Spent:
 
     def __init__(self) -> None:
         self.cpu = self.wall = 0.0
-        for name in ("begin", "step", "end"):
+        for name in ("__enter__", "after", "close"):
             setattr(Checkpoint, name, self.timed(getattr(Checkpoint, name)))
 
-    def timed(self, method: Callable[..., None]) -> Callable[..., None]:
-        def measured(*arguments: Any) -> None:
+    def timed(self, method: Callable[..., Any]) -> Callable[..., Any]:
+        def measured(*arguments: Any) -> Any:
             cpu, wall = time.process_time(), time.perf_counter()
-            method(*arguments)
+            found = method(*arguments)
             self.cpu, self.wall = self.cpu + time.process_time() - cpu, self.wall + time.perf_counter() - wall
+            return found
 
         return measured
 

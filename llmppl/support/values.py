@@ -52,7 +52,7 @@ def encode(value: Any, more: Callable[[Any], Any] | None = None) -> Any:
         return {f"${kind.__name__}": repr(value)}
     if isinstance(value, np.ndarray | np.generic) and value.dtype.kind in _KINDS:
         array = np.asarray(value)
-        data = [array.dtype.str, array.shape, base64.b64encode(array.tobytes()).decode()]
+        data = [array.dtype.str, [*array.shape], base64.b64encode(array.tobytes()).decode()]
         return {"$array" if isinstance(value, np.ndarray) else "$scalar": data}
     if more is None:
         raise TypeError(f"{shown(value)}, a {kind.__qualname__}, is no plain data")
@@ -112,10 +112,9 @@ def describe(value: Any) -> str:
 
 def identity(name: str, program: Any = None, **options: Any) -> Identity:
     """Return the identity of a program: a function or a class, and its options."""
-    found = {"its program": [name, name]}
-    for label, value in (("", program), *options.items()):
-        found |= {part: each for part, each in _parts(label, value, set()) if part}
-    return found
+    values = [("", program), *options.items()]
+    parts = [(label, each) for part, value in values for label, each in parts_of(part, value) if label]
+    return {"its program": [name, name], **{label: [shown(each, 60), digest(each)] for label, each in parts}}
 
 
 def difference(before: Identity, now: Identity) -> str:
@@ -124,47 +123,54 @@ def difference(before: Identity, now: Identity) -> str:
         if part not in before or part not in now:
             return f"{part} {'is not there' if part in before else 'was not there'}"
         (was, before_digest), (found, now_digest) = before[part], now[part]
+        if before_digest != now_digest and part.startswith("the code of "):
+            return f"{part} is another"
         if before_digest != now_digest:
             return f"{part} was {was}, and is {found}" if was != found else f"{part} is another"
     return ""
 
 
-def _parts(label: str, value: Any, seen: set[Any]) -> Iterator[tuple[str, list[str]]]:
-    """Yield the parts of a value: of the user's functions and classes their code and the values that they refer to."""
+def parts_of(label: str, value: Any, seen: set[Any] | None = None) -> Iterator[tuple[str, Any]]:
+    """Yield the parts of a value: the code of the user's functions and classes, and the values that they refer to."""
+    seen = set() if seen is None else seen
     value = getattr(value, "__func__", getattr(value, "fget", None) or value)       # of a method, of a property
     if isinstance(value, types.FunctionType | type) and _is_own(value):
         if value not in seen:
             seen.add(value)
             yield from _members(value, seen) if isinstance(value, type) else _function_parts(value, seen)
     elif not isinstance(value, types.ModuleType):
-        yield label, [shown(value, 60), digest(value)]
+        yield label, value
         if _is_own(type(value)):
-            yield from _parts("", type(value), seen)
+            yield from parts_of("", type(value), seen)
 
 
-def _members(cls: type, seen: set[Any]) -> Iterator[tuple[str, list[str]]]:
+def _members(cls: type, seen: set[Any]) -> Iterator[tuple[str, Any]]:
     for base in cls.__bases__:
-        yield from _parts(f"a base of {cls.__name__}", base, seen)
+        yield from parts_of(f"a base of {cls.__name__}", base, seen)
     for name, value in vars(cls).items():
         if not name.startswith("__") or isinstance(value, types.FunctionType):
-            yield from _parts(f"{cls.__name__}.{name}", value, seen)
+            yield from parts_of(f"{cls.__name__}.{name}", value, seen)
 
 
-def _function_parts(function: types.FunctionType, seen: set[Any]) -> Iterator[tuple[str, list[str]]]:
+def _function_parts(function: types.FunctionType, seen: set[Any]) -> Iterator[tuple[str, Any]]:
     function = inspect.unwrap(function)
     name, held = function.__name__, inspect.getclosurevars(function)
-    yield f"the code of {function.__qualname__}", ["", digest(*_code(function.__code__))]
+    yield f"the code of {function.__qualname__}", Code(function.__code__)
     for kind, values in (("variable", held.nonlocals), ("global", held.globals)):
         for each, value in values.items():
-            yield from _parts(f"the {kind} {each}" + f" of {name}" * (kind == "variable"), value, seen)
-    yield from _parts(f"the defaults of {name}", (function.__defaults__, function.__kwdefaults__), seen)
+            yield from parts_of(f"the {kind} {each}" + f" of {name}" * (kind == "variable"), value, seen)
+    yield from parts_of(f"the defaults of {name}", (function.__defaults__, function.__kwdefaults__), seen)
 
 
-def _code(code: types.CodeType) -> Iterator[Any]:
-    """Yield the code of a function without its place in a file."""
-    yield from (code.co_code, code.co_names, code.co_varnames, code.co_freevars)
-    for each in code.co_consts:
-        yield from _code(each) if isinstance(each, types.CodeType) else [each]
+class Code:
+    """Code of a function without its place in a file, as its repr."""
+
+    def __init__(self, code: types.CodeType) -> None:
+        constants = [Code(each) if isinstance(each, types.CodeType) else each for each in code.co_consts]
+        self._repr = digest(code.co_code, code.co_names, code.co_varnames, code.co_freevars, constants)
+
+    def __repr__(self) -> str:
+        return self._repr
 
 
 def _is_own(part: Any) -> bool:

@@ -174,7 +174,7 @@ def write_package(tmp_path: Path, files: dict[str, str]) -> Path:
         ("lm/transformer.py", "from . import cache"),
         ("lm/transformer.py", "from llmppl.constraints.vocabulary import Vocabulary"),
         ("constraints/vocabulary/__init__.py", "from llmppl.constraints.vocabulary.vocabulary import Vocabulary"),
-        ("inference/resuming/codec.py", "from llmppl.constraints.vocabulary import Vocabulary"),
+        ("inference/resuming/checkpoint.py", "from llmppl.constraints.vocabulary import Vocabulary"),
         ("cli/main.py", "from llmppl.models import model\nimport torch"),
         ("__init__.py", "from .models.model import Model"),
     ],

@@ -211,6 +211,16 @@ def test_a_task_that_exits_is_an_error_at_once(cluster, tmp_path, in_step):
     assert len(list(tmp_path.iterdir())) == 1           # process
 
 
+def test_a_checkpoint_that_cannot_be_written_ends_the_run(cluster, tmp_path):
+    def run(lm, task, rng):
+        return smc_steer(Text(lm, task), 5, 3, rng=rng, progress=False, checkpoint=tmp_path / "none" / "run.ckpt")
+
+    path = tmp_path / "results.db"
+    with pytest.raises(FileNotFoundError, match="there is no folder"):
+        list(llmppl.tasks.ray.run_many(run, ["a"], make_lm=make_lm, workers=1, to=path))
+    assert len(load_results(path)) == 0
+
+
 def test_an_error_while_making_the_language_model_ends_the_run(cluster):
     def missing():
         raise FileNotFoundError("no such weights")

@@ -5,6 +5,8 @@ import itertools
 import json
 import os
 import pickle
+import resource
+import signal
 import sqlite3
 import subprocess
 import sys
@@ -216,6 +218,31 @@ def test_a_full_disk_ends_the_run_and_loses_no_result(path, tmp_path):
     run_all(path, range(200), resume=True)
     run_all(tmp_path / "whole.db", range(200))
     assert records(path) == records(tmp_path / "whole.db")
+
+
+class Long(Model):
+    def step(self):
+        self.s += self.sample(Categorical({"x": 0.5, "y": 0.5}))
+        if len(self.s) == 200:
+            self.finish()
+
+
+def test_a_full_disk_under_a_checkpoint_is_no_result(path, tmp_path):
+    def run(task, rng):
+        kept = {"checkpoint": tmp_path / f"{task}.ckpt", "every": 1}
+        return smc_steer(Long(), 4, 2, rng=rng, progress=False, **kept)
+
+    before = signal.signal(signal.SIGXFSZ, signal.SIG_IGN), resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (150_000, before[1][1]))
+    try:
+        with pytest.raises(OSError, match=r"a\.ckpt"):
+            run_all(path, ["a"], run)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before[1])
+        signal.signal(signal.SIGXFSZ, before[0])
+    assert len(load_results(path)) == 0
+    (result,) = run_all(path, ["a"], run, resume=True)
+    assert result.particles.log_ml == pytest.approx(0.0)
 
 
 def test_an_interrupted_run_has_written_all_ended_tasks(path):

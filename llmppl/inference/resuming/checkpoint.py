@@ -1,9 +1,9 @@
 """Checkpoint: a file from which an interrupted run continues, and ends as it would have ended.
 
-The file contains the arguments of the run and its state after a complete step: particles, genealogy, deaths, and the
-lines of a `Recorder`. A particle is rebuilt from its choices, weight and random stream. The file is lines of JSON, and
-no code. The record of an earlier step never changes, so a long run encodes each step once. The last
-line is a digest of all others. The file is replaced as a whole, so it always belongs to a complete step.
+The file is JSON, and no code. It contains the identity of the program, and the state of the run after a complete step:
+particles, genealogy, deaths, streams, and the lines of a `Recorder`. A particle is its choices, from which it is
+rebuilt, its weights, its stream, and a digest of its attributes, which the rebuilt particle must have. Particles share
+most of their past: the choices of all are one tree of [place of the choice before, choice].
 """
 
 from __future__ import annotations
@@ -14,76 +14,29 @@ import json
 import math
 import os
 import time
-from collections.abc import Iterable
-from pathlib import Path
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, Self
 
 import numpy as np
 
-from llmppl.inference.deaths import DEATH, Death
+from llmppl.constraints.vocabulary import EOS, Text, Token, Vocabulary
+from llmppl.inference.deaths import Death
 from llmppl.inference.genealogy import StepRecord
-from llmppl.inference.resuming.choice_tree import ChoiceTree
-from llmppl.inference.resuming.codec import (
-    ValueCodec,
-    decode_number,
-    decode_record,
-    decode_stream,
-    encode_record,
-    encode_stream,
-)
-from llmppl.inference.resuming.files import Owned, null, parsed
-from llmppl.inference.resuming.fingerprint import SHAPE, difference, identity
-from llmppl.models.choices import Sampled, State, state_of, stream_of
-from llmppl.support.arguments import mismatch, optional_count
+from llmppl.models.choices import NOTHING, Choice, Noted, Replayed, Sampled, State, StreamState, state_of, stream_of
+from llmppl.models.model import Model
+from llmppl.support.arguments import optional_count
 from llmppl.support.arguments import path as path_of
-from llmppl.support.locks import let_through
+from llmppl.support.files import own, replace
+from llmppl.support.shared import Shared
+from llmppl.support.values import decode, describe, difference, encode, identity, parts_of
 
-VERSION = 2
+FORMAT = 3
 SHARE = 50                                              # time between two writes, in durations of a write
-_LEFT = "It is left as it is"
-
-_FORGED = ArithmeticError, AttributeError, LookupError, MemoryError, RecursionError, TypeError, ValueError
-_GROWING = "steps", "choices", "deaths", "recorded"     # lists that only grow; each entry is encoded once
-
-_COUNT, _NUMBER = range(1 << 24), float | None
-_FIGURE = {"Indices": [_COUNT], "Floats": [_NUMBER], "int": _COUNT, "float": _NUMBER}
-_STEPS = {
-    "steps": [{each.name: _FIGURE[str(each.type)] for each in dataclasses.fields(StepRecord)}], "choices": [list],
-    "deaths": [DEATH], "recorded": [str],
-}  # fmt: skip
-_PARTICLE = {
-    "at": int, "text": str, "log_weight": _NUMBER, "log_twist": float, "finished": bool, "cut": bool, "limit": str,
-    "death": str | None, "attribution": {...: _NUMBER}, "stream": list,
-}  # fmt: skip
-_NOW = {"t": _COUNT, "stream": list, "roots": [_COUNT], "is_recorded": bool, "particles": [_PARTICLE]}
-
-
-class Snapshot(NamedTuple):
-    """State of a run after a complete step, which no later step changes.
-
-    particles : the particles, each with its attributes at that time
-    streams : states of the streams of the particles; `stream` is that of the run
-    lengths : lengths of the growing lists at that time
-    """
-
-    t: int
-    particles: list[tuple[Any, dict[str, Any]]]
-    streams: list[State]
-    stream: State
-    roots: Any
-    lengths: dict[str, int]
-
-
-class _Written(NamedTuple):
-    """Lines that stay as they are, their digest, and the lengths of the growing lists in them."""
-
-    text: bytes
-    digest: Any
-    lengths: dict[str, int]
+_WEIGHTS = "_log_weight_", "_log_twist_", "_cut_", "_limit_", "_death_", "_attribution_", "finished"
 
 
 class Checkpoint:
-    """Checkpoint of one run. Enter it as a context manager before the run continues.
+    """Checkpoint of one run, and an observer of it. Enter it as a context manager before the run begins.
 
     Entering brings the run to the state in the file, or writes a first checkpoint if there is none.
 
@@ -100,12 +53,12 @@ class Checkpoint:
     max_steps : int, optional
         Bound of the run.
     seeded : bool
-        True if the run was given a seed or a stream.
+        True if the caller has given the run its random stream, which the file must agree with.
 
     Raises
     ------
     ValueError
-        If the file is no checkpoint, is damaged, or is of another run. It is left as it is.
+        If the file is no checkpoint, or is of another run. It is left as it is.
     BlockingIOError
         If another run is writing it.
     OSError
@@ -116,259 +69,309 @@ class Checkpoint:
         self, path: str | os.PathLike[str], every: int | None, run: Any, model: Any, on_step: Any,
         max_steps: int | None, *, seeded: bool,
     ) -> None:  # fmt: skip
-        self._seeded = seeded
         self.path, self._every, self._max_steps = path_of("checkpoint", path), optional_count("every", every), max_steps
-        self._run, self._model = run, model
+        self._run, self._model, self._seeded = run, model, seeded
         self._recorder = on_step if hasattr(on_step, "go_on") else None
-        program, vocabularies = identity(model, expand=run.expand, select=run.select)
-        self._header = {"llmppl_checkpoint": VERSION, **program, "stream": encode_stream(state_of(run.rng))}
-        self._codec, self._tree = ValueCodec(vocabularies), ChoiceTree()
-        text = _line(self._header)
-        self._written = _Written(text, _digest(text), dict.fromkeys(_GROWING, 0))
-        self._last, self._seconds, self._time = -1, 0.0, -math.inf
+        kind = type(model)
+        attributes = {f"the attribute {name}": value for name, value in vars(model).items() if name[:1] != "_"}
+        self._program = identity(kind.__qualname__, kind, **attributes, **_fields(expand=run.expand, select=run.select))
+        self._first = encode(state_of(run.rng), self._encode)
+        reached = [value for _, value in parts_of("", kind)]
+        self._vocabularies = list(dict.fromkeys(_vocabularies([vars(model), reached])))
+        self._written, self._seconds, self._time = -1, 0.0, -math.inf
 
     def __enter__(self) -> Self:
-        self._owned = Owned(self.path)
+        self._lock = own(self.path)
         try:
-            if self._owned.descriptor < 0:
-                self.capture()
+            if self.path.exists() and self.path.stat().st_size:
+                self._resume(self._read())
+            self._capture()
+            if self._written < 0:
                 self._write()
-            else:
-                self._resume(*_read(self.path, self.path.read_bytes()))
-                self.capture()
-                self._last, self._time = self._run.t, time.perf_counter()
         except BaseException:
-            self._owned.close()
+            self._lock.release()
             raise
         return self
 
     def __exit__(self, *error: object) -> None:
-        self._owned.close()
+        self._lock.release()
 
-    def capture(self) -> None:
-        """Take the state of the run after a complete step."""
-        run, (t, particles) = self._run, self._run._snapshot
-        streams = [state_of(particle.chooser.stream) for particle, _ in particles]
-        lengths = {"steps": t, "deaths": len(run.deaths), "recorded": len(self._recorded())}
-        self._snapshot = Snapshot(t, particles, streams, state_of(run.rng), run.genealogy.roots, lengths)
-
-    def after(self, run: Any, record: Any, candidates: Any) -> None:
+    def after(self, run: Any, record: object, candidates: object) -> None:
         """Capture a complete step, and write it if a write is due."""
-        self.capture()
-        if self._every is not None:
-            due = self._snapshot.t - self._last >= self._every
-        else:
-            due = time.perf_counter() - self._time >= SHARE * self._seconds
-        if due:
+        self._capture()
+        waited = run.t - self._written, time.perf_counter() - self._time
+        if (waited[1] >= SHARE * self._seconds) if self._every is None else (waited[0] >= self._every):
             self._write()
 
     def close(self, run: Any, error: BaseException | None) -> None:
-        """Write the last complete step unless it is written."""
-        if error is not None:
-            self.on_error(error)
-        elif self._snapshot.t != self._last:
-            self._write()
-
-    def on_error(self, error: BaseException) -> None:
-        """Write the captured step after an exception that ended the run. Add a note to it if that fails."""
+        """Write the last complete step unless it is written. If `error` has ended the run, a failure is its note."""
+        if run.t != self._state.t:                      # an observer raised after the step
+            if self._recorder is not None and len(self._recorder.lines) != run.t + 1:       # it was the recorder
+                return
+            self._capture()
+        if self._written == run.t:
+            return
         try:
-            self.close(self._run, None)
-        except Exception as own:
-            if own is not error:
-                let_through(own)
-                error.add_note(f"{self.path} is that of step {self._last}: a later one could not be written: {own}")
+            self._write()
+        except Exception as own_error:
+            if error is None:
+                raise
+            error.add_note(f"{self.path} is that of step {self._written}: a later one was not written: {own_error}")
 
     # ---- writing
 
+    def _capture(self) -> None:
+        """Keep the parts of the state that the next step changes in place."""
+        run = self._run
+        lines = [] if self._recorder is None else self._recorder.lines
+        streams = [state_of(particle.chooser.stream) for particle in run.particles]
+        digests = [digest_of(particle) for particle in run.particles]
+        self._state = _State(run.t, streams, digests, state_of(run.rng), run.genealogy.roots, len(lines))
+
     def _write(self) -> None:
-        start = time.perf_counter()
-        run, snapshot, (text, digest, written) = self._run, self._snapshot, self._written
-        places = [
-            self._tree.add(attributes["_noted_"]) if "_noted_" in attributes else -1
-            for _, attributes in snapshot.particles
-        ]
-        lengths = {**snapshot.lengths, "choices": len(self._tree.steps)}
-        new = {name: slice(written[name], lengths[name]) for name in _GROWING}
-        line = _line({
-            "steps": list(map(encode_record, run.genealogy.records[new["steps"]])),
-            "choices": [[place, self._encode_items(items)] for place, items in self._tree.steps[new["choices"]]],
-            "deaths": list(map(dataclasses.asdict, run.deaths[new["deaths"]])),
-            "recorded": self._recorded()[new["recorded"]],
-        })  # fmt: skip
-        particles = map(_encode_particle, snapshot.particles, places, snapshot.streams)
-        now = _line({
-            "t": snapshot.t, "stream": encode_stream(snapshot.stream), "roots": snapshot.roots.tolist(),
-            "is_recorded": self._recorder is not None, "particles": list(particles),
-        })  # fmt: skip
-        with self._owned.replacing() as file:
-            digest = _digest(line, digest)
-            file.writelines([text, line, now, _ending(_digest(now, digest))])
-        self._written, self._last = _Written(text + line, digest, lengths), snapshot.t
-        self._time = time.perf_counter()
-        self._seconds = self._time - start
-
-    def _recorded(self) -> list[str]:
-        return [] if self._recorder is None else self._recorder.lines
-
-    def _encode_items(self, items: Iterable[Any]) -> list[Any]:
+        start, run, state = time.perf_counter(), self._run, self._state
+        tree, places = list[Any](), dict[int, int]()
+        particles = []
+        for particle, stream, digest in zip(run.particles, state.streams, state.digests, strict=True):
+            weights = {name: getattr(particle, name) for name in _WEIGHTS}
+            place = _add(tree, places, particle._noted_)
+            particles.append({"at": place, "weights": weights, "stream": stream, "digest": digest, "text": particle.s})
+        contents = {
+            "llmppl_checkpoint": FORMAT, "program": self._program, "t": state.t, "rng": state.rng,
+            "roots": state.roots, "particles": particles, "choices": tree,
+            "steps": [vars(record) for record in run.genealogy.records[: state.t]],
+            "deaths": [vars(death) for death in run.deaths if death.step <= state.t],
+            "recorded": None if self._recorder is None else self._recorder.lines[: state.num_lines],
+        }  # fmt: skip
         try:
-            return list(map(self._codec.encode_item, items))
+            data = json.dumps({**encode(contents, self._encode), "first": self._first}).encode()
         except TypeError as error:
             raise TypeError(
                 f"{self.path} cannot hold what {type(self._model).__name__} sampled: {error}. Sample what stands for "
-                "it, such as its name or its place in a list; what can be held are None, bools, numbers, texts, bytes, "
-                "tokens, arrays of numbers, and tuples, lists, sets and dicts of these"
+                "it, such as its name or its place in a list"
             ) from None
+        replace(self.path, data)
+        self._written, self._time = state.t, time.perf_counter()
+        self._seconds = self._time - start
+
+    def _encode(self, value: Any) -> Any:
+        if isinstance(value, Token):
+            if value.vocab not in self._vocabularies:
+                raise TypeError(f"{value!r} is of a vocabulary that the program does not hold when it begins")
+            return {"$token": [int(value), self._vocabularies.index(value.vocab)]}
+        if isinstance(value, Text):
+            return {"$text": value.bytes.hex()}
+        if value is EOS:
+            return {"$eos": True}
+        if type(value) in _TUPLES:
+            return {_TUPLES[type(value)]: encode([*value], self._encode)}
+        raise TypeError(f"{value!r}, a {type(value).__qualname__}")
 
     # ---- reading
 
-    def _resume(self, text: bytes, lines: list[dict[str, Any]]) -> None:
-        run, (header, *past, now) = self._run, lines
-        self._check_same_run(header, now)
-        lists = {name: [each for line in past for each in line[name]] for name in _GROWING}
-        particles = now["particles"]
-        try:
-            records = list(map(decode_record, lists["steps"]))
-            roots = np.array(now["roots"], np.int64)
-            _check_lineage(records, len(run.particles), now["t"], roots, len(particles))
-            choices = [(before, tuple(map(self._codec.decode_item, items))) for before, items in lists["choices"]]
-            if not all(-1 <= before < place for place, (before, _) in enumerate(choices)):
-                raise ValueError("the choices of a step come before those of the step before")
-            streams = [stream_of(decode_stream(each["stream"])) for each in particles]
-            if not all(-1 <= each["at"] < len(choices) for each in particles):
-                raise ValueError("a particle has choices that are not there")
-            if self._recorder is not None and len(lists["recorded"]) != (now["t"] + 1) * (now["t"] > 0):
-                raise ValueError("its Recorder has recorded other steps")
-            stream = decode_stream(now["stream"])
-            if self._seeded:
-                bring_to(run.rng, stream)
-            else:
-                run.rng = stream_of(stream)
-        except _FORGED as error:
-            raise _damaged(self.path, f"{type(error).__name__}: {error}") from error
-        self._tree = ChoiceTree(choices)
-        run.t, run.particles = now["t"], self._rebuild(particles, streams)
-        run.genealogy.records, run.genealogy.roots = records, roots
-        run.deaths = [Death(**death) for death in lists["deaths"]]
-        run._take_snapshot()
-        if self._recorder is not None:
-            self._recorder.go_on(lists["recorded"], run.particles)
-        self._written = _Written(text, _digest(text), {name: len(values) for name, values in lists.items()})
+    def _decode(self, name: str, data: Any) -> Any:
+        if name == "$token":
+            return self._vocabularies[data[1]][data[0]]
+        if name == "$text":
+            return Text(bytes.fromhex(data))
+        return EOS if name == "$eos" else _MAKE[name](*decode(data, self._decode))
 
-    def _check_same_run(self, before: dict[str, Any], state: dict[str, Any]) -> None:
-        """Raise a ValueError unless the file is of this run, which can continue from it."""
-        now, t = json.loads(json.dumps(self._header)), state["t"]
-        if not self._seeded:
-            now["stream"] = before["stream"]
-        if found := difference(before, now):
-            raise self._mismatch(found)
-        made = self._run.t
-        if made:
-            raise self._mismatch(f"it is at step {t}, and this run has made {made} steps: a run goes on from its first")
-        if self._max_steps is not None and t > self._max_steps:
-            raise self._mismatch(f"it has made {t} steps, more than max_steps={self._max_steps}")
-        if self._recorder is not None and not state["is_recorded"]:
+    def _read(self) -> dict[str, Any]:
+        try:
+            found = json.loads(self.path.read_bytes())
+            if found["llmppl_checkpoint"] != FORMAT:
+                raise ValueError(f"of the format {found['llmppl_checkpoint']}, and this is {FORMAT}")
+        except (KeyError, TypeError, ValueError, RecursionError) as error:
+            why = f"({error}), and is left as it is; give another path"
+            raise ValueError(f"{self.path} is no checkpoint of this llmppl {why}") from None
+        if why := difference(found["program"], self._program):
+            raise self._mismatch(why)
+        if self._seeded and found["first"] != self._first:
+            raise self._mismatch(f"its random stream, of seed {found['first']['$state'][1]}, is another")
+        if self._max_steps is not None and found["t"] > self._max_steps:
+            raise self._mismatch(f"it has made {found['t']} steps, more than max_steps={self._max_steps}")
+        if self._recorder is not None and found["recorded"] is None:
             raise self._mismatch("it was made without the Recorder, which could not record all of its steps")
+        return {**decode(found, self._decode), "first": found["first"]}
 
-    def _rebuild(self, written: list[dict[str, Any]], streams: list[Any]) -> list[Any]:
-        """Return the particles in the state in which they were written."""
-        weighed = {each["at"]: bool(each["limit"] or each["death"]) for each in written}
-        seen, particles = set[int](), []
+    def _resume(self, found: dict[str, Any]) -> None:
+        run, rng = self._run, found["rng"]
+        notes = list[Noted]()
+        for before, item in found["choices"]:
+            notes.append(Noted(NOTHING if before < 0 else notes[before], item))
+        written = found["particles"]
+        steps = [(NOTHING if each["at"] < 0 else notes[each["at"]]).steps() for each in written]
+        rebuilt = self._rebuild(steps, [each["weights"] for each in written])
+        for i, (particle, each) in enumerate(zip(rebuilt, written, strict=True)):
+            vars(particle).update(each["weights"])
+            particle._chooser_ = Sampled(stream_of(each["stream"]))
+            if not digest_of(particle).like(each["digest"]):
+                raise self._mismatch(
+                    f"at step {found['t']}, particle {i} is another one when it is rebuilt from its choices: "
+                    f"{str(particle.s)!r}, and it was {str(each['text'])!r}. A step drew or read something beside "
+                    "self.sample and self.rng, or the program is not the same"
+                )
+        if self._seeded:                                # the caller may go on with this object
+            seed: Any = run.rng.bit_generator.seed_seq
+            seed.spawn(max(rng.children - seed.n_children_spawned, 0))
+            run.rng.bit_generator.state = rng.state
+        else:
+            run.rng, self._first = stream_of(rng), found["first"]
+        run.t, run.particles, run.genealogy.roots = found["t"], rebuilt, found["roots"]
+        run.genealogy.records = [StepRecord(**each) for each in found["steps"]]
+        run.deaths[:] = [Death(**each) for each in found["deaths"]]
+        if self._recorder is not None:
+            self._recorder.go_on(found["recorded"], rebuilt)
+        self._written, self._time = run.t, time.perf_counter()
+
+    def _rebuild(self, steps: Sequence[Any], weights: Sequence[Mapping[str, Any]]) -> list[Any]:
+        """Return the particles that made these choices. Only the step in which a particle died is weighed again."""
+        choosers = [Replayed(each, np.random.default_rng(0), weighs=False) for each in steps]
+        particles = [self._model._spawn_(chooser) for chooser in choosers]
+
+        def repeat(i: int) -> None:
+            died = weights[i]["_death_"] is not None or bool(weights[i]["_limit_"])
+            for t in range(len(steps[i])):
+                choosers[i].weighs = died and t + 1 == len(steps[i])
+                particles[i].step()
+                choosers[i].end_step()
+
+        names = [f"particle {i}, rebuilt from {self.path}" for i in range(len(steps))]
         try:
-            found = self._tree.particles(self._run.particles[0], weighed, self._run.runtime.run)
-            for each, stream in zip(written, streams, strict=True):
-                at, chooser = each["at"], Sampled(stream)
-                particle = found[at]._spawn_(chooser) if at in seen or at == -1 else found[at]
-                seen.add(at)
-                if (particle.s, particle.finished) != (each["text"], each["finished"]):
-                    raise ValueError(f"it makes {str(particle.s)!r} of the choices that made {each['text']!r}")
-                self._tree.set_place(particle._noted_, at)
-                now = {f"_{name}_": each[name] for name in ("log_twist", "cut", "limit", "death", "attribution")}
-                now |= {"finished": each["finished"], "_log_weight_": decode_number(each["log_weight"])}
-                now["_chooser_"] = chooser
-                vars(particle).update((name, value) for name, value in now.items() if getattr(particle, name) != value)
-                particles.append(particle)
+            self._run.runtime.run([lambda i=i: repeat(i) for i in range(len(steps))], names)
         except Exception as error:                      # the program may raise for choices that it never made
-            let_through(error)
             raise self._mismatch(str(error)) from error
         return particles
 
     def _mismatch(self, why: str) -> ValueError:
         return ValueError(
-            f"{self.path} is the checkpoint of another run: {why}. {_LEFT}; ask for what it was made with, or give "
-            "another path"
+            f"{self.path} is the checkpoint of another run: {why}. It is left as it is; ask for what it was made with, "
+            "or give another path"
         )
 
 
-def _read(path: Path, data: bytes) -> tuple[bytes, list[dict[str, Any]]]:
-    """Return the lines of a checkpoint that stay as they are, and the contents of all lines."""
-    lines = data.splitlines(keepends=True)
-    first = parsed(lines[0]) if lines else {}
-    if "llmppl_checkpoint" not in first:
-        raise ValueError(f"{path} is no checkpoint of llmppl. {_LEFT}; give another path")
-    if first["llmppl_checkpoint"] != VERSION:
-        raise ValueError(
-            f"{path} has the format {first['llmppl_checkpoint']!r}, and this llmppl reads the format {VERSION}. "
-            f"{_LEFT}; go on with the version that wrote it"
-        )
-    if lines[-1] != _ending(_digest(b"".join(lines[:-1]))):
-        raise _damaged(path, "it does not end with the digest of its contents")
-    header, *past, now = map(parsed, lines[:-1]) if len(lines) > 2 else ({}, {})
-    wrong = [mismatch(header, {**SHAPE, "stream": list}, "the first line"), mismatch(now, _NOW, "the last line")]
-    if found := next(filter(None, (*wrong, *(mismatch(each, _STEPS, "a line") for each in past))), ""):
-        raise _damaged(path, found)
-    return b"".join(lines[:-2]), [header, *past, now]
+class _State(NamedTuple):
+    """Parts of the state of a run after a complete step that the next step changes in place."""
+
+    t: int
+    streams: list[State]
+    digests: list[Digest]
+    rng: State
+    roots: Any
+    num_lines: int
 
 
-def _damaged(path: Path, why: str) -> ValueError:
-    return ValueError(f"{path} is torn or damaged: {why}. {_LEFT}; remove it to begin anew")
+def _fields(**options: Any) -> dict[str, Any]:
+    """Return options by name, and the fields of a dataclass each by its own name."""
+    found = dict[str, Any]()
+    for name, value in options.items():
+        inner = dataclasses.fields(value) if dataclasses.is_dataclass(value) else ()
+        found |= {f"{name}.{each.name}": getattr(value, each.name) for each in inner} or {name: value}
+        found[name] = type(value).__qualname__ if inner else found[name]
+    return found
 
 
-def _check_lineage(records: list[StepRecord], n: int, t: int, roots: Any, size: int) -> None:
-    """Raise an error unless the steps are those of a run that began with `n` particles and has `size` now."""
-    ends = np.arange(n)
-    for index, step in enumerate(records, 1):
-        of_candidates = {len(getattr(step, name)) for name in ("parents", "groups", "log_starts", "log_kept", "copies")}
-        of_survivors = {len(values) for values in (step.ancestors, step.log_chosen, step.log_survivors)}
-        of_candidates.add(len(step.candidate_log_weights))
-        if len(of_candidates) + len(of_survivors) != 2 or step.index != index:
-            raise ValueError(f"step {index} has arrays of different lengths, or another number")
-        ends = ends[step.parents[step.ancestors]]
-    if len(records) != t or len(ends) != size or not np.array_equal(ends, roots):
-        raise ValueError("its steps lead to other particles")
+def _add(tree: list[Any], places: dict[int, int], noted: Noted) -> int:
+    """Add the choices of a particle to the tree, and return the place of the last one; -1 if it has made none."""
+    new = list[Noted]()
+    while noted.before is not None and id(noted) not in places:
+        new.append(noted)
+        noted = noted.before
+    place = places.get(id(noted), -1)
+    for each in reversed(new):
+        tree.append([place, each.item])
+        place = places[id(each)] = len(tree) - 1
+    return place
 
 
-def _encode_particle(particle: tuple[Any, dict[str, Any]], place: int, stream: State) -> dict[str, Any]:
-    cls, attributes = type(particle[0]), particle[1]
-
-    def get(name: str) -> Any:
-        return attributes[name] if name in attributes else getattr(cls, name)
-
-    return {
-        "at": place, "text": str(get("s")), "log_weight": null(float(get("_log_weight_"))),
-        "log_twist": float(get("_log_twist_")), "finished": bool(get("finished")), "cut": bool(get("_cut_")),
-        "limit": get("_limit_"), "death": get("_death_"), "attribution": get("_attribution_"),
-        "stream": encode_stream(stream),
-    }  # fmt: skip
-
-
-def _line(value: dict[str, Any]) -> bytes:
-    return json.dumps(value, allow_nan=False, separators=(",", ":")).encode() + b"\n"
+def _vocabularies(value: Any, depth: int = 6) -> Iterator[Vocabulary]:
+    """Yield the vocabularies inside a value: those of language models, contexts, and tokens."""
+    if isinstance(value, Vocabulary):
+        yield value
+    elif isinstance(value, Mapping | list | tuple | set | frozenset) and depth:
+        for each in value.values() if isinstance(value, Mapping) else value:
+            yield from _vocabularies(each, depth - 1)
+    elif hasattr(value, "vocab") or hasattr(value, "lm"):
+        yield from _vocabularies(getattr(value, "vocab", None) or getattr(value.lm, "vocab", None), depth)
+    elif depth and not isinstance(value, Shared | type) and hasattr(value, "__dict__"):
+        yield from _vocabularies(vars(value), depth - 1)
 
 
-def _digest(text: bytes, before: Any = None) -> Any:
-    """Return the digest of `text`, or of it after the text of the digest `before`."""
-    digest = hashlib.blake2b(digest_size=16) if before is None else before.copy()
-    digest.update(text)
-    return digest
+# ---- the digest of a particle
 
 
-def _ending(digest: Any) -> bytes:
-    return _line({"digest": digest.hexdigest()})
+class Digest(NamedTuple):
+    """Contents of the attributes of a particle: a digest of all but their floats, a sum of these, and of their sizes.
+
+    Another batch rounds floats in another way. So the sums of equal particles differ by up to a hundredth.
+    """
+
+    text: str
+    total: float
+    size: float
+
+    def like(self, other: Digest) -> bool:
+        return self.text == other.text and abs(self.total - other.total) <= 0.01 * (1.0 + self.size)
 
 
-def bring_to(stream: np.random.Generator, state: State) -> None:
-    """Advance `stream` to a later state of its own."""
-    seed: Any = stream.bit_generator.seed_seq
-    seed.spawn(max(0, state.children - seed.n_children_spawned))
-    stream.bit_generator.state = state.state
+_TUPLES: dict[type, str] = {Choice: "$choice", StreamState: "$stream", State: "$state", Digest: "$digest"}
+_MAKE = {name: make for make, name in _TUPLES.items()}
+
+
+def digest_of(particle: Any) -> Digest:
+    """Return the digest of the attributes of a particle, except those that its copies share and those of inference."""
+    words, floats = list[str](), list[float]()
+    _walk(particle, words, floats, [])
+    numbers = np.array(floats)
+    text = hashlib.blake2b("\0".join(words).encode("utf-8", "surrogatepass"), digest_size=10).hexdigest()
+    weights = 1.0 + 1.0 / (2 + np.arange(numbers.size))             # so that the order of floats matters
+    return Digest(text, float(numbers @ weights), float(np.abs(numbers) @ weights))
+
+
+def _walk(value: Any, words: list[str], floats: list[float], inside: list[int]) -> None:
+    """Append the contents of a value: its finite floats to `floats`, all else in words."""
+    words.append(type(value).__qualname__)
+    if isinstance(value, float) and math.isfinite(value):
+        floats.append(float(value))
+    elif isinstance(value, str | bytes | bool | int | float | complex | None):
+        words.append(repr(int(value)) if isinstance(value, int) else getattr(value, "bytes", b"").hex() or repr(value))
+    elif isinstance(value, np.ndarray | np.generic) and not value.dtype.hasobject:
+        array = np.asarray(value)
+        finite = np.isfinite(array) if array.dtype.kind == "f" else np.zeros(array.shape, bool)
+        floats += array[finite].astype(np.float64).tolist()
+        words += [array.dtype.str, repr(array.shape), finite.tobytes().hex(), array[~finite].tobytes().hex()]
+    elif id(value) in inside:
+        words.append(f"{len(inside) - inside.index(id(value))} up")
+    elif isinstance(value, Mapping):
+        for each in value.items():
+            _walk_all(each, words, floats, [*inside, id(value)])
+    elif isinstance(value, list | tuple):
+        _walk_all(value, words, floats, [*inside, id(value)])
+    elif hasattr(type(value), "detach") and hasattr(type(value), "cpu"):        # a tensor
+        _walk(value.detach().cpu().double().numpy(), words, floats, inside)
+    elif hasattr(value, "next_token") and hasattr(value, "tokens"):             # a context
+        words.append(repr([int(token) for token in value.tokens]))
+    elif not isinstance(value, Shared | type):
+        _walk_all(_reduced(value), words, floats, [*inside, id(value)])
+
+
+def _walk_all(values: Any, words: list[str], floats: list[float], inside: list[int]) -> None:
+    for each in values:
+        _walk(each, words, floats, inside)
+
+
+def _reduced(value: Any) -> list[Any]:
+    """Return the parts of the pickle of an object; none if it has no pickle, as a function or a lock."""
+    if isinstance(value, set | frozenset):
+        return sorted(map(describe, value))
+    if isinstance(value, Model):
+        left_out = {"finished"}.union(*(vars(base).get("shared", ()) for base in type(value).__mro__))
+        return [part for part in sorted(vars(value).items()) if part[0] not in left_out and part[0][-1:] != "_"]
+    if isinstance(value, np.random.Generator):
+        return [] if hasattr(value, "particle") else [value.bit_generator.state]
+    try:
+        made = value.__reduce_ex__(4)
+    except Exception:
+        return []
+    parts = [made] if isinstance(made, str) else made[1:]
+    return [list(each) if isinstance(each, Iterator) else each for each in parts]
