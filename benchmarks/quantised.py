@@ -24,8 +24,8 @@ from gguf import GGMLQuantizationType as Format
 from numpy.typing import NDArray
 from tables import machine, table
 
-from llmppl.lm.engines.gguf import packaged, tokenizer
 from llmppl.lm.engines.llamacpp import LlamaCpp
+from llmppl.lm.engines.loading import gguf_tokenizer, packaged
 
 STARTS = [
     "The lighthouse was built in", "Water boils at", "To sort a list of numbers,", "Dear Sir or Madam,",
@@ -97,7 +97,7 @@ def main() -> None:
         for kind, file in files.items():
             if not file.exists():
                 rewrite(source, file, kind)
-        encode = tokenizer(source).encode
+        encode = gguf_tokenizer(source).encode
         first = LlamaCpp(files["F32"])
         texts = written(first, [encode(start) for start in STARTS], options.length)
         truth = distributions(first, texts, options.length)

@@ -16,7 +16,7 @@ import tempfile
 from pathlib import Path
 from types import ModuleType
 
-from llmppl.lm.engines.gguf import packaged
+from llmppl.lm.engines.loading import packaged
 
 ROOT = Path(__file__).resolve().parent.parent
 PARTS = re.compile(

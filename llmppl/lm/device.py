@@ -87,7 +87,7 @@ class Device(Evaluator):
     def tables_of_logits(
         self, logits: torch.Tensor, describe: Callable[[int], str], tokens: Sequence[list[int]], kept: Sequence[bool]
     ) -> list[DeviceTable]:
-        """Return tables as `llmppl.lm.logits.tables_of_logits` does. Each knows the log-weights of its `tokens`.
+        """Return tables as `llmppl.lm.engine.tables_of_logits` does. Each knows the log-weights of its `tokens`.
 
         Tables that are not `kept` share one tensor.
         """

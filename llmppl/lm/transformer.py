@@ -14,7 +14,7 @@ from llmppl.constraints.vocabulary import Text, Vocabulary
 from llmppl.lm.chat import Message, chat_ids
 from llmppl.lm.context import NOT_PICKLED, Context
 from llmppl.lm.engine import Engine, FunctionEngine, SlotEngine
-from llmppl.lm.engines import registry
+from llmppl.lm.engines import loading
 from llmppl.lm.evaluator import CachedEvaluator
 from llmppl.support import arguments
 from llmppl.support.arguments import count, optional_count, positive
@@ -93,7 +93,7 @@ class CachedTransformer(Shared):
 
     @classmethod
     def from_pretrained(
-        cls, name: str | Path | None = None, *, engine: registry.EngineName | None = None,
+        cls, name: str | Path | None = None, *, engine: loading.EngineName | None = None,
         cache_bytes: int | None = None, row_bytes: int | None = None, max_batch_tokens: int = 1 << 16,
         eos_ids: Iterable[int] = (), **options: Any,
     ) -> Self:  # fmt: skip
@@ -133,7 +133,7 @@ class CachedTransformer(Shared):
         cache_bytes = optional_count("cache_bytes", cache_bytes, least=0)
         row_bytes = optional_count("row_bytes", row_bytes, least=0)
         keys = cache_bytes if row_bytes is not None or cache_bytes is None else cache_bytes - cache_bytes // 8
-        model, tokenizer = registry.load(name, engine, cache_bytes=keys, **options)
+        model, tokenizer = loading.load(name, engine, cache_bytes=keys, **options)
         keeps_its_own = isinstance(model, Engine) and not isinstance(model, SlotEngine)
         if keeps_its_own and row_bytes is None and cache_bytes is not None:
             row_bytes = cache_bytes // 8                # the engine has the rest
@@ -204,7 +204,7 @@ class CachedTransformer(Shared):
             raise ValueError(f"adapter {name!r}: only transformers models have adapters, and this is {self!r}")
         with self._adapted.turn.lock:
             lm = self._siblings.get(names)
-            if lm is None or not lm._adapted.current:
+            if lm is None:
                 engine = _engine(self.model, self.vocab, self._limits[2], names)
                 lm = self._siblings[names] = type(self).__new__(type(self))
                 vars(lm).update(vars(self))
@@ -266,7 +266,7 @@ def _engine(
     if isinstance(model, Engine):
         return model
     if hasattr(model, "config") and hasattr(model, "parameters"):
-        engine: Engine = registry.module("hf").engine(model, vocab, max_batch_tokens, adapters)
+        engine: Engine = loading.module("hf").engine(model, vocab, max_batch_tokens, adapters)
         return engine
     if callable(model):
         return FunctionEngine(model, len(vocab))

@@ -34,7 +34,7 @@ from llmppl import (
 from llmppl.distributions import BLOCK, ArrayTable, Finite, Impossible, read_blocks
 from llmppl.lm.device import DeviceTable
 from llmppl.lm.engines import hf
-from llmppl.lm.engines.hf_adapters import Adapted
+from llmppl.lm.engines.hf import Adapted
 from llmppl.queries import search
 
 SIZES = st.sampled_from([1, 2, BLOCK - 1, BLOCK, BLOCK + 1, 3 * BLOCK, 1000])

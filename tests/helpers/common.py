@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from llmppl.lm.engines.gguf import packaged
+from llmppl.lm.engines.loading import packaged
 
 ROOT = Path(__file__).resolve().parents[2]                # of the repository
 FULL = os.environ.get("LLMPPL_FULL", "") not in ("", "0")

@@ -13,7 +13,7 @@ from llmppl import CachedTransformer, ConstrainedText, Regex, Vocabulary, smc_st
 from llmppl.lm import Engine, evaluator
 from llmppl.lm.engine import FunctionEngine
 from llmppl.lm.engines import hf
-from llmppl.lm.engines.hf_adapters import Adapted
+from llmppl.lm.engines.hf import Adapted
 from llmppl.testing import check_engine
 
 SIZE = 11

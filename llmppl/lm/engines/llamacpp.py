@@ -1,17 +1,31 @@
 """llama.cpp as an engine, for GGUF files with quantised weights or not.
 
-A context is one of llama.cpp's sequences, and sequences share the cells (keys and values) of common prefixes. A branch
-copies no keys: it marks the cells as its own, too. The new tokens of a round run as a tree: a token that several
+A context is one of llama.cpp's *sequences*, and sequences share the cells (keys and values) of common prefixes. A
+branch copies no keys: it marks the cells as its own, too. The new tokens of a round run as a tree: a token that several
 contexts share is one token of the batch, with the numbers of all their sequences. When no cell or no sequence is left,
 released contexts are evicted first, then the least recently used ones. Released contexts hold at most as many cells as
 the others, because attention reads every cell.
+
+The engine calls the C API of llama.cpp by ctypes, from the shared library in the package xllamacpp. The structs of
+llama.h change from release to release. A struct of parameters is a *block* of bytes here, with known offsets of the
+fields that llmppl sets. The offsets belong to one release: its defaults are compared with those of the library, and
+another layout is refused. Source: https://github.com/ggml-org/llama.cpp/blob/master/include/llama.h.
 """
 
 from __future__ import annotations
 
+import atexit
+import ctypes
 import os
+import struct
 import weakref
+from array import array
+from bisect import bisect_left
+from collections import deque
+from collections.abc import Iterable, Iterator, Sequence
+from ctypes import POINTER, c_bool, c_char_p, c_float, c_int32, c_size_t, c_void_p
 from functools import partial
+from importlib.util import find_spec
 from itertools import accumulate
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -20,16 +34,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from llmppl.lm.engine import Engine
-from llmppl.lm.engines import gguf
-from llmppl.lm.engines.llamacpp_api import KNOWN, MODEL, TYPES, Batch, Library, library
-from llmppl.lm.engines.llamacpp_tree import WIDTH, Segment, Sequences, key, pending
+from llmppl.lm.engines.loading import GGUF_ENDS, gguf_file, gguf_name, gguf_tokenizer
 from llmppl.support.arguments import count, optional_count
+from llmppl.support.locks import Lock
 
 _SEQUENCES = 256                                        # llama.cpp's maximum
 _OUTPUTS = 256                                          # most rows of logits of one batch
 _CACHE_BYTES, _CELLS = 1 << 30, 8192                    # defaults: most bytes and tokens of the cache
 _IDLE = 1024                                            # number of tokens that released contexts may always keep
 _CHECK = [[3, 5, 7, 11, 13, 17], [3, 5, 7, 19, 23], [3, 5, 29], [3, 5, 7, 11, 13, 31, 37]]
+WIDTH = 4                                               # bytes of a token
 
 
 class _Entry(NamedTuple):
@@ -45,7 +59,7 @@ class _Entry(NamedTuple):
 
 
 Asked = list[tuple[int, int]]                           # of one context: (n, row) for the logits after n tokens
-Group = list[tuple[Segment, list[_Entry], Asked]]       # of each context: leaf, tokens to run again, questions
+Group = list[tuple["Segment", list[_Entry], Asked]]       # of each context: leaf, tokens to run again, questions
 
 
 class LlamaCpp(Engine):
@@ -97,16 +111,15 @@ class LlamaCpp(Engine):
         self.cells = -(-n_ctx // 256) * 256             # as llama.cpp rounds it
         self._batch_size = min(batch_size, self.cells)
         most = max(self._batch_size, _SEQUENCES)        # llama.cpp needs room for a token of each sequence
-        asked = {"n_ctx": self.cells, "n_batch": most, "n_ubatch": most, "n_seq_max": _SEQUENCES,
-                 "n_threads": threads, "n_threads_batch": threads}  # fmt: skip
         self._make = partial(
-            self._library.make_context, self._model, asked, n_outputs_max=_OUTPUTS, n_outputs_max_per_seq=0,
-            kv_unified=True, type_k=TYPES[cache_type], type_v=TYPES[cache_type],
+            self._library.make_context, self._model, n_ctx=self.cells, n_batch=most, n_ubatch=most,
+            n_seq_max=_SEQUENCES, n_threads=threads, n_threads_batch=threads, n_outputs_max=_OUTPUTS,
+            n_outputs_max_per_seq=0, kv_unified=True, type_k=TYPES[cache_type], type_v=TYPES[cache_type],
             flash_attn_type=int(cache_type == "f16"),
         )  # fmt: skip
         self._open()
         self.max_length = min(self.cells, trained)
-        ends = [self._library.metadata(self._model, f"tokenizer.ggml.{end}_token_id") for end in gguf.ENDS]
+        ends = [self._library.metadata(self._model, f"tokenizer.ggml.{end}_token_id") for end in GGUF_ENDS]
         self.eos_ids = sorted({int(each) for each in ends if each is not None})
         self.name = f"{self.path}, llama.cpp, keys and values in {cache_type}"
         self._round = self._group = 0
@@ -320,9 +333,8 @@ class LlamaCpp(Engine):
             if done + _OUTPUTS < len(outputs):
                 stop = min(stop, int(outputs[done + _OUTPUTS]))
             token, position, count, sequence, flag = (array[start:stop].ctypes.data for array in arrays)
-            status = self._c.llama_decode(
-                self._context, Batch(stop - start, token, None, position, count, sequence, flag)
-            )
+            batch = CBatch(stop - start, token, None, position, count, sequence, flag)
+            status = self._c.llama_decode(self._context, batch)
             if status:
                 raise RuntimeError(f"llama.cpp gave up on {self.path} (status {status}): {self._library.why()}")
             self.tokens += stop - start
@@ -355,26 +367,25 @@ class LlamaCpp(Engine):
 
 def load(name: str | Path | None, **options: Any) -> tuple[LlamaCpp, Any]:
     """Load (engine, tokenizer) of a GGUF file; ValueError if `name` is none."""
-    source = None if name is None else gguf.find(str(name))
-    if source is None:
+    file = None if name is None else gguf_file(name)
+    if file is None:
         raise ValueError(
             f"engine='llama.cpp' reads GGUF files, and {'the model in the package' if name is None else repr(name)} is "
             "none: give the path of one, or 'smollm2'"
         )
-    engine = LlamaCpp(source.file, **options)
-    engine.name = engine.name.replace(str(source.file), str(source))
-    return engine, gguf.tokenizer(source.file)
+    engine = LlamaCpp(file, **options)
+    engine.name = engine.name.replace(str(file), gguf_name(name, file))
+    return engine, gguf_tokenizer(file)
 
 
 def _load(lib: Library, path: Path) -> Any:
     """Load the model of a file; ValueError with the reason if that fails."""
-    gguf.checked(path)
     lib.why()
     model = lib.c.llama_model_load_from_file(str(path).encode(), lib.block("model", MODEL, check_tensors=True))
     if not model:
         raise ValueError(
             f"llama.cpp does not load {path}: {lib.why()}. It is damaged, or of an architecture that {KNOWN} does not "
-            f"know. {gguf.AGAIN}"
+            "know"
         )
     return model
 
@@ -413,3 +424,333 @@ def _spans(places: list[int]) -> list[tuple[int, int]]:
         else:
             spans.append((place, place))
     return spans
+
+
+# ---- the tree of the contexts in the cache
+
+
+def key(ids: Sequence[int]) -> bytes:
+    """Return a context as bytes."""
+    return array("i", ids).tobytes()
+
+
+class Segment:
+    """Tokens without a branch: positions `start` .. `end - 1` of all contexts that pass here.
+
+    Each leaf is one sequence, and an inner segment has two children or more. A context is a string of bytes, four for
+    each token, so C code compares and hashes prefixes. The first `done` tokens of a path are in the cache.
+    """
+
+    __slots__ = ("parent", "ids", "start", "end", "done", "children", "sequence", "used", "group", "wanted")
+
+    def __init__(self, parent: Segment | None, ids: bytes, done: int, sequence: int = -1) -> None:
+        self.parent, self.ids, self.done, self.sequence = parent, ids, done, sequence
+        self.start: int = 0 if parent is None else parent.end
+        self.end: int = self.start + len(ids) // WIDTH
+        self.children: dict[bytes, Segment] = {}            # by the first token
+        self.used = self.group = 0                      # of a leaf: round and group of its last use
+        self.wanted: list[int] = []                     # sorted lengths of the contexts asked for that end here
+
+    @property
+    def keep(self) -> int:
+        """Number of first tokens of the path to here that may still be asked for."""
+        return self.wanted[-1] if self.wanted else self.start
+
+    def want(self, n: int) -> None:
+        """Note that the context of the first n tokens of the path, which ends in this segment, was asked for."""
+        i = bisect_left(self.wanted, n)
+        if self.wanted[i : i + 1] != [n]:
+            self.wanted.insert(i, n)
+
+    def release(self, n: int) -> None:
+        """Note that nobody needs contexts of n or more tokens on the path to here, or below it."""
+        stack = [self]
+        while stack:
+            segment = stack.pop()
+            del segment.wanted[bisect_left(segment.wanted, n) :]
+            stack.extend(segment.children.values())
+
+    def leaves(self) -> Iterator[Segment]:
+        """Yield the leaves below."""
+        stack = [self]
+        while stack:
+            segment = stack.pop()
+            if segment.children:
+                stack.extend(segment.children.values())
+            else:
+                yield segment
+
+    def leaf(self) -> Segment:
+        """Return one of the leaves below."""
+        segment = self
+        while segment.children:
+            segment = next(iter(segment.children.values()))
+        return segment
+
+    def held(self) -> int:
+        """Return how many of the first tokens of the path to here are in the cache."""
+        segment = self
+        while segment.parent is not None and segment.done == segment.start:
+            segment = segment.parent
+        return segment.done
+
+    def path(self) -> Iterator[Segment]:
+        """Yield the segments from this one up to the root, without the root."""
+        segment = self
+        while segment.parent is not None:
+            yield segment
+            segment = segment.parent
+
+
+class Sequences:
+    """Tree of segments. `tokens` is the number of its tokens, `leaves` maps sequences to leaves."""
+
+    def __init__(self) -> None:
+        self.root = Segment(None, b"", 0)
+        self.leaves: dict[int, Segment] = {}
+        self.tokens = 0
+
+    def find(self, context: bytes) -> tuple[Segment, int]:
+        """Return the last segment that shares tokens with `context`, and the length of the whole shared prefix."""
+        segment, at = self.root, 0
+        while True:
+            child = segment.children.get(context[at : at + WIDTH])
+            if child is None:
+                return segment, at // WIDTH
+            if not context.startswith(child.ids, at):
+                return child, at // WIDTH + common(child.ids, context[at:])
+            segment, at = child, at + len(child.ids)
+
+    def extend(self, leaf: Segment, context: bytes) -> None:
+        """Extend `leaf`, whose path is a prefix of `context`, to the end of `context`."""
+        more = context[leaf.end * WIDTH :]
+        leaf.ids += more
+        leaf.end += len(more) // WIDTH
+        self.tokens += len(more) // WIDTH
+
+    def branch(self, segment: Segment, n: int, context: bytes, sequence: int) -> Segment:
+        """Add and return a leaf for `context`, whose longest shared prefix is n tokens of the path to `segment`."""
+        if n < segment.end:
+            segment = self._split(segment, n)
+        leaf = Segment(segment, context[n * WIDTH :], n, sequence)
+        segment.children[leaf.ids[:WIDTH]] = leaf
+        self.leaves[sequence] = leaf
+        self.tokens += leaf.end - leaf.start
+        return leaf
+
+    def cut(self, leaf: Segment, n: int) -> None:
+        """Remove the tokens of `leaf` after the first n of its path; the whole leaf if it has none before."""
+        if n > leaf.start:
+            self.tokens -= leaf.end - n
+            leaf.ids = leaf.ids[: (n - leaf.start) * WIDTH]
+            leaf.end, leaf.done = n, min(leaf.done, n)
+            del leaf.wanted[bisect_left(leaf.wanted, n + 1) :]
+            return
+        parent = leaf.parent
+        assert parent is not None
+        del parent.children[leaf.ids[:WIDTH]], self.leaves[leaf.sequence]
+        self.tokens -= leaf.end - leaf.start
+        if len(parent.children) == 1 and parent.parent is not None:
+            (only,) = parent.children.values()          # an only child merges with its parent
+            only.ids, only.wanted = parent.ids + only.ids, parent.wanted + only.wanted
+            only.start, only.parent = parent.start, parent.parent
+            only.parent.children[only.ids[:WIDTH]] = only
+
+    def _split(self, segment: Segment, n: int) -> Segment:
+        """Split a segment after the first n tokens of its path; return the upper part, which is new."""
+        assert segment.parent is not None
+        size = (n - segment.start) * WIDTH
+        upper = Segment(segment.parent, segment.ids[:size], min(segment.done, n))
+        segment.parent.children[segment.ids[:WIDTH]] = upper
+        segment.ids, segment.start, segment.parent = segment.ids[size:], n, upper
+        segment.done = max(segment.done, n)
+        i = bisect_left(segment.wanted, n + 1)
+        upper.wanted, segment.wanted = segment.wanted[:i], segment.wanted[i:]
+        upper.children[segment.ids[:WIDTH]] = segment
+        return upper
+
+
+def common(one: bytes, other: bytes) -> int:
+    """Return the length in tokens of the common prefix of two byte strings."""
+    size = min(len(one), len(other)) // WIDTH
+    differ = np.frombuffer(one, np.int32, size) != np.frombuffer(other, np.int32, size)
+    return int(differ.argmax()) if differ.any() else size
+
+
+def pending(leaves: Iterable[Segment]) -> list[Segment]:
+    """Return the segments above `leaves` that have tokens to run, each after its ancestors."""
+    todo: dict[int, Segment] = {}
+    for leaf in leaves:
+        for segment in leaf.path():
+            if segment.done == segment.end or id(segment) in todo:
+                break
+            todo[id(segment)] = segment
+    return sorted(todo.values(), key=lambda segment: segment.start)
+
+
+# ---- the C API
+
+KNOWN = "xllamacpp 2026.10.11549"                       # release of this layout
+TYPES = {"f32": 0, "f16": 1}                            # ggml_type of keys and values
+_ERROR = 4                                              # ggml_log_level
+_BLOCK = 512                                            # bytes; larger than any struct of parameters
+
+Fields = dict[str, tuple[int, str, Any]]                # name: offset, format, default
+
+MODEL: Fields = {
+    "n_gpu_layers": (16, "i", -1), "split_mode": (20, "i", 1), "load_mode": (24, "i", -1), "lazy_mode": (28, "i", 1),
+    "vocab_only": (72, "?", False), "check_tensors": (73, "?", False), "use_extra_bufts": (74, "?", True),
+    "load_mtp": (77, "?", False),
+}  # fmt: skip
+CONTEXT: Fields = {
+    "n_ctx": (0, "I", 512), "n_batch": (4, "I", 2048), "n_ubatch": (8, "I", 512), "n_seq_max": (12, "I", 1),
+    "n_rs_seq": (16, "I", 0), "n_outputs_max": (20, "I", 0), "n_outputs_max_per_seq": (24, "I", 1),
+    "n_threads": (28, "i", 4), "n_threads_batch": (32, "i", 4), "rope_scaling_type": (40, "i", -1),
+    "pooling_type": (44, "i", -1), "attention_type": (48, "i", -1), "flash_attn_type": (52, "i", -1),
+    "yarn_ext_factor": (64, "f", -1.0), "yarn_attn_factor": (68, "f", -1.0), "yarn_beta_fast": (72, "f", -1.0),
+    "yarn_beta_slow": (76, "f", -1.0), "defrag_thold": (84, "f", -1.0), "type_k": (104, "i", 1),
+    "type_v": (108, "i", 1), "offload_kqv": (137, "?", True), "no_perf": (138, "?", True),
+    "op_offload": (139, "?", True), "swa_full": (140, "?", True), "kv_unified": (141, "?", False),
+    "n_samplers": (152, "Q", 0),
+}  # fmt: skip
+
+
+class Block(ctypes.Structure):
+    """Struct of parameters, with room for the fields of other releases."""
+
+    _fields_ = [("data", ctypes.c_uint8 * _BLOCK)]
+
+
+class CBatch(ctypes.Structure):
+    """`llama_batch`: n tokens, each with its position, its sequences, and a flag if its logits are needed."""
+
+    _fields_ = [
+        ("n_tokens", c_int32), ("token", c_void_p), ("embd", c_void_p), ("pos", c_void_p), ("n_seq_id", c_void_p),
+        ("seq_id", c_void_p), ("logits", c_void_p),
+    ]  # fmt: skip
+
+
+_FUNCTIONS: dict[str, tuple[Any, list[Any]]] = {
+    "llama_backend_init": (None, []),
+    "llama_log_set": (None, [c_void_p, c_void_p]),
+    "llama_model_default_params": (Block, []),
+    "llama_context_default_params": (Block, []),
+    "llama_model_load_from_file": (c_void_p, [c_char_p, Block]),
+    "llama_init_from_model": (c_void_p, [c_void_p, Block]),
+    "llama_free": (None, [c_void_p]),
+    "llama_model_free": (None, [c_void_p]),
+    "llama_get_memory": (c_void_p, [c_void_p]),
+    "llama_model_get_vocab": (c_void_p, [c_void_p]),
+    "llama_vocab_n_tokens": (c_int32, [c_void_p]),
+    "llama_model_n_ctx_train": (c_int32, [c_void_p]),
+    "llama_model_n_embd": (c_int32, [c_void_p]),
+    "llama_model_n_layer": (c_int32, [c_void_p]),
+    "llama_model_n_head": (c_int32, [c_void_p]),
+    "llama_model_n_head_kv": (c_int32, [c_void_p]),
+    "llama_model_has_encoder": (c_bool, [c_void_p]),
+    "llama_model_is_recurrent": (c_bool, [c_void_p]),
+    "llama_model_is_hybrid": (c_bool, [c_void_p]),
+    "llama_model_is_diffusion": (c_bool, [c_void_p]),
+    "llama_model_desc": (c_int32, [c_void_p, c_char_p, c_size_t]),
+    "llama_model_meta_val_str": (c_int32, [c_void_p, c_char_p, c_char_p, c_size_t]),
+    "llama_memory_clear": (None, [c_void_p, c_bool]),
+    "llama_memory_seq_cp": (None, [c_void_p, c_int32, c_int32, c_int32, c_int32]),
+    "llama_memory_seq_rm": (c_bool, [c_void_p, c_int32, c_int32, c_int32]),
+    "llama_decode": (c_int32, [c_void_p, CBatch]),
+    "llama_get_logits": (POINTER(c_float), [c_void_p]),
+}
+_LOG = ctypes.CFUNCTYPE(None, ctypes.c_int, c_char_p, c_void_p)
+_lock = Lock()
+_library: Library | None = None
+
+
+class Library:
+    """Shared library: `c` has its functions by name, `errors` the last lines that it logged as errors."""
+
+    def __init__(self, path: Path) -> None:
+        self.errors: deque[str] = deque(maxlen=20)
+        self._process = os.getpid()
+        try:
+            self.c = ctypes.CDLL(str(path))
+            for name, (result, arguments) in _FUNCTIONS.items():
+                function = getattr(self.c, name)
+                function.restype, function.argtypes = result, arguments
+        except (OSError, AttributeError) as error:
+            raise _unfit(str(error)) from error
+        self._log = _LOG(self._logged)                  # C calls it while the process lives
+        self.c.llama_log_set(self._log, None)
+        silent = ctypes.cast((ctypes.cdll.msvcrt if os.name == "nt" else ctypes.CDLL(None)).abs, c_void_p)
+        atexit.register(self.c.llama_log_set, silent, None)         # C must not call Python after its end
+        self.c.llama_backend_init()
+        self.block("context", CONTEXT)
+
+    def _logged(self, level: int, text: bytes, _: Any) -> None:
+        if level == _ERROR:
+            self.errors.append(text.decode("utf-8", "replace").strip())
+
+    def why(self) -> str:
+        """Return the errors that the library has logged since the last call."""
+        logged = "; ".join(self.errors)
+        self.errors.clear()
+        return logged or "no reason was given"
+
+    def block(self, kind: str, fields: Fields, **values: Any) -> Block:
+        """Return the library's default parameters, changed by `values`; ImportError if their layout is not `fields`."""
+        block: Block = getattr(self.c, f"llama_{kind}_default_params")()
+        for name, (offset, form, default) in fields.items():
+            value = struct.unpack_from(f"={form}", block.data, offset)[0]
+            if value != default:
+                raise _unfit(f"llama_{kind}_params has {value!r} where {name} was {default!r}")
+        for name, value in values.items():
+            offset, form, _ = fields[name]
+            struct.pack_into(f"={form}", block.data, offset, value)
+        return block
+
+    def make_context(self, model: Any, **values: Any) -> Any:
+        """Return a context of the model with these parameters."""
+        if self._process != os.getpid():                # in a fork, OpenMP would wait for threads that do not exist
+            values = values | {"n_threads": 1, "n_threads_batch": 1}
+        self.why()
+        context = self.c.llama_init_from_model(model, self.block("context", CONTEXT, **values))
+        if not context:
+            size = values["n_ctx"]
+            raise MemoryError(f"llama.cpp makes no cache of {size} tokens: {self.why()}. Give a smaller n_ctx")
+        return context
+
+    def metadata(self, model: Any, name: str) -> str | None:
+        """Return the value of a field of the file; None if there is none."""
+        text = ctypes.create_string_buffer(1024)
+        size = self.c.llama_model_meta_val_str(model, name.encode(), text, len(text))
+        return None if size < 0 else text.value.decode("utf-8", "replace")
+
+    def description(self, model: Any) -> str:
+        """Return architecture, size and type of the weights, as in "llama 135M Q8_0"."""
+        text = ctypes.create_string_buffer(256)
+        self.c.llama_model_desc(model, text, len(text))
+        return text.value.decode("utf-8", "replace")
+
+
+def library() -> Library:
+    """Return the library, loaded once; ImportError if it is missing or has another layout."""
+    global _library
+    with _lock.lock:
+        if _library is None:
+            _library = Library(_path())
+        return _library
+
+
+def _path() -> Path:
+    spec = find_spec("xllamacpp")
+    if spec is None or spec.origin is None:
+        raise ImportError("engine='llama.cpp' needs the package xllamacpp: pip install 'llmppl[llama-cpp]'")
+    folder = Path(spec.origin).parent
+    libraries = sorted(path for path in folder.glob("xllamacpp*") if path.suffix in (".so", ".pyd", ".dylib"))
+    if not libraries:
+        raise _unfit(f"{folder} holds no shared library")
+    return libraries[0]
+
+
+def _unfit(why: str) -> ImportError:
+    return ImportError(
+        f"the installed xllamacpp does not fit ({why}). {KNOWN} does: pip install {KNOWN.replace(' ', '==')}"
+    )

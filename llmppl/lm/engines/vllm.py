@@ -32,8 +32,7 @@ from transformers import AutoTokenizer
 from llmppl.lm.embedded import PATH as EMBEDDED
 from llmppl.lm.embedded import verify
 from llmppl.lm.engine import Engine
-from llmppl.lm.engines import gguf
-from llmppl.lm.engines.loading import first_line
+from llmppl.lm.engines.loading import converted, gguf_file
 
 try:
     import torch
@@ -318,16 +317,10 @@ def load(name: str | Path | None, *, dtype: Any = None, **options: Any) -> tuple
     if name is None:
         verify()
         name = EMBEDDED
-    packed = gguf.find(str(name))
-    source = str(name if packed is None else gguf.converted(packed.file))
+    file = gguf_file(name)
+    source = str(name if file is None else converted(file))
     shared = {key: options[key] for key in ("revision", "trust_remote_code") if key in options}
-    try:
-        tokenizer = AutoTokenizer.from_pretrained(options.get("tokenizer") or source, **shared)
-    except (OSError, ValueError) as error:
-        raise FileNotFoundError(
-            f"no language model {str(name)!r} with a tokenizer: {first_line(error)}. Give a hub id (with a network), a "
-            "folder written by save_pretrained, a GGUF file, 'smollm2', or nothing, for the model in the package"
-        ) from error
+    tokenizer = AutoTokenizer.from_pretrained(options.get("tokenizer") or source, **shared)
     if dtype is None:
         dtype = "float32" if current_platform.is_cpu() else "auto"
     return VllmEngine(model=source, dtype=dtype, **options), tokenizer

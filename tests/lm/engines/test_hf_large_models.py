@@ -66,14 +66,6 @@ def test_a_model_dispatched_by_accelerate_gives_the_same_answers(spread, tmp_pat
     same_as_plain(CachedTransformer(spread(copy.deepcopy(embedded.model), tmp_path), embedded.tokenizer), embedded)
 
 
-@pytest.mark.parametrize("places, kind", [
-    ({"model": "disk", "lm_head": "cpu"}, ValueError), ({"model": "cpu", "lm_head": "disk"}, RuntimeError),
-])  # fmt: skip
-def test_shared_weights_cannot_be_in_two_places(places, kind, tmp_path):
-    with pytest.raises(kind, match="share weights, as embedding and head often do, have to be in the same place"):
-        CachedTransformer.from_pretrained(device_map=places, offload_folder=tmp_path)
-
-
 @pytest.mark.parametrize("inside, outside", [("float32", "bfloat16"), ("float32", "float16"), ("bfloat16", "float32")])
 @pytest.mark.parametrize("attention", ["sdpa", "eager"])
 def test_the_dtype_is_that_of_the_layers_not_the_embedding(inside, outside, attention, recwarn):
@@ -137,8 +129,7 @@ def test_activations_quantised_by_the_batch_warn_and_disable_batching():
         lm = CachedTransformer(quantised("batch"), VOCAB)
     (warning,) = warned
     said = str(warning.message)
-    assert "two ways to batch the same texts differ by" in said and "the probabilities are those of the context" in said
-    assert "Models with int8 weights only" in said
+    assert "gives other probabilities when other tokens are in the pass" in said
     assert isinstance(lm.engine, hf.Recomputed) and lm.engine.apart
     assert ask_in_many_ways(lm) <= 1e-5               # of logits of about 10, in float32
     before = lm.stats.tokens
