@@ -9,9 +9,7 @@ from __future__ import annotations
 
 import functools
 import os
-import signal
 import threading
-import traceback
 import weakref
 from collections.abc import Callable
 from contextlib import nullcontext
@@ -19,8 +17,6 @@ from typing import Any, TypeVar, cast
 
 F = TypeVar("F", bound=Callable[..., Any])
 T = TypeVar("T")
-_NAMES = "SIGINT", "SIGTERM", "SIGALRM", "SIGVTALRM", "SIGPROF", "SIGUSR1", "SIGUSR2"
-_SIGNALS = [getattr(signal, name) for name in _NAMES if hasattr(signal, name)]
 
 
 class Lock:
@@ -67,53 +63,3 @@ class cached_property(functools.cached_property[T]):    # noqa: N801
     def __init__(self, function: Callable[[Any], T]) -> None:
         super().__init__(function)
         self.lock = nullcontext()
-
-
-def let_through(error: BaseException) -> None:
-    """Raise `error` again if a signal handler raised it. Call it first after catching exceptions of other code."""
-    handlers: list[Any] = [signal.getsignal(number) for number in signal.valid_signals()]
-    called = [each if hasattr(each, "__code__") else each.__call__ for each in handlers if callable(each)]
-    codes = [getattr(each, "__code__", None) for each in called]
-    if any(frame.f_code in codes for frame, _ in traceback.walk_tb(error.__traceback__)):
-        raise error
-
-
-class _RecordingHandler:
-    """A signal handler that calls another one and records its exceptions."""
-
-    def __init__(self, handler: Callable[..., Any]) -> None:
-        self.handler, self.raised = handler, list[BaseException]()
-
-    def __call__(self, *arguments: Any) -> None:
-        try:
-            self.handler(*arguments)
-        except BaseException as error:
-            self.raised.append(error)
-            raise
-
-
-def heard(run: Callable[[], T]) -> T:
-    """Return `run()`. Raise an exception of a signal handler that `run` has swallowed."""
-    if threading.current_thread() is not threading.main_thread():               # handlers run in the main thread only
-        return run()
-    handlers = {number: signal.getsignal(number) for number in _SIGNALS}
-    recording = {number: _RecordingHandler(each) for number, each in handlers.items() if callable(each)}
-
-    def restore() -> None:
-        for number, each in recording.items():
-            if signal.getsignal(number) in [each]:
-                signal.signal(number, each.handler)
-
-    try:
-        for number, each in recording.items():
-            signal.signal(number, each)
-        result = run()
-    finally:
-        try:
-            restore()
-        finally:                                        # an exception of a handler may have ended the first one
-            restore()
-    for each in recording.values():
-        if each.raised:
-            raise each.raised[-1]
-    return result

@@ -24,8 +24,6 @@ from typing import Any, NamedTuple, Protocol, TypeVar
 
 from greenlet import getcurrent, greenlet
 
-from llmppl.support.locks import let_through
-
 T = TypeVar("T")
 
 
@@ -331,7 +329,6 @@ def _answered_apart(requests: list[_Request]) -> dict[_Worker, Callable[[], Any]
     try:
         return {worker: partial(worker.switch, answers) for worker, answers in _answers(requests).items()}
     except Exception as error:
-        let_through(error)
         if len(requests) == 1:                          # raised in the step that asked
             return {requests[0].worker: partial(requests[0].worker.throw, type(error), error, error.__traceback__)}
         half = len(requests) // 2

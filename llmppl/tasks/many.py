@@ -22,7 +22,6 @@ from llmppl.inference.smc import paced_collector
 from llmppl.report.progress import Bar
 from llmppl.support.arguments import count, function, generator, name_of, shown
 from llmppl.support.files import is_own_error
-from llmppl.support.locks import let_through
 from llmppl.support.runtime import Runtime, spent
 from llmppl.support.values import Identity, identity
 from llmppl.tasks.results import Result, ResultFile
@@ -170,7 +169,6 @@ def _attempt(run: Run, index: int, task: Any, seed: int) -> Result:
                 f"{shown(answer)}"
             )
     except (Exception, SystemExit) as reason:
-        let_through(reason)
         if is_own_error(reason):
             raise
         error, left = traceback.format_exc(), getattr(reason, "particles", None)
