@@ -24,6 +24,7 @@ import math
 import os
 import random
 import sys
+import threading
 import time
 import types
 import warnings
@@ -46,7 +47,7 @@ from llmppl.support.shared import Shared
 MAX_PARTICLES = 40                      # of each algorithm, rebuilt
 MAX_UNENDED = 200                       # steps after which a program in which no particle ended is refused
 MAX_OBJECTS = 20_000                    # outside objects whose contents are restored
-NUM_DRAWS = 500                         # from a distribution of the user's own
+NUM_DRAWS = 2000                        # from a distribution of the user's own
 
 _IGNORED = ("_chooser_", "_noted_", "_stepping_", "_log_weight_")
 _ATOMS = (type(None), bool, int, float, complex, str, bytes, types.ModuleType, type(Ellipsis))
@@ -131,6 +132,7 @@ class _Check:
         self.used: dict[Any, Proposal] = {}            # those of the user's own, by contents
         self.scores: dict[str, list[float]] = collections.defaultdict(list)
         self.asked: dict[int, list[Any]] = {}           # by particle that is being rebuilt
+        self.threads = set[int]()
 
     @contextlib.contextmanager
     def watching(self) -> Iterator[None]:
@@ -163,6 +165,7 @@ class _Check:
             self.outside.restore()
 
     def _note(self, model: Any, dists: list[Any]) -> None:
+        self.threads.add(threading.get_ident())
         own = [dist for dist in dists if isinstance(dist, Proposal) and _is_own(type(dist))]
         self.used |= {(type(dist), repr(_plain(_attributes(dist), {}))): dist for dist in own}
         if id(model) in self.asked:
@@ -245,6 +248,8 @@ class _Check:
 
     def distributions(self) -> None:
         """Check each distribution of the user's own, and note scores that look like probabilities."""
+        if len(self.threads) > 1:
+            raise RuntimeError("a step samples or observes in another thread: call it in the thread of the step")
         for dist in self.used.values():
             if wrong := _wrong_with(dist):
                 raise RuntimeError(f"{shown(dist)}: {wrong}")
@@ -583,8 +588,9 @@ def _wrong_with(dist: Proposal) -> str:
     probability = {repr(value): math.exp(log) for value, log in zip(values, logs, strict=True)}
     if len(counts) > NUM_DRAWS / 2:
         return ""                                       # continuous, or of many values
-    if (seen := sum(probability.values())) > 1.0 + 1e-6:
-        return f"the probabilities of {len(counts)} values that it drew sum to {seen:.6g}, more than 1"
+    missing = 0.01 if min(counts.values()) > 1 else 1.0             # what was never drawn is rare if all came twice
+    if not 1.0 - missing < (seen := sum(probability.values())) <= 1.0 + 1e-6:
+        return f"the probabilities of {len(counts)} values that it drew sum to {seen:.6g}, not to 1"
     for value, p in probability.items():
         z = (counts[value] - NUM_DRAWS * p) / math.sqrt(NUM_DRAWS * p * (1.0 - p) + 1e-9)
         if abs(z) > 5.0:                                # by chance once in two million

@@ -258,7 +258,7 @@ DISTRIBUTIONS = {
     "logits": (Listed(math.e**2, math.e, 1.0), "sum to 11.1"),
     "other probabilities": (Unlisted(0.9, 0.05, 0.05), None),
     "wrong probabilities": (type("Wrong", (Unlisted,), {"sample": Listed(THIRD, THIRD, THIRD).sample})(0.9, 0.05, 0.05),
-                            "times in 500, and its probability is"),
+                            "times in 2000, and its probability is"),
     "a value twice": (Listed(0.5, 0.25, 0.25, support=("a", "b", "c", "c")), "sum to 1.25"),
     "a value outside": (Listed(0.5, 0.5, 0.25, support=("a", "b")), "which is not in its support|other choices"),
     "another stream": (Foreign(THIRD, THIRD, THIRD), "other values from an equal random stream"),
