@@ -77,7 +77,8 @@ class Extension:
     @property
     def chose_further(self) -> bool:
         """True if its step drew more than its first choice."""
-        return len(last_choices(self.particle)) > 1
+        noted = self.particle._noted_
+        return noted.item is not None and noted.before.item is not None
 
     @property
     def key(self) -> Hashable | None:
@@ -349,18 +350,20 @@ def _step(run: Run, extensions: list[Extension]) -> None:
 
 
 def _merged(extensions: list[Extension]) -> list[Extension]:
-    """Merge the extensions of one parent that made the same choices and are in the same state.
+    """Merge the extensions of one parent that made the same choices, and whose texts and weights agree.
 
-    Extensions in different states drew from another source. They stay apart, which is unbiased whatever the source.
+    If these differ, a step drew from another source. The extensions stay apart, which is unbiased whatever the source.
     At the first step all particles are equal, and merging across them would leave few for the next step.
     """
+    if len({each.group for each in extensions}) == len(extensions):
+        return extensions
     first: dict[Hashable, Extension] = {}
     merged = list[Extension]()
     for each in extensions:
         key = each.key
         earlier = each if key is None else first.setdefault(key, each)
         same = str(earlier.particle.s) == str(each.particle.s) and math.isclose(earlier.gain, each.gain, abs_tol=1e-6)
-        if earlier is each or not same:                 # they drew from another source: unbiased if they stay apart
+        if earlier is each or not same:
             merged.append(each)
         else:
             earlier.merge_with(each)

@@ -215,13 +215,12 @@ class Sampled:
 
     weighs : False if `sample` and `observe` do not weigh the particle
     by_hand : True if the model may choose outside of a step; a particle of a run may not
-    rng_handed_out : True from where the step takes `self.rng`, until its end
     """
 
     weighs = True
 
     def __init__(self, rng: Any, *, by_hand: bool = False) -> None:
-        self.stream, self.rng_handed_out, self.by_hand = rng, False, by_hand
+        self.stream, self.by_hand = rng, by_hand
 
     @property
     def rng(self) -> Any:
@@ -235,14 +234,12 @@ class Sampled:
             return Sampled(copy.deepcopy(self.stream, memo), by_hand=True)
         return None
 
-    def begin_step(self) -> None:
-        self.rng_handed_out = False
-
     def draw(self, particle: Any, proposal: Proposal) -> tuple[Any, float]:
         """Choose a value, note it, and return it with the log weight with which it is proposed."""
         value, log_w = choice = self.choose(proposal)
-        particle._noted_ = Noted(particle._noted_, Choice(value, log_w))
-        if self.rng_handed_out:                         # a replay continues from the state after this draw
+        before = particle._noted_
+        particle._noted_ = Noted(before, Choice(value, log_w))
+        if type(before.item) is StreamState:            # a replay continues from the state after this draw
             self.note_stream(particle)
         return choice
 
@@ -251,8 +248,7 @@ class Sampled:
 
     def hand_out_rng(self, particle: Any, name: str) -> Any:
         """Return the stream to a program that draws from it directly, by `rng.name`."""
-        if particle._stepping_ and not self.rng_handed_out:
-            self.rng_handed_out = True
+        if particle._stepping_ and type(particle._noted_.item) is not StreamState:
             self.note_stream(particle)
         return self.rng
 
@@ -321,12 +317,7 @@ class Replayed(Sampled):
     def __init__(self, steps: Steps, rng: Any, *, first: int = 1, weighs: bool = True) -> None:
         super().__init__(rng)
         self._steps, self._t, self._first, self.weighs = steps, 0, first, weighs
-        self._remaining = deque[Choice | StreamState]()
-
-    def begin_step(self) -> None:
-        super().begin_step()
-        self._remaining = deque(self._steps[self._t])
-        self._t += 1
+        self._remaining = deque(*steps[:1])
 
     def choose(self, proposal: Proposal) -> tuple[Any, float]:
         if not self._remaining and self.weighs:
@@ -344,8 +335,11 @@ class Replayed(Sampled):
         super().note_stream(particle)
 
     def end_step(self) -> None:
+        """Check that the step has made all its choices, and go to the next one."""
         if self._remaining:
             raise self._error(f"the program goes on without {self._remaining[0]!r}")
+        self._t += 1
+        self._remaining = deque(*self._steps[self._t : self._t + 1])
 
     def _next(self, kind: type[Any], event: str) -> Any:
         """Return the next noted item. ValueError for this `event` if the item is not of this `kind`."""
@@ -355,9 +349,9 @@ class Replayed(Sampled):
         return noted
 
     def _error(self, event: str) -> ValueError:
-        number = len(self._steps[self._t - 1]) - len(self._remaining) + 1
-        t = self._first + self._t - 1
-        return ValueError(f"the program makes other choices: at step {t}, choice {number}, {event}")
+        number = len(self._steps[self._t]) - len(self._remaining) + 1
+        where = f"at step {self._first + self._t}, choice {number}"
+        return ValueError(f"the program makes other choices: {where}, {event}")
 
 
 def replay(model: M, choices: Steps, rng: np.random.Generator | None = None) -> M:

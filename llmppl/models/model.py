@@ -408,7 +408,8 @@ class Model:
             else:
                 attributes[name] = copy.deepcopy(value, memo)
         new._stepping_ = False
-        new._chooser_ = None if self._chooser_ is None else self._chooser_.__deepcopy__(memo)
+        chooser = self._chooser_
+        new._chooser_ = chooser.__deepcopy__(memo) if chooser is not None and chooser.by_hand else None
         return new
 
     def _spawn_(self, chooser: Sampled) -> Self:
@@ -518,8 +519,6 @@ def _wrap_step(step: Callable[[Model], Any]) -> Callable[[Model], Any]:
             raise RuntimeError(f"step() of a particle that has finished: {self!r}")
         untwist(self)
         self._noted_ = Noted(self._noted_)
-        if self._chooser_ is not None:
-            self._chooser_.begin_step()
         self._stepping_ = True
         try:
             _check_result(step(self), type(self).__name__)
