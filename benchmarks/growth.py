@@ -5,7 +5,8 @@ excluded, so no run ends early. There are two models. `function`, a table of log
 nothing, so it shows the library's own cost. `embedded` ships with the package. Times are CPU seconds of this process on
 one thread. "outside" is a step without the model's forward passes, whose attention reads more with every token. An
 exponent is the least-squares slope of log(cost). In N, it uses N from 10 to 300 and the medians over the steps;
-in t, it uses the medians of tenths of the run. Linear in N is 1, flat in t is 0.
+in t, it uses the medians of tenths of the run. Linear in N is 1, flat in t is 0. N goes up to 5,000 for `function`, to
+1,000 for `embedded`; runs of more than 1,000 particles have a quarter of the steps.
 
     python benchmarks/growth.py                         # about ten minutes on one core
     python benchmarks/growth.py --quick                 # seconds
@@ -28,7 +29,7 @@ from tables import machine, table
 from llmppl import CachedTransformer, ConstrainedText, Vocabulary, smc_standard, smc_steer
 from llmppl.lm import SlotEngine
 
-NS = (10, 30, 100, 300, 1000)
+NS = {"function": (10, 30, 100, 300, 1000, 5000), "embedded": (10, 30, 100, 300, 1000)}
 FITTED = (10, 300)                                      # range of N for the exponent
 V = 256                                                 # tokens of `function`
 K = 3
@@ -125,7 +126,7 @@ def in_t(each: Growth, part: str) -> float:
 
 def growth_in_N(model: str, method: str, Ns: Sequence[int], steps: int) -> None:
     """Print the cost of a step for each N, over runs of `steps` steps."""
-    runs = [run(MODELS[model](), method, N, steps) for N in Ns]
+    runs = [run(MODELS[model](), method, N, steps if N <= 1000 else steps // 4) for N in Ns]
     rows = [
         [each.N, *(f"{1e3 * np.median(getattr(each, part)[1:]):.2f}" for part in ("total", "outside")),
          f"{1e3 * np.median(each.outside[1:]) / each.N:.3f}"]
@@ -159,7 +160,7 @@ def main() -> None:
     print(machine("numpy", "torch", "transformers", note="one thread, CPU ms, medians"))
     for model in options.models:
         for method in ("standard", "steer"):
-            growth_in_N(model, method, NS[:2] if options.quick else NS, 6 if options.quick else 40)
+            growth_in_N(model, method, NS[model][:2] if options.quick else NS[model], 6 if options.quick else 40)
             limit = 500 if model == "embedded" else 1000
             growth_in_t(model, method, 10 if options.quick else 30, 30 if options.quick else limit)
 

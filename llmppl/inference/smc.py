@@ -193,8 +193,8 @@ class SMC(Generic[M]):
                 for observer in observers:
                     observer.after(self, record, candidates)
                 del record, candidates                  # frees them before the next step waits for the language model
-        for observer in observers:
-            observer.close(self, None)
+            for observer in observers:
+                observer.close(self, None)
         cut(self.particles)
         return self._result(self.particles)
 
