@@ -5,8 +5,6 @@ from llmppl.inference.algorithms import importance_sampling as importance_sampli
 from llmppl.inference.algorithms import repeat as repeat
 from llmppl.inference.algorithms import smc_standard as smc_standard
 from llmppl.inference.algorithms import smc_steer as smc_steer
-from llmppl.inference.deaths import Death as Death
-from llmppl.inference.deaths import Deaths as Deaths
 from llmppl.inference.detached import SavedParticle as SavedParticle
 from llmppl.inference.exact import Beam as Beam
 from llmppl.inference.exact import Beams as Beams
@@ -18,6 +16,8 @@ from llmppl.inference.expansion import Extension as Extension
 from llmppl.inference.genealogy import Genealogy as Genealogy
 from llmppl.inference.genealogy import StepRecord as StepRecord
 from llmppl.inference.genealogy import StepRecords as StepRecords
+from llmppl.inference.particles import Death as Death
+from llmppl.inference.particles import Deaths as Deaths
 from llmppl.inference.particles import Particles as Particles
 from llmppl.inference.resampling import DownSample as DownSample
 from llmppl.inference.resampling import ResampleBelow as ResampleBelow

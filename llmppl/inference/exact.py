@@ -20,10 +20,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
-from llmppl.inference.deaths import Death, deaths_of
 from llmppl.inference.detached import detach
 from llmppl.inference.expansion import Branch, Warnings, check_model, cut, follow, start_particles
-from llmppl.inference.particles import Particles
+from llmppl.inference.particles import Death, Particles, deaths_of
 from llmppl.models.choices import StopAtChoice
 from llmppl.models.model import Model
 from llmppl.report.progress import Bar, finished

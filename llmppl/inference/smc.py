@@ -25,10 +25,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from llmppl.distributions import logsumexp
-from llmppl.inference.deaths import Death, deaths_of
 from llmppl.inference.expansion import Extension, Run, Warnings, cut, start_particles
 from llmppl.inference.genealogy import Genealogy, StepRecord, log_ml_error
-from llmppl.inference.particles import Particles
+from llmppl.inference.particles import Death, Particles, deaths_of
 from llmppl.models.choices import Sampled, Stream, spawned
 from llmppl.models.model import Model, untwist
 from llmppl.support.arguments import function, generator, optional_count

@@ -317,7 +317,7 @@ class Replayed(Sampled):
     def __init__(self, steps: Steps, rng: Any, *, first: int = 1, weighs: bool = True) -> None:
         super().__init__(rng)
         self._steps, self._t, self._first, self.weighs = steps, 0, first, weighs
-        self._remaining = deque(*steps[:1])
+        self._remaining: deque[Choice | StreamState] = deque(*steps[:1])
 
     def choose(self, proposal: Proposal) -> tuple[Any, float]:
         if not self._remaining and self.weighs:

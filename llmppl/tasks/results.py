@@ -28,9 +28,8 @@ from typing import TYPE_CHECKING, Any, Literal, Self, overload
 
 import numpy as np
 
-from llmppl.inference.deaths import Death
 from llmppl.inference.detached import SavedParticle, detach
-from llmppl.inference.particles import Particles
+from llmppl.inference.particles import Death, Particles
 from llmppl.report.tables import frame
 from llmppl.support.arguments import path as path_of
 from llmppl.support.arguments import shown

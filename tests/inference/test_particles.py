@@ -8,9 +8,8 @@ from math import exp, log
 import numpy as np
 import pytest
 
-from llmppl.inference.deaths import Death, deaths_of
 from llmppl.inference.genealogy import StepRecord
-from llmppl.inference.particles import Particles
+from llmppl.inference.particles import Death, Particles, deaths_of
 
 
 @dataclass

@@ -20,8 +20,8 @@ from typing import Any, NamedTuple, Self
 import numpy as np
 
 from llmppl.constraints.vocabulary import EOS, Text, Token, Vocabulary
-from llmppl.inference.deaths import Death
 from llmppl.inference.genealogy import StepRecord
+from llmppl.inference.particles import Death
 from llmppl.models.choices import NOTHING, Choice, Noted, Replayed, Sampled, State, StreamState, state_of, stream_of
 from llmppl.models.model import Model
 from llmppl.support.arguments import optional_count
