@@ -165,24 +165,6 @@ def write_package(tmp_path: Path, files: dict[str, str]) -> Path:
     return tmp_path / "llmppl"
 
 
-@pytest.mark.parametrize(
-    "file, text",
-    [
-        ("models/model.py", "from llmppl.constraints.vocabulary.vocabulary import Vocabulary"),
-        ("models/model.py", "from ..lm import cache, transformer"),
-        ("models/model.py", "import llmppl.lm.transformer"),
-        ("lm/transformer.py", "from . import cache"),
-        ("lm/transformer.py", "from llmppl.constraints.vocabulary import Vocabulary"),
-        ("constraints/vocabulary/__init__.py", "from llmppl.constraints.vocabulary.vocabulary import Vocabulary"),
-        ("inference/resuming/checkpoint.py", "from llmppl.constraints.vocabulary import Vocabulary"),
-        ("cli/main.py", "from llmppl.models import model\nimport torch"),
-        ("__init__.py", "from .models.model import Model"),
-    ],
-)
-def test_an_import_from_an_earlier_or_the_same_folder_passes(tmp_path, file, text):
-    assert violations(write_package(tmp_path, {file: text})) == []
-
-
 VOCABULARY = "constraints/vocabulary/vocabulary.py"
 
 

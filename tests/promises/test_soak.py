@@ -7,7 +7,6 @@ every machine. What numpy and torch allocate beside them shows in resident memor
 import gc
 import math
 import sys
-import threading
 import warnings
 
 import numpy as np
@@ -16,7 +15,7 @@ from helpers.common import repetitions
 from helpers.families import VOCAB, V, at, check_books, error_of, family_lm, together
 
 from llmppl.inference import smc_standard, smc_steer
-from llmppl.lm.cache import NODE_OVERHEAD, ROW_OVERHEAD, SLOT_OVERHEAD
+from llmppl.lm.cache import ROW_OVERHEAD, SLOT_OVERHEAD
 from llmppl.lm.transformer import CachedTransformer
 from llmppl.models.model import Model
 
@@ -75,39 +74,6 @@ def test_thousands_of_rounds_over_changing_prompts_keep_memory_constant(limits):
     bytes_before, blocks_before = (max(each) for each in zip(*seen[1:4], strict=True))
     assert bytes_after - bytes_before < MARGIN
     assert blocks_after - blocks_before < 2_000         # less than one a round
-
-
-def test_rows_of_unreferenced_long_contexts_stay_within_the_budget():
-    """A row at the end of 300 tokens keeps 300 nodes in the trie, of which it has to answer for."""
-    prompts = repetitions(5_000, 400)
-    budget = 1 << 20
-    lm, rng = toy_lm(cache_bytes=budget), np.random.default_rng(0)
-    at(lm, [3]).log_probs()
-    before = resident()
-    for n in range(prompts):
-        at(lm, rng.choice(TOKENS, 300).tolist()).log_probs()
-        assert lm.store.bytes <= budget
-        if n % 100 == 0:
-            check_books(lm)
-    assert lm.store.peak_bytes <= budget
-    assert len(lm.trie) * NODE_OVERHEAD <= budget
-    assert 5 <= lm.store.rows_used <= budget // (300 * NODE_OVERHEAD)
-    assert resident() - before < budget + MARGIN
-
-
-def test_ended_threads_leave_nothing():
-    lm = toy_lm(cache_bytes=1 << 18)
-    rng = np.random.default_rng(0)
-    blocks = []
-    for _ in range(repetitions(2_000, 300)):
-        thread = threading.Thread(target=lambda: at(lm, rng.choice(TOKENS, 5).tolist()).log_probs())
-        thread.start()
-        thread.join()
-        gc.collect(0)
-        blocks.append(sys.getallocatedblocks())
-    middle = len(blocks) // 2
-    assert max(blocks[middle:]) - max(blocks[:middle]) < len(blocks)    # a thread's own would be several
-    assert lm.stats.rounds == len(blocks)
 
 
 class Weighed(Model):

@@ -1,6 +1,6 @@
 """The embedded model's recipe, run end to end on the sample of tools/corpus_sample: text to tokenizer to model to card.
 
-A small model takes 200 steps, a larger one three minutes. Also: the checksum of the weights.
+A small model takes 200 steps.
 """
 
 import contextlib
@@ -18,13 +18,12 @@ import numpy as np
 import pytest
 import torch
 from helpers.common import HANG, ROOT
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import decoders
 from transformers import LlamaConfig, LlamaForCausalLM, LlamaModel
 
 from llmppl import CachedTransformer, ConstrainedText, Regex, smc_standard
-from llmppl.constraints import Vocabulary
 from llmppl.lm.embedded import PATH, verify
 from llmppl.lm.engines import hf
 
@@ -37,7 +36,6 @@ import evaluate_embedded  # noqa: E402
 import train_embedded  # noqa: E402
 
 SMALL = "--steps 200 --vocab 512 --hidden 64 --layers 2 --heads 4 --kv-heads 2 --intermediate 128 --batch 8"
-LARGER = "--minutes 3 --vocab 1024 --hidden 128 --layers 4 --heads 4 --kv-heads 2 --intermediate 384 --batch 8"
 MIX = f"{SAMPLE}:1:1"
 
 
@@ -50,38 +48,30 @@ def run(script: ModuleType, *arguments: object) -> str:
     return printed.getvalue()
 
 
-@pytest.fixture(scope="module", params=["small", "larger"])
-def recipe(request, tmp_path_factory):
-    """What the training script made: the folder, what it printed, and the loss per token that a good model is below."""
-    folder = tmp_path_factory.mktemp(request.param) / "model"
-    options = {"small": SMALL, "larger": LARGER}[request.param]
-    printed = run(train_embedded, "--out", folder, "--mix", MIX, "--window", 64, *options.split())
+@pytest.fixture(scope="module")
+def recipe(tmp_path_factory):
+    """The folder that the training script made, its output, its model and its figures."""
+    folder = tmp_path_factory.mktemp("small") / "model"
+    printed = run(train_embedded, "--out", folder, "--mix", MIX, "--window", 64, *SMALL.split())
     lm = CachedTransformer.from_pretrained(folder)
     return SimpleNamespace(
         folder=folder,
-        options=options.split(),
         printed=printed,
         lm=lm,
         corpus=corpora.read_training([MIX], lm.tokenizer.backend_tokenizer)[0],
         held_out=corpora.read_held_out([MIX], lm.tokenizer.backend_tokenizer)[0],
         training=json.loads((folder / "training.json").read_text(encoding="utf-8")),
         evaluation=json.loads((folder / "evaluation.json").read_text(encoding="utf-8")),
-        nats_learnt={"small": 1.0, "larger": 1.5}[request.param],
     )
 
 
-def unigram_nats(train: np.ndarray, held_out: np.ndarray, vocab_size: int) -> float:
-    """Mean nats of held-out tokens by the frequencies of the training tokens, one added to each count."""
-    counts = np.bincount(train, minlength=vocab_size) + 1.0
-    return float(-np.log(counts / counts.sum())[held_out].mean())
-
-
 def test_the_model_beats_token_frequencies_on_held_out_text(recipe):
-    found = recipe.evaluation["held_out"][SAMPLE.name]
-    tokens = recipe.held_out.tokens[1 : found["windows"] * 64 + 1]
-    unigram = unigram_nats(recipe.corpus.tokens, tokens, len(recipe.lm.vocab))
-    assert found["nats_per_token"] < unigram - recipe.nats_learnt
+    found, size = recipe.evaluation["held_out"][SAMPLE.name], len(recipe.lm.vocab)
+    counts = np.bincount(recipe.corpus.tokens, minlength=size) + 1.0
+    nats = -np.log(counts / counts.sum())[recipe.held_out.tokens[1 : found["windows"] * 64 + 1]]
+    assert found["nats_per_token"] < nats.mean() - 1.0
     assert found == pytest.approx(recipe.training["held_out"][SAMPLE.name], abs=0.005)     # float16 against float32
+    verify(recipe.folder)
 
 
 def test_held_out_losses_agree_with_a_loop_over_the_tokens(recipe):
@@ -97,41 +87,15 @@ def test_held_out_losses_agree_with_a_loop_over_the_tokens(recipe):
     assert found["bits_per_byte"] == pytest.approx(nats / np.log(2) / num_bytes, abs=0.001)
 
 
-def test_nats_by_place_agree_with_a_loop_over_the_tokens(recipe):
-    """Of two documents, one of which ends before the second range; the token that closes them counts, too."""
-    lm, (first, second) = recipe.lm, recipe.held_out.documents[:2]
-    texts = [first[:40], second[:400]]
-    found = evaluate_embedded.nats_by_place(lm.model, lm.tokenizer, [corpora.HeldOut("two", texts, np.zeros(0))])["two"]
-    nats = [[], [], [], []]
-    for text in texts:
-        ids = [corpora.EOS_ID, *lm.tokenizer.encode(text, add_special_tokens=False), corpora.EOS_ID]
-        for place, token in enumerate(ids[1:]):
-            with torch.no_grad():
-                logits = lm.model(input_ids=torch.tensor([ids[: place + 1]])).logits[0, -1]
-            log_prob = float(torch.log_softmax(logits, 0)[token])
-            nats[np.searchsorted([64, 256, 512], place, side="right")].append(-log_prob)
-    assert [count for count, _ in found] == [len(each) for each in nats] and nats[1] and not nats[3]
-    for (_, mean), each in zip(found, nats, strict=True):
-        assert mean == (pytest.approx(np.mean(each), abs=0.001) if each else None)
-
-
 def test_the_folder_loads_as_a_language_model_that_writes(recipe):
     text = smc_standard(ConstrainedText(recipe.lm, "There was once", Regex(r" [a-z]+ [a-z]+\.")), 4, seed=0)
     assert all(re.fullmatch(r" [a-z]+ [a-z]+\.", str(particle)) for particle in text) and len(text) > 0
 
 
 @given(text=st.text())
-@settings(max_examples=300)
 def test_the_tokenizer_round_trips_any_text(recipe, text):
     tokenizer = recipe.lm.tokenizer
     assert tokenizer.decode(tokenizer.encode(text, add_special_tokens=False)) == text
-
-
-def test_white_space_only_starts_a_token_and_digits_stand_alone(recipe):
-    tokens = [token.decode(errors="replace") for token in Vocabulary.from_tokenizer(recipe.lm.tokenizer).tokens]
-    assert not [token for token in tokens if re.search(r"\s", token[1:])]
-    assert set(tokens) >= set("0123456789")
-    assert not [token for token in tokens if re.search("[0-9]", token) and not re.fullmatch(" ?[0-9]", token)]
 
 
 def test_the_printed_figures_are_written_into_a_card(recipe, tmp_path):
@@ -155,10 +119,6 @@ def test_the_printed_figures_are_written_into_a_card(recipe, tmp_path):
     assert [len(figures["samples"][name]) for name in ("1.0", "0.7")] == [20, 20]
 
 
-def test_the_recorded_checksum_agrees_with_the_weights(recipe):
-    verify(recipe.folder)
-
-
 # ---- the parts
 
 
@@ -179,23 +139,6 @@ def test_a_corpus_is_its_documents_each_closed_by_an_end_token():
         assert tokenizer.decode(ids.tolist(), skip_special_tokens=False) == "".join(t + corpora.EOS for t in texts)
 
 
-@pytest.mark.parametrize("item", ["tales.txt", "tales.txt:1", "tales.txt:much:1"])
-def test_a_mix_item_without_two_weights_is_an_error_that_shows_one(item):
-    with pytest.raises(ValueError, match=re.escape(f"mix item {item!r} is not PATH:MAIN_WEIGHT:DECAY_WEIGHT")):
-        corpora.parse(item)
-
-
-@pytest.mark.parametrize("weights, window, message", [
-    ((1, 1), 9, "a: its 10 tokens do not fill a window of 9"),
-    ((1, 0), 8, "the weights of the decay part are [0]"),
-    ((-1, 1), 8, "the weights of the main part are [-1]"),
-])  # fmt: skip
-def test_a_mix_that_cannot_be_drawn_from_is_refused(weights, window, message):
-    corpus = corpora.Corpus("a", *weights, np.zeros(10, np.uint16))
-    with pytest.raises(ValueError, match=re.escape(message)):
-        train_embedded.check([corpus], window)
-
-
 def test_the_loss_and_its_gradients_agree_with_autograd():
     generator = torch.Generator().manual_seed(0)
     x, weight = (torch.randn(n, 8, generator=generator, dtype=torch.float64) for n in (300, 20))
@@ -212,27 +155,14 @@ def test_the_loss_and_its_gradients_agree_with_autograd():
 
 
 @pytest.mark.parametrize("options, message", [
-    ("--minutes 0", "--minutes must be above 0, not 0.0"),
     ("--vocab 70000", "--vocab must be from 257, the bytes and the end of text, to 65536, not 70000"),
-    ("--hidden 64 --heads 5", "--heads must be such that --hidden 64 over it is even, not 5"),
     ("--heads 6 --kv-heads 4", "--kv-heads must be a divisor of --heads 6, not 4"),
-    ("--window 256 2000", "--window must be from 1 to --context 1024, not 256 2000"),
-    ("--window 0", "--window must be from 1 to --context 1024, not 0"),
-    ("--dropout 1", "--dropout must be from 0 to below 1, not 1.0"),
-    ("--decay 0", "--decay must be above 0 and at most 1, not 0.0"),
     ("--weights nowhere", "--weights must be a folder with a model and its config.json, not nowhere"),
 ])  # fmt: skip
 def test_an_invalid_number_is_refused_before_training_begins(options, message, tmp_path, capsys):
     with pytest.raises(SystemExit):
         run(train_embedded, "--out", tmp_path / "model", "--mix", MIX, *options.split())
     assert message in capsys.readouterr().err and not (tmp_path / "model").exists()
-
-
-def test_a_diverging_training_stops_with_a_remedy(recipe, tmp_path):
-    options = [*recipe.options, "--steps", 20, "--lr", "1e30", "--window", 64]
-    message = "the loss of step [0-9]+ is (nan|inf): give a lower --lr and --adam-lr"
-    with pytest.raises(ValueError, match=message):
-        run(train_embedded, "--out", tmp_path / "model", "--mix", MIX, *options)
 
 
 def test_weights_continue_under_their_own_or_another_tokenizer(recipe):
@@ -255,16 +185,6 @@ def test_weights_continue_under_their_own_or_another_tokenizer(recipe):
         torch.testing.assert_close(rows[other_bpe.token_to_id(token)], old_rows[pieces].mean(0))
     for token in ["<|endoftext|>", "e", "0"]:
         assert torch.equal(rows[other_bpe.token_to_id(token)], old_rows[bpe.token_to_id(token)])
-
-
-def test_weights_of_another_size_are_refused(recipe):
-    config = copy.deepcopy(recipe.lm.model.config)
-    config.num_hidden_layers += 1
-    larger = LlamaForCausalLM(config)
-    layers = config.num_hidden_layers
-    message = re.escape(f"has num_hidden_layers {layers - 1}, but the options give {layers}")
-    with pytest.raises(ValueError, match=message):
-        train_embedded.inherit(larger, recipe.lm.tokenizer.backend_tokenizer, recipe.folder)
 
 
 def test_dropout_zeroes_its_share_in_training_only():
@@ -308,7 +228,7 @@ def test_two_processes_share_steps_of_two_lengths_and_average_gradients_and_prog
         f"torch.save((processes, progress, gradients, shapes), {str(tmp_path)!r} + f'/{{rank}}.pt')\n"
     )
     out = tmp_path / "model"
-    options = [*recipe.options, "--steps", "3", "--dropout", "0.1", "--window", "64", "128", "--weights", recipe.folder]
+    options = [*SMALL.split(), "--steps", "3", "--dropout", "0.1", "--window", "64", "128", "--weights", recipe.folder]
     launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", script]
     subprocess.run([*launch, "--out", out, "--mix", MIX, *options], check=True, capture_output=True, timeout=HANG)
     training = json.loads((out / "training.json").read_text(encoding="utf-8"))
@@ -339,35 +259,6 @@ def test_batched_log_likelihoods_agree_with_contexts(recipe):
     found = evaluate_embedded.log_likelihoods(lm.model, lm.tokenizer, texts)
     start = lm.context()
     np.testing.assert_allclose(found, [(start + text).log_prob_since(start) for text in texts], rtol=1e-5)
-
-
-def test_text_statistics_agree_with_counts_by_hand(recipe):
-    """Two texts: "a b c a b c a" has 5 trigrams, 3 of them different; "d a b c" has 2, one of them new."""
-    tokenizer = recipe.lm.tokenizer
-    samples = [tokenizer.encode(text, add_special_tokens=False) for text in ("a b c a b c a", "D, a b c")]
-    found = evaluate_embedded.text_statistics(tokenizer, samples, {"a", "b", "c"})
-    assert found == {
-        "texts": 2,
-        "words": 11,
-        "known_words": round(10 / 11, 4),
-        "distinct_3": round(4 / 7, 4),              # abc, bca, cab; dab
-        "repeated_4": round(1 / 5, 4),              # abca bcab cabc abca; dabc
-    }
-
-
-def test_a_card_without_a_place_for_figures_is_refused(tmp_path):
-    card = tmp_path / "card.md"
-    card.write_text("nothing here")
-    with pytest.raises(ValueError, match="card.md has no place for the figures: it needs a line <!-- evaluation"):
-        evaluate_embedded.fill(card, "figures")
-
-
-def test_weights_without_a_checksum_are_refused(tmp_path):
-    with pytest.raises(ValueError, match=r"incomplete: .*model\.safetensors is not there; install llmppl again"):
-        verify(tmp_path)
-    (tmp_path / "model.safetensors").write_bytes(b"weights")
-    with pytest.raises(ValueError, match=r"incomplete: .*sha256 is not there"):
-        verify(tmp_path)
 
 
 def test_weights_with_another_checksum_are_refused(tmp_path, monkeypatch):

@@ -1,8 +1,6 @@
-"""Type checkers know what programs draw: mypy, and pyright where it is installed, both strict."""
+"""Type checkers know what programs draw: mypy, strict."""
 
 import inspect
-import json
-import shutil
 import subprocess
 import sys
 import typing
@@ -131,10 +129,6 @@ search(lm, ["a", "b"], prefix="a|b")
 Query(lm, Literal["a", "b"], ignore=Regex("a"))
 '''
 EXAMPLES = sorted((ROOT / "examples").glob("*.py"))
-FOREIGN = {                                             # what is of numpy, torch and lark, and __doc__.split
-    "reportUnknownMemberType": False, "reportUnknownArgumentType": False, "reportUnknownVariableType": False,
-    "reportUnknownLambdaType": False, "reportUnknownParameterType": False, "reportOptionalMemberAccess": False,
-}  # fmt: skip
 MISTAKES = {
     "program.sample(0.5)": "arg-type",
     "program.sample(Bernoulli(0.5)).upper()": "attr-defined",
@@ -163,19 +157,6 @@ def mypy(*files: Path) -> list[str]:
     return done.stdout.splitlines()
 
 
-def pyright(folder: Path, *files: Path, **rules: bool) -> list[str]:
-    """What pyright says of files, strict but for some rules."""
-    found = shutil.which("basedpyright")
-    if found is None:
-        pytest.skip("needs pyright: pip install basedpyright")
-    how = {"include": list(map(str, files)), "typeCheckingMode": "strict", "extraPaths": [str(ROOT)], **rules}
-    (folder / "pyrightconfig.json").write_text(json.dumps(how), encoding="utf-8")
-    command = [found, "--outputjson", "--pythonpath", sys.executable, "--project", str(folder)]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=HANG)
-    told = [each for each in json.loads(done.stdout)["generalDiagnostics"] if each["severity"] == "error"]
-    return [f"{each['file']}:{each['range']['start']['line'] + 1}: {each['message']}" for each in told]
-
-
 @pytest.fixture
 def program(tmp_path):
     path = tmp_path / "program.py"
@@ -185,14 +166,6 @@ def program(tmp_path):
 
 def test_samples_have_the_type_of_their_distribution_and_examples_type_check(program):
     assert mypy(program, *EXAMPLES) == []
-
-
-def test_pyright_infers_the_same_types(program, tmp_path):
-    assert pyright(tmp_path, program) == []
-
-
-def test_pyright_finds_no_mistake_in_examples(tmp_path):
-    assert pyright(tmp_path, *EXAMPLES, **FOREIGN) == []
 
 
 def test_document_blocks_that_do_not_run_use_existing_names_and_arguments(tmp_path):
