@@ -7,7 +7,6 @@ import numpy as np
 from lark import Lark
 from lark.exceptions import LarkError
 
-from helpers.common import ROOT
 from llmppl.constraints import Grammar
 from llmppl.constraints.masks.index import TokenIndex
 
@@ -217,36 +216,6 @@ def masks_agree(grammar, vocab, rng, walks, length):
             assert content(index.advance(state, token)) == content(bare.advance(state, token))
             state, text = index.advance(state, token), text + vocab.tokens[token]
     return seen
-
-
-COMMENTS = r"""
-start: s+
-s: "if" e s ["else" s] | e ";"
-e: e "/" a | a
-a: NAME | "(" e ")" | STRING
-NAME: /[a-z]+/
-STRING: /".*"/
-LINE: "//" /.*/ "\n"
-BLOCK: "/*" /.*/ "*/"
-%ignore LINE
-%ignore BLOCK
-%ignore /[ \n]+/
-"""
-RESOLVED = {
-    "else": 'start: s\ns: "if" s ["else" s] | "x" | "y" s ";"\n%ignore " "',
-    "targets": 'start: (t "=")* l\nt: p ("," p)*\nl: p ("," p)* ","?\n'
-    'p: NAME | "(" l ")" | "[" t "]"\nNAME: /[a-z]+/\n%ignore " "',
-    "annotations": 'start: e\ne: "lambda" q ("," q)* ":" e | NAME\nq: NAME [":" e] ["=" e]\n'
-    'NAME: /[a-z]+/\n%ignore " "',
-    "empty": 'start: s+\ns: "if" s ["else" s] | NAME "(" l ")" ";"\nl: (NAME ("," NAME)*)?\n'
-    'NAME: /[a-z]+/\n%ignore " "',
-    "operators": 'start: (e ";")*\ne: l "=" e | e "-" e | "-" e | l | "if" "(" e "," e ")"\n'
-    'l: NAME | e "[" e "]" | e ":" NAME\n'
-    'NAME: /[a-z]+/\n%ignore " "',
-    "comments": COMMENTS,
-    "comments to the end of a sentence": COMMENTS.replace('".*"', '"[^;]*"').replace('/.*/ "\\n"', '/[^;]*/ ";"'),
-    "benchmark": (ROOT / "benchmarks" / "grammars" / "python.lark").read_text(),
-}
 
 
 def after(grammar, text):

@@ -100,11 +100,6 @@ def what_the_program_made(particle):
     return attributes | {"s": particle.s, "death": particle.death, "limit": particle._limit_}
 
 
-class Steps(Model):
-    def step(self):
-        self.s += "x" * self.sample(Bernoulli(0.5)) + "."
-
-
 class Words(Model):
     """Words that are finished, taken back, twisted, killed and weighed, so that every field occurs."""
 

@@ -29,9 +29,6 @@ from llmppl.distributions import Finite
 from llmppl.inference import expansion, repeat
 from llmppl.lm import NextToken, TokenDistribution
 
-AGAIN = r"did something else when it was run again: at the sample \(test_smc_programs.py, line \d+\)"
-WORKS = r"draw through self.sample\(...\) or self.rng"
-
 
 def steer(expand="distinct", N=4, K=3, **options):
     def run(model, seed=0):
@@ -55,7 +52,6 @@ def standard(model, seed=0):
 RUNS = {expand: steer(expand) for expand in ("distinct", "merged", "copies")} | {
     "standard": standard, "exact": exact, "beam": beam
 }  # fmt: skip
-REPLAYED = ["distinct", "exact", "beam"]                # these run a step again
 ONCE = ["merged", "copies", "standard"]                # these run each copy once
 
 

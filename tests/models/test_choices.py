@@ -284,10 +284,3 @@ def test_a_stream_is_made_at_its_first_draw_and_has_bounded_ancestry(monkeypatch
     assert 20 <= len(made) <= 20 * 4 and max(depths) == 2
 
 
-class Unequal:
-    """Object that cannot be compared."""
-
-    def __eq__(self, other):
-        raise RuntimeError
-
-    __hash__ = None

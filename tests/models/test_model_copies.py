@@ -4,8 +4,6 @@ import copy
 import functools
 import math
 import warnings
-from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import pytest
@@ -55,23 +53,6 @@ class ApartWhere(Apart):
             self.finish()
 
 
-class Nested(Apart):
-    def fits(self, value):
-        return self.kept["rules"][0].ok(value)
-
-
-@dataclass
-class Rule:
-    ok: Any
-
-
-class Slotted:
-    __slots__ = ("ok",)
-
-    def __init__(self, ok):
-        self.ok = ok
-
-
 class Owner:
     """Part of a model that refers back to the model."""
 
@@ -80,68 +61,6 @@ class Owner:
 
     def __call__(self, value):
         return not self.model.s.endswith(value)
-
-
-def by_default(self):
-    def ok(value, model=self):
-        return not model.s.endswith(value)
-
-    return ok
-
-
-def by_keyword(self):
-    def ok(value, *, model=self):
-        return not model.s.endswith(value)
-
-    return ok
-
-
-def by_outer(self):
-    def last():
-        return self.s[-1:]
-
-    return lambda value: value != last()
-
-
-def by_attribute(self):
-    def ok(value):
-        return not ok.model.s.endswith(value)
-
-    ok.model = self
-    return ok
-
-
-class Asked(Model):
-    def step(self):
-        self.condition(self.ok())
-        self.finish()
-
-
-class Coin(Model):
-    def step(self):
-        self.s = "HT"[self.sample(Bernoulli(0.5))]
-
-
-class Outer(Model):
-    """Program whose choices another program makes."""
-
-    def __init__(self, rng=None):
-        super().__init__()
-        self.inner = Coin()
-        if rng is not None:
-            self.inner.rng = rng
-
-    def step(self):
-        self.inner.step()
-        self.s += self.inner.s
-        if len(self.s) == 2:
-            self.finish()
-
-
-class Lends(Outer):
-    def step(self):
-        self.inner.rng = self.rng
-        super().step()
 
 
 @pytest.mark.parametrize("run", RUNS)
@@ -266,10 +185,6 @@ def test_shared_names_of_all_bases_are_collected_and_the_rest_is_copied():
         assert particle.copy().table is model.table
     assert model.own == [3]
     assert Base().copy().more is not None and model.copy().own == [3]
-
-
-def asks(model):
-    return lambda: model.s
 
 
 # --- copies are deep copies -------------------------------------------------------------------------------------------
