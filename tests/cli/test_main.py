@@ -166,7 +166,7 @@ def test_unprintable_characters_are_escaped():
     "arguments, code, message",
     [
         (["infill", "no hole in it"], 2, r"put \[BLANK\] where a hole is"),
-        (["generate", "Hi", "--lm", "no-such-model-anywhere"], 2, "no language model 'no-such-model-anywhere'"),
+        (["generate", "Hi", "--lm", "no-such-model-anywhere"], 2, "We couldn't connect to"),
         (["generate", "word " * 2000], 2, "the model reads at most 1024"),
         (["generate", "Hi", "--regex", "a(?!a)a"], 2, "accepts no string at all"),
         (["generate", "Hi", "--regex", "zebra quartz", "--max-tokens", "2"], 2, "within max_tokens=2"),

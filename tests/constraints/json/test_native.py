@@ -324,10 +324,10 @@ def test_a_loose_bound_leaves_particles(name, lm):
             constraint.parse(json.dumps("a" * 70_000))
 
 
-def test_a_late_end_blames_llguidance(lm):
+def test_a_late_end_is_a_death_that_names_the_limit(lm):
     enum = JsonSchema({"enum": [{f"p{j}": i * j for j in range(9)} for i in range(1000)]})
     posterior = smc_steer(ConstrainedText(lm, "Once: ", enum, max_tokens=20), N=2, K=2, seed=1)
-    assert "llguidance makes its masks and looks for no end (more than 100,000 states)" in posterior.deaths[0].reason
+    assert posterior.deaths[0].reason == "JsonSchema cannot end within max_tokens=20: give room"
 
 
 @pytest.mark.parametrize("n", [500, 2000])
