@@ -51,6 +51,7 @@ NUM_DRAWS = 2000                        # from a distribution of the user's own
 
 _IGNORED = ("_chooser_", "_noted_", "_stepping_", "_log_weight_")
 _ATOMS = (type(None), bool, int, float, complex, str, bytes, types.ModuleType, type(Ellipsis))
+_NOT_COPIED = (type, types.FunctionType, types.MethodType, Shared)
 _CLOCKS = ("time", "time_ns", "perf_counter", "perf_counter_ns", "monotonic", "monotonic_ns", "process_time")
 _CONTRACT = "a step may depend on its choices and its particle alone, and change nothing but its particle"
 
@@ -112,6 +113,8 @@ def check_program(
             check.report.not_run["beam_search"] = str(error)
         else:
             check.rebuild([(b.particle.choices, _contents(b.particle)) for b in beams if not b.particle.cut], "beams")
+        if change := check.outside.changed():
+            raise RuntimeError(f"steps change what all particles share: {change}; {_CONTRACT}")
         check.end(seed)
     check.distributions()
     for note in check.report.notes:
@@ -128,7 +131,7 @@ class _Check:
     def __init__(self, first: Model, makers: Sequence[Callable[[], Model]], report: ProgramReport) -> None:
         self.first, self.makers, self.report = first, makers, report
         self.outside = _Outside(first)
-        self.ended, self.seed = False, 0
+        self.ended, self.seed, self.t = False, 0, 0
         self.used: dict[Any, Proposal] = {}            # those of the user's own, by contents
         self.scores: dict[str, list[float]] = collections.defaultdict(list)
         self.asked: dict[int, list[Any]] = {}           # by particle that is being rebuilt
@@ -170,7 +173,8 @@ class _Check:
         self.used |= {(type(dist), repr(_plain(_attributes(dist), {}))): dist for dist in own}
         if id(model) in self.asked:
             context = _context_of(dists[0])             # before its table is computed
-            self.asked[id(model)].append((context, [_table(dist) for dist in dists if isinstance(dist, Proposal)]))
+            tables = [_table(dist) for dist in dists if isinstance(dist, Proposal)]
+            self.asked[id(model)].append(((self.t, context), tables))
 
     def made(self, step: Any) -> list[Made]:
         """Return the candidates of a step: their choices, and the contents of their attributes now."""
@@ -204,11 +208,13 @@ class _Check:
         particles = [make() for _ in made]
         choosers = [Replayed(choices, np.random.default_rng(self.seed)) for choices, _ in made]
         self.asked = {id(particle): [] for particle in particles}
-        difference, t = "", 0
-        with _perturbed(self.seed, [*particles, *self.outside.objects]):
+        difference = ""
+        with _clocks_ahead(self.seed):
             for particle, chooser in zip(particles, choosers, strict=True):
                 particle._chooser_ = chooser
-            for t in range(max((len(choices) for choices, _ in made), default=0)):
+            for self.t in range(max((len(choices) for choices, _ in made), default=0)):
+                t = self.t
+                _reseed(1009 * self.seed + t, [("", each) for each in (*particles, *self.outside.streams)])
                 moving = [i for i, (choices, _) in enumerate(made) if t < len(choices)]
                 for i in moving:
                     if particles[i].finished:
@@ -229,11 +235,11 @@ class _Check:
         return asked
 
     def _check_contexts(self, asked: list[Any]) -> None:
-        contexts = [context for context, _ in asked if context is not None]
-        for before, after in zip(contexts, contexts[1:], strict=False):
-            if before == after:
+        contexts = [(t, context) for (t, context), _ in asked if context is not None]
+        for (before, one), (after, other) in itertools.pairwise(contexts):
+            if before != after and one == other:
                 raise RuntimeError(
-                    f"two choices in a row are drawn after the same context of {len(after)} tokens: add the token "
+                    f"two steps in a row draw after the same context of {len(other)} tokens: add the token "
                     "that was drawn, as in self.context += token"
                 )
 
@@ -254,7 +260,7 @@ class _Check:
             if wrong := _wrong_with(dist):
                 raise RuntimeError(f"{shown(dist)}: {wrong}")
         for place, scores in self.scores.items():
-            if all(0.0 < score <= 1.0 for score in scores) and len(set(scores)) > 1:
+            if all(0.0 < score < 1.0 for score in scores):
                 self.report.notes.append(
                     f"score ({place}) is always between 0 and 1: it wants a log weight, math.log(p) of a probability"
                 )
@@ -341,40 +347,30 @@ def _walk(roots: Sequence[tuple[str, Any]], skip: Callable[[Any], bool] = lambda
 
 
 def _check_copy(model: Model) -> None:
-    """Raise a RuntimeError if a copy leads to an object of the model, or shares memory in another way."""
-    new, shared = model.copy(), _shared_names(model)
-
-    def roots(of: Model) -> list[tuple[str, Any]]:
-        return [(f"self.{name}", value) for name, value in vars(of).items() if name not in shared | {*_IGNORED}]
-
-    own = {id(value): path for path, value in _walk(roots(model), lambda value: isinstance(value, type))}
-    buffers = [path for path, _ in _buffers(_walk(roots(model)))]
-    for path, value in _walk(roots(new), lambda value: isinstance(value, type)):
+    """Raise a RuntimeError if a copy leads to the model, contains its lists or arrays, or shares memory differently."""
+    new, left_out = model.copy(), _shared_names(model).union(_IGNORED)
+    roots = [[(f"self.{name}", each) for name, each in vars(of).items() if name not in left_out] for of in (model, new)]
+    for path, value in _walk(roots[1], lambda value: isinstance(value, type)):
         if value is model:
             raise RuntimeError(
                 f"{path} leads from a copy back to the first particle: write a method, or compute it in the step"
             )
-        if id(value) in own and isinstance(value, list | dict | set | bytearray | collections.deque):
-            if not any(word in path for word in (".a default", "__func__")) and path.count(".") <= 1:
-                raise RuntimeError(f"{path} is shared by copies: a deep copy must separate it, or `shared` name it")
-    places, copied = (dict(_buffers(_walk(roots(each)))) for each in (model, new))
-    for a in buffers:
-        for b in buffers:
-            if a in copied and b in copied and _meet(places[a], places[b]) != _meet(copied[a], copied[b]):
-                raise RuntimeError(
-                    f"{a} and {b} share memory, and their copies do not: keep one of them, and make the other from "
-                    "it where it is used"
-                )
-            if b in copied and _meet(places[a], copied[b]) and _is_writable(a, model):
-                raise RuntimeError(f"{b} of a copy shares memory with {a} of the model: a deep copy must separate them")
+    held, copied = (list(_walk(each, lambda value: isinstance(value, _NOT_COPIED))) for each in roots)
+    places, new_places = dict(_buffers(held)), dict(_buffers(copied))
+    for a, b in itertools.combinations(places.keys() & new_places.keys(), 2):
+        if _meet(places[a], places[b]) != _meet(new_places[a], new_places[b]):
+            raise RuntimeError(
+                f"{min(a, b)} and {max(a, b)} share memory, and their copies do not: keep one of them, and make the "
+                "other from it where it is used"
+            )
+    checked = held if type(model).copy is Model.copy else []        # else rebuilding decides
+    own = {id(value) for _, value in checked}
+    for path, value in copied:
+        if id(value) in own and isinstance(value, list | dict | set | bytearray | collections.deque | np.ndarray):
+            raise RuntimeError(f"{path} is shared by copies: a deep copy must separate it, or `shared` name it")
 
 
-def _is_writable(path: str, model: Model) -> bool:
-    value = getattr(model, path.partition(".")[2].partition(".")[0].partition("[")[0], None)
-    return not isinstance(value, np.ndarray) or value.flags.writeable
-
-
-def _buffers(walked: Iterator[tuple[str, Any]]) -> Iterator[tuple[str, tuple[int, int]]]:
+def _buffers(walked: list[tuple[str, Any]]) -> Iterator[tuple[str, tuple[int, int]]]:
     """Yield the addresses of the memory of arrays, tensors and other buffers."""
     for path, value in walked:
         if hasattr(value, "data_ptr") and hasattr(value, "untyped_storage"):
@@ -407,9 +403,17 @@ class _Outside:
         held = (value for _, value in _walk(list(vars(model).items())))
         roots += [("", value) for value in held if isinstance(value, Proposal | types.FunctionType)]
         self.objects = [value for _, value in _walk(roots, lambda value: value is model)]
+        self.streams = [value for value in self.objects if isinstance(value, _STREAMS) or hasattr(value, "manual_seed")]
+        kinds = (list, set, bytearray, collections.deque, collections.Counter, np.ndarray)
+        of_class = _walk([(cls.__name__, cls) for cls in classes])
+        self._of_class = [(path, value, _plain(value, {})) for path, value in of_class if isinstance(value, kinds)]
         self._caches = [value for value in self.objects if hasattr(value, "cache_clear")]
         self._classes = [(cls, {n: v for n, v in vars(cls).items() if n[:2] != "__"}) for cls in classes]
         self._saved = [(value, _content(value)) for value in self.objects if _content(value) is not None]
+
+    def changed(self) -> str:
+        """Return the first change of data of the class in words; "" if there is none."""
+        return next((d for path, value, old in self._of_class if (d := _difference(old, _plain(value, {}), path))), "")
 
     def restore(self) -> None:
         """Bring all objects to their contents before the first run."""
@@ -455,23 +459,27 @@ def _put(value: Any, content: Any) -> None:
         target.update(content)
 
 
-@contextlib.contextmanager
-def _perturbed(seed: int, roots: Sequence[Any]) -> Iterator[None]:
-    """Give other states to the random streams of the process and of the objects, and set the clocks forward."""
+_STREAMS = (np.random.Generator, np.random.RandomState, np.random.BitGenerator, random.Random)
+
+
+def _reseed(seed: int, roots: Sequence[tuple[str, Any]]) -> None:
+    """Give other states to the random streams of the process, and to those that the roots lead to."""
     random.seed(seed)
     np.random.seed(seed)                                # noqa: NPY002
     torch = sys.modules.get("torch")
     if torch is not None:
         torch.manual_seed(seed)
-    for _, value in _walk([("", value) for value in roots]):
-        if isinstance(value, np.random.Generator | np.random.RandomState | np.random.BitGenerator):
-            if not isinstance(value, ParticleStream):
-                bits: Any = getattr(value, "bit_generator", getattr(value, "_bit_generator", value))
-                bits.state = type(bits)(seed).state
-        elif isinstance(value, random.Random) and not isinstance(value, random.SystemRandom):
-            value.seed(seed)
-        elif torch is not None and isinstance(value, torch.Generator):
-            value.manual_seed(seed)
+    for _, value in _walk(roots):
+        if isinstance(value, random.Random) or (torch is not None and isinstance(value, torch.Generator)):
+            getattr(value, "manual_seed", value.seed)(seed)
+        elif isinstance(value, _STREAMS) and not isinstance(value, ParticleStream):
+            bits: Any = getattr(value, "bit_generator", getattr(value, "_bit_generator", value))
+            bits.state = type(bits)(seed).state
+
+
+@contextlib.contextmanager
+def _clocks_ahead(seed: int) -> Iterator[None]:
+    """Set the clocks of the module time forward."""
     with contextlib.ExitStack() as stack:
         for name in _CLOCKS:
             clock = getattr(time, name)
@@ -582,17 +590,17 @@ def _wrong_with(dist: Proposal) -> str:
             return f"it draws {min(strange)}, which is not in its support"
         if not np.allclose(np.array(dist.log_measures()), listed, atol=1e-6):
             return "its log_measures() are not the log_measure of each value of its support"
-    if not isinstance(dist, Distribution):
-        return ""
-    counts = collections.Counter(map(repr, values))
-    probability = {repr(value): math.exp(log) for value, log in zip(values, logs, strict=True)}
-    if len(counts) > NUM_DRAWS / 2:
+    counts, n = collections.Counter(map(repr, values)), len(values)
+    if len(counts) > n / 2:
         return ""                                       # continuous, or of many values
+    measure = {repr(value): math.exp(log) for value, log in zip(values, logs, strict=True)}
     missing = 0.01 if min(counts.values()) > 1 else 1.0             # what was never drawn is rare if all came twice
-    if not 1.0 - missing < (seen := sum(probability.values())) <= 1.0 + 1e-6:
+    seen = sum(measure.values())
+    if isinstance(dist, Distribution) and not 1.0 - missing < seen <= 1.0 + 1e-6:
         return f"the probabilities of {len(counts)} values that it drew sum to {seen:.6g}, not to 1"
-    for value, p in probability.items():
-        z = (counts[value] - NUM_DRAWS * p) / math.sqrt(NUM_DRAWS * p * (1.0 - p) + 1e-9)
-        if abs(z) > 5.0:                                # by chance once in two million
-            return f"it draws {value} {counts[value]} times in {NUM_DRAWS}, and its probability is {p:.4g}"
+    for value, mu in measure.items():
+        weights = np.array([math.exp(w) if repr(v) == value else 0.0 for v, w in draws[0]])
+        mean, spread = weights.mean(), max(np.mean(weights**2) - mu**2, mu * max(1.0 - mu, 0.0), 1e-6)
+        if abs(mean - mu) > 5.0 * math.sqrt(spread / n):            # by chance once in two million
+            return f"its draws give {value} the measure {mean:.4g}, and its log_measure {mu:.4g}"
     return ""

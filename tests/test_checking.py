@@ -147,6 +147,10 @@ MISTAKES = {
                                       setting("kept", lambda _: np.random.RandomState(0))), CHOICES),  # noqa: NPY002
     "Python's generator": (letters(by_attribute(lambda kept: kept.random()),
                                    setting("kept", lambda _: random.Random(0))), CHOICES),
+    "a stream of the particle's": (
+        letters(lambda self, _: vars(self).setdefault("kept", self.rng.spawn(1)[0]).random()), CHOICES),
+    "a list of the class that is only written": (
+        letters(lambda self, x: self.seen.append(x) or 0.0, seen=[]), "steps change what all particles share"),
     "a lambda": (letters(by_attribute(lambda kept: kept()), setting("kept", lambda self: lambda: len(self.s))), LEADS),
     "a lambda in a list": (letters(by_attribute(lambda kept: kept[0]()),
                                    setting("kept", lambda self: [lambda: len(self.s)])), LEADS),
@@ -196,7 +200,7 @@ def test_a_copy_that_shares_a_list_is_refused():
             vars(new).update({**vars(self), "_chooser_": None, "_stepping_": False})
             return new
 
-    with pytest.raises(RuntimeError, match=r"self.kept is shared by copies"):
+    with pytest.raises(RuntimeError, match=CHOICES):
         check_program(Shallow())
 
 
@@ -232,6 +236,13 @@ class Unlisted(Listed):
         super().__init__(*p, support=None)
 
 
+class Doubled(Listed):
+    """Weighted proposal whose log_measure is twice the measure of its draws."""
+
+    def propose(self, rng):
+        return self.sample(rng), -math.log(2.0)
+
+
 class Foreign(Listed):
     def sample(self, rng):
         return random.choice("abc")
@@ -258,7 +269,8 @@ DISTRIBUTIONS = {
     "logits": (Listed(math.e**2, math.e, 1.0), "sum to 11.1"),
     "other probabilities": (Unlisted(0.9, 0.05, 0.05), None),
     "wrong probabilities": (type("Wrong", (Unlisted,), {"sample": Listed(THIRD, THIRD, THIRD).sample})(0.9, 0.05, 0.05),
-                            "times in 2000, and its probability is"),
+                            "its draws give .* and its log_measure"),
+    "a wrong measure": (Doubled(0.5, 0.3, 0.2), "its draws give .* and its log_measure"),
     "a value twice": (Listed(0.5, 0.25, 0.25, support=("a", "b", "c", "c")), "sum to 1.25"),
     "a value outside": (Listed(0.5, 0.5, 0.25, support=("a", "b")), "which is not in its support|other choices"),
     "another stream": (Foreign(THIRD, THIRD, THIRD), "other values from an equal random stream"),
@@ -309,7 +321,7 @@ def test_a_token_that_is_not_appended_is_refused(derive):
         self.sample(derive(self.context.next_token()))
         return 0.0
 
-    with pytest.raises(RuntimeError, match=r"the same context of 2 tokens: add the token"):
+    with pytest.raises(RuntimeError, match=r"after the same context of 2 tokens: add the token"):
         check_program(letters(weigh, setting("context", lambda _: LM.context("The cat")))())
 
 
@@ -320,7 +332,7 @@ def test_a_program_in_which_no_particle_ends_is_refused():
 
 def test_a_score_that_looks_like_a_probability_is_noted():
     def step(self):
-        self.score({"a": 0.7, "b": 0.2}[self.sample(AB)])
+        self.score({"a": 0.7, "b": 0.7}[self.sample(AB)])
         self.finish()
 
     with pytest.warns(UserWarning, match=r"score \(test_checking.py, line \d+\) is always between 0 and 1"):
