@@ -519,7 +519,7 @@ def _plain(value: Any, seen: dict[int, int]) -> Any:
     if isinstance(value, Iterator) and not isinstance(value, types.GeneratorType):
         with contextlib.suppress(TypeError):
             return [_plain(each, seen) for each in value.__reduce__()[1:]]
-    if hasattr(value, "next_token"):
+    if hasattr(value, "next_token") and hasattr(value, "tokens"):
         return [int(token) for token in value.tokens]
     if isinstance(value, Shared | types.FunctionType | type):
         return type(value).__name__

@@ -26,7 +26,7 @@ from typing import Any, Literal, Protocol, TypeVar
 
 import numpy as np
 
-from llmppl.distributions import BLOCK, Floats, Impossible, Ints, log_sum, logsumexp, read_blocks, values_at
+from llmppl.distributions import BLOCK, Floats, Ints, log_sum, logsumexp, read_blocks, values_at
 from llmppl.inference.resampling import threshold
 from llmppl.models.choices import (
     Choice,
@@ -132,27 +132,33 @@ class Branch:
 
     def __init__(self, start: Any, asker: str = "", picks: tuple[Pick, ...] = (), log_q: float = 0.0) -> None:
         self.start, self.picks, self.log_q, self.asker = start, picks, log_q, asker
-        self.impossible: Impossible | None = None       # the reason why nothing can be drawn at the listed choice
+        self.error: Exception | None = None             # the reason why nothing can be drawn at the listed choice
+        self._errors = list[Exception]()                # those of earlier runs, which its samples raise in turn
 
     def run(self) -> None:
         """Run the step to its end, or to its first choice after the picks."""
-        chooser = StopAtChoice(self.picks, self.asker, self.impossible)
+        self._errors += [] if self.error is None else [self.error]
+        chooser = StopAtChoice(self.picks, self.asker, self._errors)
         self.particle, self._exit = self.start._spawn_(chooser), None
         try:
             self.particle.step()
         except Suspended as left:
             self._exit = left
-        self.listing, self.suspended = chooser.listing, chooser.left
+        self.error, self.listing, self.suspended = None, chooser.listing, chooser.left
         self.particle._log_weight_ += self.log_q
 
     def evaluate(self) -> None:
         """Evaluate the listed choice, and every other distribution that the step has made.
 
         The exception that suspended the step holds these in its frames, so one pass of a language model computes all.
-        If no value is possible, the step runs again, and its `sample` raises the error.
+        If the distribution raises an exception or no value is possible, the step runs again, and its `sample` raises
+        the error.
         """
         assert self.listing is not None
-        self.impossible = self.listing.impossible()
+        try:
+            self.error = self.listing.impossible()
+        except Exception as error:
+            self.error = error
         self._exit = None
 
     def children(self, K: int | None = None) -> list[Branch]:
@@ -170,11 +176,19 @@ Advance = Callable[[Sequence[Callable[[], Any]], Sequence[int]], None]      # ru
 def follow(branches: Mapping[int, Branch], advance: Advance) -> None:
     """Run branches to the end of the step, or to a choice whose probabilities are then known."""
     advance([branch.run for branch in branches.values()], [*branches])
-    listed = [i for i, branch in branches.items() if branch.listing is not None]
-    for some in listed[:1], listed[1:]:                 # the first one waits, and its round answers all others
-        advance([branches[i].evaluate for i in some], some)
-    impossible = [i for i in listed if branches[i].impossible is not None]
-    advance([branches[i].run for i in impossible], impossible)
+    todo = [*branches]
+    while todo := [i for i in todo if branches[i].listing is not None]:
+        raised = None
+        try:
+            for some in todo[:1], todo[1:]:             # the first one waits, and its round answers all others
+                advance([branches[i].evaluate for i in some], some)
+        except Exception as error:
+            raised = error
+            if all(branch.error is not error for branch in branches.values()):
+                raise                                   # not of a distribution
+        failed = [i for i in todo if branches[i].error is not None]
+        advance([branches[i].run for i in failed], failed)
+        todo = failed if raised is None else todo       # the exception came before the others were evaluated
 
 
 # ---- expansions

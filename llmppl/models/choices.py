@@ -279,22 +279,23 @@ class StopAtChoice(Sampled):
     weighted proposal would have to be computed for every value, or the step draws from `self.rng` directly. With an
     `asker`, which needs every choice, a weighted proposal is listed, and the other cases are a TypeError in its name.
 
-    The probabilities are not computed here, so that many steps can compute them together. If no value turned out to be
-    possible, the step runs again with that error as `impossible`, which its `sample` raises.
+    The probabilities are not computed here, so that many steps can compute them together. If that failed, the step runs
+    again with the `errors`, one for each choice, which its samples raise.
     """
 
-    def __init__(self, picks: Sequence[Pick] = (), asker: str = "", impossible: Impossible | None = None) -> None:
+    def __init__(self, picks: Sequence[Pick] = (), asker: str = "", errors: Sequence[Exception] = ()) -> None:
         super().__init__(None)
         self.listing: ListedChoice | None = None
         self.left = False
-        self._picks, self._asker, self._impossible = iter(picks), asker, impossible
+        self._picks, self._asker, self._errors = iter(picks), asker, iter(errors)
 
     def choose(self, proposal: Proposal) -> tuple[Any, float]:
         pick = None if self.left else next(self._picks, None)
         if pick is not None:
             return pick.take(proposal)
-        if self._impossible is not None:
-            raise self._impossible
+        error = None if self.left else next(self._errors, None)
+        if error is not None:
+            raise error
         if not self.left and (self._asker or (isinstance(proposal, Distribution) and proposal.support is not None)):
             self.listing = ListedChoice(proposal)
         self.left = True
