@@ -397,11 +397,3 @@ def test_max_steps_ends_an_endless_task():
     run = lambda n, rng: importance_sampling(Endless(), 2, rng=rng, max_steps=n)        # noqa: E731
     results = by_index(run_many(run, [3, 1000, 5], seed=0))
     assert [[particle.cut for particle in result.particles] for result in results] == [[True, True]] * 3
-
-    class Quiet(Model):
-        def step(self):
-            pass
-
-    run = lambda task, rng: importance_sampling(task(), 1, rng=rng)         # noqa: E731
-    quiet, coin = by_index(run_many(run, [Quiet, Coin], seed=0))
-    assert "bound the run with max_steps=" in quiet.error and coin.error is None
