@@ -594,7 +594,7 @@ def _wrong_with(dist: Proposal) -> str:
     if len(counts) > n / 2:
         return ""                                       # continuous, or of many values
     measure = {repr(value): math.exp(log) for value, log in zip(values, logs, strict=True)}
-    missing = 0.01 if min(counts.values()) > 1 else 1.0             # what was never drawn is rare if all came twice
+    missing = 0.01 if min(counts.values()) > 1 else 1.0             # if all values came twice, the others are rare
     seen = sum(measure.values())
     if isinstance(dist, Distribution) and not 1.0 - missing < seen <= 1.0 + 1e-6:
         return f"the probabilities of {len(counts)} values that it drew sum to {seen:.6g}, not to 1"

@@ -196,7 +196,7 @@ def explain_no_token(
     if left == 0 or (index is not None and left < math.inf and not index.mask_within(state, left).any()):
         return f"{name} cannot end within {bound}: give room{under}"
     if index is not None and not index.mask(state).any():
-        return f"{name} cannot go on: what must follow is in no token of the vocabulary"
+        return f"{name} cannot go on: no token of the vocabulary continues it"
     if index is None:
         return f"no token{' that the mask allows' * masked} has positive probability{under}"
     allow = f"{name} and the mask allow" if masked else f"{name} allows"

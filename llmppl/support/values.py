@@ -97,7 +97,7 @@ _HOMES = tuple(path + os.sep for path in (
 
 
 def digest(*parts: Any) -> str:
-    """Return 20 hexadecimal digits of values, the same in every process. Only the repr counts of what is no data."""
+    """Return 20 hexadecimal digits of values, the same in every process. Others than data count by their repr."""
     text = json.dumps(encode(parts, describe), sort_keys=True)
     return hashlib.blake2b(text.encode(), digest_size=10).hexdigest()
 

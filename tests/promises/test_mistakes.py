@@ -221,7 +221,7 @@ def test_a_schema_that_cannot_end_in_time_reports_its_bound_once():
         (lambda: ConstrainedText(LM, "a", Regex("b+"), rule=Rule(top_k=1)), " under Rule(top_k=1)"),
         (lambda: Infilling(LM, "a[BLANK]b", max_tokens=1), "the holes have more tokens than max_tokens=1"),
         (lambda: Infilling(LM, "a[BLANK]b", min_tokens=4), "the holes have fewer tokens than min_tokens=4"),
-        (lambda: Infilling(never(B), "a[BLANK]b"), "what comes after a hole has probability 0"),
+        (lambda: Infilling(never(B), "a[BLANK]b"), "the fragment after a hole has probability 0"),
         (lambda: PromptIntersection([never(B), only_b()], ["a", "c"]), "no token has positive probability after all p"),
         (lambda: PromptIntersection([never(B), only_b()], ["a", "c"], proposal="first"), "was drawn after the first"),
     ],

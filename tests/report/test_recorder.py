@@ -390,7 +390,7 @@ def test_statements_of_ready_made_programs_are_described_in_words():
     assert statements(ConstrainedText(lm, "a", min_tokens=2, max_tokens=3)) == ["min_tokens=2"]
     told = statements(Infilling(lm, ["a", "b", "c"], lengths=Geometric(0.5, max_value=3)))
     lengths = "the lengths of the holes, which the target leaves open"
-    assert {*told} == {"what comes after the holes", lengths, "no end in a hole"}
+    assert {*told} == {"the fragments after the holes", lengths, "no end in a hole"}
     told = statements(PromptIntersection(lm, ["a", "b"], max_tokens=2))
     assert {*told} == {"the first prompt, over the proposal", "the other prompts"}
 

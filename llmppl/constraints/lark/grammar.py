@@ -6,7 +6,7 @@ terminals of each parser state equal lark's. Only the loop differs: it takes one
 The one idea: assume where a token ends instead of waiting to see it. A *hypothesis* assumes an end of every token so
 far. It is a parser stack (`parser.py`) and the current partial token (`lexer.py`). Exactly one hypothesis survives the
 whole text, so no byte is read twice. For example, `1e+x` is read as `1 e + x` under the hypothesis that `1` ends there,
-which forbids an exponent. A hypothesis is dropped unless the parser takes what may come next (`completion.py`). `step`
+which forbids an exponent. A hypothesis is dropped unless the parser takes a next terminal (`completion.py`). `step`
 returns None only if no continuation of the text is accepted.
 
 Sources: the lexer and parser of lark 1.3; Willard & Louf (2023), section 4, for parsers as recognizers.

@@ -22,7 +22,7 @@ BLANK = "[BLANK]"
 
 _LABELS = {                                             # of statements, in `attribution`
     "sample": "no end in a hole", "score": "the lengths of the holes, which the target leaves open",
-    "observe": "what comes after the holes",
+    "observe": "the fragments after the holes",
 }  # fmt: skip
 
 
@@ -109,7 +109,7 @@ class Infilling(Program):
 
     def death_reason(self, verb: str) -> str | None:
         if verb == "observe":
-            return "what comes after a hole has probability 0"
+            return "the fragment after a hole has probability 0"
         if verb != "condition":
             return None
         if self.before_min_tokens():
