@@ -84,8 +84,8 @@ def test_the_document_lists_the_folders_in_their_order():
 
 MAX_LINES, MAX_CLASS, MAX_PARAMETERS = 900, 500, 8
 # branches per code line, as tools/shape.py counts them; the aims are 0.25 and 0.15
-MAX_DENSITY = {"llmppl": 0.287, "tests": 0.235}
-MAX_TOTAL = {"llmppl": 28_100, "tests": 31_100}         # lines; the aims are 26,000 and 28,000
+MAX_DENSITY = {"llmppl": 0.286, "tests": 0.232}
+MAX_TOTAL = {"llmppl": 28_000, "tests": 31_000}         # lines; the aims are 26,000 and 28,000
 MAX_PUBLIC = 35                                         # names of llmppl.__all__
 MAX_WHATS = 1.0                                         # relative "what" per 1,000 words
 MAX_WORDS = 12                                          # of a test's name
