@@ -26,7 +26,7 @@ from llmppl.inference.particles import Death, Particles, deaths_of
 from llmppl.models.choices import StopAtChoice
 from llmppl.models.model import Model
 from llmppl.report.progress import Bar, finished
-from llmppl.report.tables import TableList, frame, one_line
+from llmppl.report.tables import TableView, frame, one_line
 from llmppl.support.arguments import count, optional_count
 from llmppl.support.runtime import Runtime
 
@@ -110,7 +110,7 @@ class Beam(Generic[M]):
         return f"Beam({self.log_joint:.2f}, {str(self)!r}{', cut' * self.particle.cut})"
 
 
-class Beams(TableList[Beam[M]]):
+class Beams(TableView, list[Beam[M]]):
     """The beams of a search, the best first. The repr is a table, also in a notebook."""
 
     @property

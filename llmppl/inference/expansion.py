@@ -429,7 +429,7 @@ def choose(rng: np.random.Generator, log_sums: Sequence[Floats], read: Read, mos
     sums = padded.ravel()                               # a block is identified by its index here
     opened = np.flatnonzero(sums > -np.inf)
     if opened.size > most:
-        opened = np.flatnonzero(threshold(sums, most)[1])
+        opened = threshold(sums, most)[1]
     values = read(*np.divmod(opened, shape[1])) if opened.size else np.empty((0, BLOCK))
     ids = opened[:, None] * BLOCK + np.arange(BLOCK)    # (m, BLOCK) of values: index of the block, and in the block
     sums[opened] = -np.inf
@@ -437,9 +437,9 @@ def choose(rng: np.random.Generator, log_sums: Sequence[Floats], read: Read, mos
     if np.count_nonzero(units > -np.inf) <= most:
         return _by_row(ids[values > -np.inf], values[values > -np.inf], shape)
     log_c, reached = threshold(units, most)
-    certain = reached[: values.size].reshape(values.shape)
-    kept, log_weights = ids[certain], values[certain]
-    values = np.where(certain, -np.inf, values)
+    certain = reached[reached < values.size]
+    kept, log_weights = ids.ravel()[certain], values.ravel()[certain]
+    values.flat[certain] = -np.inf
     sums[opened] = log_sum(values)
 
     found, blocks = _meetings(rng, padded + log_c, values + log_c, ids)

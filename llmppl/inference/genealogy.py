@@ -5,27 +5,18 @@ Chance enters a run by three kinds of event: `expand` keeps first choices, a ste
 all events, each of which adds  c u (F - E)^2.  All weights here are shares of the sum of all weights.
 
 - F is the influence of the unit: its share when the event ends, plus all later changes by draws and selections among
-  its descendants. A selection changes shares even if all futures are worth the same. So F is computed from the end:
-  F = w + sum (F' - w').  Here w is the share before a selection. F' and w' are the influence and the share of each
-  survivor after it. For a draw, F is the sum of the F' of its runs.
+  its descendants. It is computed from the end:  F = w + sum (F' - w').  Here w is the share before a selection. F' and
+  w' are those of each survivor after it. For a draw, F is the sum of the F' of its runs.
 - E is the value of F without the event. Several runs from one start share their mean. All other units of an event share
   one factor r:  E = r w'. The squares are scaled by n / (n - 1), since r is estimated from n units. A single unit is
   compared with all particles: r = 1.
 - u is the uncertainty of the unit: 1 - pi for a unit kept with probability pi, 1 / m for a run that represents m equal
   runs, and 1 for any other run.
-- c is the product of 1 - u over the units of earlier events from which it descends. Their F already contains the chance
-  of later events, of which they count a share u.
+- c is the product of 1 - u over the units of earlier events from which it descends.
 
-With one draw at the beginning and multinomial resampling this is the estimator of Chan & Lai. For importance sampling
-it is the usual one, Var(w) / (N mean(w)^2). If no first choice of a step has a second run, runs with different first
-choices are compared with one another, which makes the estimate too large rather than too small.
-
-After many steps all particles descend from few units of an early event, and F no longer shows its chance. So the
-variance is computed twice: to the end of the run, and for each event up to the first later event at which fewer than
-`MIN_FAMILIES` of its families are left. The larger one counts, since both tend to be too small.
-
-The correction for few units is that of `log_ml_error`. It was chosen on thirteen programs, not on those of
-benchmarks/standard_errors.py, which measures the coverage.
+The variance is computed twice: to the end of the run, and for each event up to the first later event at which fewer
+than `MIN_FAMILIES` of its families are left. The larger one counts. docs/inference.md, "The error of one run", derives
+and measures this.
 
 Sources: Chan & Lai (2013), "A general theory of particle filters in hidden Markov models and some applications", Annals
 of Statistics 41; Lee & Whiteley (2018), "Variance estimation in the particle filter", Biometrika 105; Olsson & Douc
@@ -37,6 +28,7 @@ Satterthwaite (1946), "An approximate distribution of estimates of variance comp
 from __future__ import annotations
 
 import math
+import operator
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -45,7 +37,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from llmppl.distributions import logsumexp
-from llmppl.report.tables import chart, frame, html_table, text_table
+from llmppl.report.tables import TableView, chart, frame
 
 if TYPE_CHECKING:
     import pandas
@@ -55,7 +47,7 @@ Indices = NDArray[np.int64]
 
 MIN_FAMILIES = 3.0                                      # 1 / sum of squared shares: fewer do not show a variance
 ROUNDING = 1e-20                                        # of a relative variance
-FIGURES = "ess", "log_ml", "num_unique_ancestors", "num_finished", "num_dead"
+FIGURES = "index", "ess", "log_ml", "num_unique_ancestors", "num_finished", "num_dead"
 HEADS = "step", "ess", "log Z-hat", "ancestors", "finished", "dead"
 
 
@@ -98,16 +90,14 @@ class StepRecord:
     log_survivors: Floats = _none()
 
 
-class StepRecords(tuple[StepRecord, ...]):
+class StepRecords(TableView, tuple[StepRecord, ...]):
     """Records of the steps of a run. The repr is a table of figures; a notebook shows charts above it."""
 
     __slots__ = ()
-
-    def __repr__(self) -> str:
-        return "\n".join([self._header(), *(["", *text_table(HEADS, self._rows(), numbers=True)] if self else [])])
+    numbers = True
 
     def _repr_html_(self) -> str:
-        return f"<p>{self._header()}</p>{self.charts()}{html_table(HEADS, self._rows(), numbers=True) if self else ''}"
+        return self.charts() + super()._repr_html_()
 
     def charts(self) -> str:
         """Return charts of ess and log Z-hat as HTML, empty for fewer than two steps."""
@@ -122,17 +112,15 @@ class StepRecords(tuple[StepRecord, ...]):
 
     def to_pandas(self) -> pandas.DataFrame:
         """Return a data frame with a row for each step. ImportError, with the command to install it, without pandas."""
-        return frame({name: [getattr(step, name) for step in self] for name in ("index", *FIGURES)})
+        return frame({name: [getattr(step, name) for step in self] for name in FIGURES})
 
     def _header(self) -> str:
         return f"{len(self)} step{'s' * (len(self) != 1)}"
 
-    def _rows(self) -> list[tuple[str, ...]]:
-        return [
-            (str(step.index), f"{step.ess:.1f}", f"{step.log_ml:.2f}")
-            + tuple(str(getattr(step, name)) for name in FIGURES[2:])
-            for step in self
-        ]
+    def _table(self) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:
+        counts = operator.attrgetter("num_unique_ancestors", "num_finished", "num_dead")
+        rows = [(step.index, f"{step.ess:.1f}", f"{step.log_ml:.2f}", *counts(step)) for step in self]
+        return HEADS, [tuple(map(str, row)) for row in rows]
 
 
 class Genealogy:
@@ -149,13 +137,9 @@ class Genealogy:
         self.roots: Indices = np.arange(n)
 
     def add(
-        self,
-        extensions: Sequence[Any],
-        candidate_log_weights: Floats,
-        ancestors: Indices,
-        log_chosen: Floats,
+        self, extensions: Sequence[Any], candidate_log_weights: Floats, ancestors: Indices, log_chosen: Floats,
         survivors: Sequence[Any],
-    ) -> StepRecord:
+    ) -> StepRecord:  # fmt: skip
         """Record a step, and return its record.
 
         Parameters
@@ -165,33 +149,24 @@ class Genealogy:
         ancestors, log_chosen : (n,) int and float, results of the selection
         survivors : sequence of n particles
         """
-        def column(name: str, kind: type) -> Any:
-            return np.array([getattr(each, name) for each in extensions], dtype=kind)
-
-        parents = column("parent", np.int64)
+        parents, groups, copies = (_column(extensions, name, np.int64) for name in ("parent", "group", "copies"))
         log_survivors = np.array([p.log_weight - p.log_twist for p in survivors], dtype=np.float64)
         log_total = logsumexp(candidate_log_weights)
         log_shares = 2.0 * (candidate_log_weights - log_total) if log_total > -np.inf else np.array([np.inf])
         self.roots = self.roots[parents[ancestors]]
         record = StepRecord(
-            index=len(self.records) + 1,
-            ess=float(np.exp(-logsumexp(log_shares))),
-            log_ml=logsumexp(log_survivors),
-            num_unique_ancestors=len(np.unique(parents[ancestors])),
-            num_finished=sum(p.finished for p in survivors),
-            num_dead=int(np.sum(candidate_log_weights == -np.inf)),
-            parents=parents,
-            groups=column("group", np.int64),
-            log_starts=column("log_start", np.float64),
-            log_kept=column("log_kept", np.float64),
-            copies=column("copies", np.int64),
-            candidate_log_weights=candidate_log_weights,
-            ancestors=ancestors,
-            log_chosen=log_chosen,
-            log_survivors=log_survivors,
-        )
+            len(self.records) + 1, float(np.exp(-logsumexp(log_shares))), logsumexp(log_survivors),
+            len(np.unique(parents[ancestors])), sum(p.finished for p in survivors),
+            int(np.sum(candidate_log_weights == -np.inf)), parents, groups,
+            _column(extensions, "log_start", np.float64), _column(extensions, "log_kept", np.float64), copies,
+            candidate_log_weights, ancestors, log_chosen, log_survivors,
+        )  # fmt: skip
         self.records.append(record)
         return record
+
+
+def _column(extensions: Sequence[Any], name: str, kind: type) -> Any:
+    return np.array([getattr(each, name) for each in extensions], dtype=kind)
 
 
 def log_ml_error(records: Sequence[StepRecord]) -> tuple[float | None, str]:

@@ -15,6 +15,7 @@ Source: Kong, Liu & Wong (1994), "Sequential imputations and Bayesian missing da
 from __future__ import annotations
 
 import html
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar, overload
@@ -24,7 +25,7 @@ from numpy.typing import NDArray
 
 from llmppl.inference.detached import detach
 from llmppl.inference.genealogy import StepRecord, StepRecords
-from llmppl.report.tables import MAX_ROWS, frame, html_table, one_line, text_table, without_middle
+from llmppl.report.tables import TableView, frame, html_table, one_line, text_table, without_middle
 from llmppl.support.arguments import generator, optional_count, shown
 from llmppl.support.locks import cached_property
 from llmppl.support.runtime import Stats
@@ -356,7 +357,7 @@ class Death:
         return f", one with the text {one_line(self.text)!r}" if self.text else ""
 
 
-class Deaths(tuple[Death, ...]):
+class Deaths(TableView, tuple[Death, ...]):
     """The deaths of a run, one `Death` for each step and reason.
 
     They are sorted by step, then by count, the largest first. The repr adds up the steps of a reason.
@@ -364,24 +365,11 @@ class Deaths(tuple[Death, ...]):
 
     __slots__ = ()
 
-    def __repr__(self) -> str:
-        table = ["", *text_table(DEATH_HEADS, self._rows())] if self else []
-        return "\n".join([self._header(), *table])
-
-    def _repr_html_(self) -> str:
-        table = html_table(DEATH_HEADS, self._rows()) if self else ""
-        return f"<p>{self._header()}</p>{table}"
-
     def _header(self) -> str:
         return f"Deaths({self.number} particles)"
 
-    def _rows(self) -> list[tuple[str, str, str]]:
-        """Return the commonest reasons, and one row for all others."""
-        rows = self.by_reason()
-        common = rows[: MAX_ROWS - (len(rows) > MAX_ROWS)]
-        if rest := rows[len(common) :]:
-            common.append((sum(row[0] for row in rest), "", f"for {len(rest)} other reasons"))
-        return [(str(count), steps, reason) for count, steps, reason in common]
+    def _table(self) -> tuple[tuple[str, ...], list[tuple[str, str, str]]]:
+        return DEATH_HEADS, [(str(count), steps, reason) for count, steps, reason in self.by_reason()]
 
     @property
     def number(self) -> int:
@@ -391,33 +379,30 @@ class Deaths(tuple[Death, ...]):
     def by_reason(self) -> list[tuple[int, str, str]]:
         """Return for each reason the count, the steps, and the reason with the text of its last death.
 
-        The commonest reason comes first.
+        The commonest reason comes first, and of equally common ones that of the latest death.
         """
         by_reason: dict[str, list[Death]] = {}
         for death in self:
             by_reason.setdefault(death.reason, []).append(death)
         rows = []
-        for reason, deaths in sorted(by_reason.items(), key=lambda each: -each[1][-1].step):
+        for reason, deaths in by_reason.items():
             steps = list(dict.fromkeys([str(deaths[0].step), str(deaths[-1].step)]))
-            rows.append((sum(death.count for death in deaths), "-".join(steps), reason + deaths[-1].example))
-        return sorted(rows, key=lambda row: -row[0])
+            rows.append((deaths[-1], sum(death.count for death in deaths), "-".join(steps), reason))
+        rows.sort(key=lambda row: (-row[1], -row[0].step))
+        return [(count, steps, reason + last.example) for last, count, steps, reason in rows]
 
 
-def deaths_of(step: int, particles: Iterable[Any]) -> list[Death]:
-    """Return the deaths among particles: those of log-weight -inf, one `Death` for each reason."""
-    deaths: dict[str, Death] = {}
-    for particle in particles:
-        if particle.log_weight == -np.inf:
-            reason = particle.death or "weight zero"
-            known = deaths.get(reason)
-            deaths[reason] = replace(known, count=known.count + 1) if known else Death(step, reason, 1, str(particle))
-    return list(deaths.values())
+def deaths_of(step: int, particles: Iterable[Any]) -> Deaths:
+    """Return the deaths among particles: those of log-weight -inf."""
+    dead = [particle for particle in particles if particle.log_weight == -np.inf]
+    return merge_deaths(Death(step, particle.death or "weight zero", 1, str(particle)) for particle in dead)
 
 
 def merge_deaths(deaths: Iterable[Death]) -> Deaths:
     """Return one death for each step and reason, with the counts added."""
-    merged: dict[tuple[int, str], Death] = {}
+    first, counts = dict[Any, Death](), Counter[Any]()
     for death in deaths:
-        key = death.step, death.reason
-        merged[key] = replace(merged[key], count=merged[key].count + death.count) if key in merged else death
-    return Deaths(sorted(merged.values(), key=lambda death: (death.step, -death.count)))
+        first.setdefault((death.step, death.reason), death)
+        counts[death.step, death.reason] += death.count
+    merged = [replace(death, count=counts[key]) for key, death in first.items()]
+    return Deaths(sorted(merged, key=lambda death: (death.step, -death.count)))

@@ -30,10 +30,7 @@ from numpy.typing import ArrayLike, NDArray
 from llmppl.distributions import logsumexp
 from llmppl.support.arguments import count, probability
 
-__all__ = [
-    "DownSample", "ResampleBelow", "Scheme", "multinomial", "optimal", "residual", "stratified",
-    "systematic", "threshold",
-]  # fmt: skip
+__all__ = ["DownSample", "ResampleBelow", "Scheme", "multinomial", "optimal", "residual", "stratified", "systematic"]
 
 Resampled = tuple[NDArray[np.int64], NDArray[np.float64]]
 Scheme = Callable[[np.random.Generator, ArrayLike, int], Resampled]
@@ -55,11 +52,30 @@ def multinomial(rng: np.random.Generator, log_weights: ArrayLike, N: int) -> Res
     log_weights : (N,) float64 ndarray
         logsumexp of the old ones - log N, for each. Both arrays are empty if every particle is dead.
     """
+    return _at_points(log_weights, N, lambda: np.sort(rng.random(N)))
+
+
+def stratified(rng: np.random.Generator, log_weights: ArrayLike, N: int) -> Resampled:
+    """Draw once from each of N equal strata of the cumulated weight, each with its own uniform.
+
+    Parameters, returns and errors are those of `multinomial`.
+    """
+    return _at_points(log_weights, N, lambda: (np.arange(N) + rng.random(N)) / N)
+
+
+def systematic(rng: np.random.Generator, log_weights: ArrayLike, N: int) -> Resampled:
+    """Draw once from each of N equal strata of the cumulated weight, at the same place in every stratum.
+
+    Particle j has floor(N W_j) or ceil(N W_j) copies (W_j normalised). Parameters, returns and errors are those of
+    `multinomial`.
+    """
+    return _at_points(log_weights, N, lambda: (np.arange(N) + rng.random()) / N)
+
+
+def _at_points(log_weights: ArrayLike, N: int, points: Callable[[], NDArray[np.float64]]) -> Resampled:
+    """Return the particles at N points of the cumulated weight, which are drawn if any particle is alive."""
     alive, log_weights, N = _checked(log_weights, N)
-    if not alive.size:
-        return alive, log_weights
-    points = np.sort(rng.random(N))
-    return alive[_owners(log_weights, points)], _equal(log_weights, N)
+    return (alive[_owners(log_weights, points())], _equal(log_weights, N)) if alive.size else (alive, log_weights)
 
 
 def residual(rng: np.random.Generator, log_weights: ArrayLike, N: int) -> Resampled:
@@ -81,31 +97,6 @@ def residual(rng: np.random.Generator, log_weights: ArrayLike, N: int) -> Resamp
         drawn = _owners(log_left, np.sort(rng.random(num_left)))
         ancestors = np.sort(np.concatenate([ancestors, drawn]))
     return alive[ancestors], _equal(log_weights, N)
-
-
-def stratified(rng: np.random.Generator, log_weights: ArrayLike, N: int) -> Resampled:
-    """Draw once from each of N equal strata of the cumulated weight, each with its own uniform.
-
-    Parameters, returns and errors are those of `multinomial`.
-    """
-    alive, log_weights, N = _checked(log_weights, N)
-    if not alive.size:
-        return alive, log_weights
-    points = (np.arange(N) + rng.random(N)) / N
-    return alive[_owners(log_weights, points)], _equal(log_weights, N)
-
-
-def systematic(rng: np.random.Generator, log_weights: ArrayLike, N: int) -> Resampled:
-    """Draw once from each of N equal strata of the cumulated weight, at the same place in every stratum.
-
-    Particle j has floor(N W_j) or ceil(N W_j) copies (W_j normalised). Parameters, returns and errors are those of
-    `multinomial`.
-    """
-    alive, log_weights, N = _checked(log_weights, N)
-    if not alive.size:
-        return alive, log_weights
-    points = (np.arange(N) + rng.random()) / N
-    return alive[_owners(log_weights, points)], _equal(log_weights, N)
 
 
 def optimal(rng: np.random.Generator, log_weights: ArrayLike, N: int) -> Resampled:
@@ -131,7 +122,7 @@ def optimal(rng: np.random.Generator, log_weights: ArrayLike, N: int) -> Resampl
     alive, log_weights, N = _checked(log_weights, N)
     if alive.size <= N:
         return alive, log_weights.copy()
-    log_c, certain = _threshold(log_weights, N)
+    log_c, certain = threshold(log_weights, N)
     n = N - certain.size                            # at least 1
     shares = log_weights + log_c
     shares[certain] = -np.inf
@@ -186,40 +177,20 @@ class ResampleBelow:
         return alive, log_weights[alive]
 
 
-def threshold(log_weights: ArrayLike, N: int) -> tuple[float, NDArray[np.bool_]]:
-    """Return log c with sum_j min(c w_j, 1) = N, and the particles with c w >= 1.
+def threshold(log_weights: NDArray[np.float64], N: int) -> tuple[float, NDArray[np.int64]]:
+    """Return log c with sum_j min(c w_j, 1) = N, and the increasing indices of fewer than N particles with c w >= 1.
 
     With the k largest kept for certain, k + c (sum of the others) = N. The right k is the least one for which the next
-    weight w has c w <= 1. It is below N, so only the N largest are sorted: O(M + N log N).
+    weight w has c w <= 1. It is below N, so only the N largest are sorted: O(M + N log N). A weight with c w = 1 to
+    rounding may be on either side, which changes neither its probability nor its weight.
 
     Parameters
     ----------
-    log_weights : (M,) array_like of float, more than N of them above -inf
+    log_weights : (M,) float64, more than N of them above -inf
     N : int, at least 1
-
-    Returns
-    -------
-    log_c : float
-    certain : (M,) bool ndarray
-        True where c w >= 1, fewer than N of them. A weight with c w = 1 to rounding may be on either side, which
-        changes neither its probability nor its weight.
-
-    Raises
-    ------
-    ValueError
-        If at most N weights are positive. Then no c, or every large c, has this sum.
     """
-    alive, log_alive, N = _checked(log_weights, N)
-    if alive.size <= N:
-        raise ValueError(f"a threshold for N={N} needs more than {N} particles alive; there are {alive.size}")
-    log_c, places = _threshold(log_alive, N)
-    certain = np.zeros(np.size(log_weights), dtype=np.bool_)
-    certain[alive[places]] = True
-    return log_c, certain
-
-
-def _threshold(log_weights: NDArray[np.float64], N: int) -> tuple[float, NDArray[np.int64]]:
-    """Return log c and the increasing indices of the weights with c w >= 1, for more than N weights above -inf."""
+    alive = np.flatnonzero(log_weights > -np.inf)
+    log_weights = log_weights[alive]
     order = np.argpartition(log_weights, log_weights.size - N - 1)[log_weights.size - N - 1 :]
     order = order[np.argsort(-log_weights[order], kind="stable")]
     top, next_one = order[:N], order[N]
@@ -230,7 +201,7 @@ def _threshold(log_weights: NDArray[np.float64], N: int) -> tuple[float, NDArray
     log_tails = np.logaddexp.accumulate(rising)[:0:-1]              # (N,) log of the sum without the k largest
     reached = np.log(np.arange(N, 0, -1)) + log_weights[top] <= log_tails
     k = int(np.argmax(reached))                                     # true at N - 1, if nowhere before
-    return float(np.log(N - k) - log_tails[k]), np.sort(top[:k])
+    return float(np.log(N - k) - log_tails[k]), alive[np.sort(top[:k])]
 
 
 def _checked(log_weights: ArrayLike, N: int) -> tuple[NDArray[np.int64], NDArray[np.float64], int]:

@@ -12,7 +12,7 @@ from llmppl.constraints.automata import Edit
 from llmppl.constraints.vocabulary import Text, Token
 from llmppl.lm import CachedTransformer
 from llmppl.report.progress import Bar
-from llmppl.report.tables import TableList, frame, one_line
+from llmppl.report.tables import TableView, frame, one_line
 from llmppl.support.arguments import count
 from llmppl.support.runtime import Stats, running
 
@@ -72,7 +72,7 @@ class Match:
         }
 
 
-class MatchList(TableList[Match]):
+class MatchList(TableView, list[Match]):
     """List of matches. Its repr is a table, also in a notebook."""
 
     def to_pandas(self) -> pandas.DataFrame:

@@ -9,13 +9,13 @@ from __future__ import annotations
 import html
 import math
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     import pandas
 
 __all__ = [
-    "MAX_ROWS", "TableList", "bar", "chart", "frame", "html_table", "one_line", "printable", "text_table",
+    "MAX_ROWS", "TableView", "bar", "chart", "frame", "html_table", "one_line", "printable", "text_table",
     "without_middle",
 ]  # fmt: skip
 
@@ -24,25 +24,26 @@ MAX_TEXT = 90               # characters of a text that are shown
 WIDTH, HEIGHT = 340, 64     # px of a chart
 LEFT, RIGHT, TOP, BOTTOM = 56, 56, 8, 17        # px of the margins around its curve
 
-T = TypeVar("T")
 Rows = Sequence[Sequence[str]]
 
 
-class TableList(list[T]):
-    """List of results that is displayed as a table, also in a notebook. A subclass defines its header and table."""
+class TableView:
+    """Mixin of a list or tuple of results that is displayed as a table, also in a notebook.
 
-    def __repr__(self) -> str:
-        return "\n".join([self._header(), *(["", *text_table(*self._table())] if self else [])])
+    A subclass defines `_header()` and `_table()`, which returns heads and rows. If `numbers` is True, the last column
+    has numbers, too.
+    """
 
-    def _repr_html_(self) -> str:
-        return f"<p>{self._header()}</p>{html_table(*self._table()) if self else ''}"
+    __slots__ = ()
+    numbers = False
 
-    def _header(self) -> str:
-        raise NotImplementedError
+    def __repr__(self: Any) -> str:
+        heads, rows = self._table()
+        return "\n".join([self._header(), *(["", *text_table(heads, rows, numbers=self.numbers)] if rows else [])])
 
-    def _table(self) -> tuple[list[str], list[list[str]]]:
-        """Return heads and rows."""
-        raise NotImplementedError
+    def _repr_html_(self: Any) -> str:
+        heads, rows = self._table()
+        return f"<p>{self._header()}</p>{html_table(heads, rows, numbers=self.numbers) if rows else ''}"
 
 
 def text_table(heads: Sequence[str], rows: Rows, *, numbers: bool = False) -> list[str]:

@@ -159,7 +159,7 @@ def test_optimal_changes_the_weights_least_of_all_schemes(counts, N):
 def test_the_threshold_of_weights_6_2_1_1_is_5_halves():
     log_c, certain = threshold(np.log([0.6, 0.2, 0.1, 0.1]), 2)
     assert np.exp(log_c) == pytest.approx(2.5, rel=1e-14)
-    assert certain.tolist() == [True, False, False, False]
+    assert certain.tolist() == [0]
     for u, other in [(0.25, 1), (0.6, 2), (0.9, 3)]:            # the others have c w = .5, .25, .25
         ancestors, log_weights = optimal(Scripted([u]), np.log([0.6, 0.2, 0.1, 0.1]), 2)
         assert ancestors.tolist() == [0, other]
@@ -180,13 +180,8 @@ def test_the_threshold_is_the_one_that_bisection_finds(counts, data):
     c = bisected_threshold([Fraction(count) for count in counts], N)
     log_c, certain = threshold(logs(counts), N)
     assert np.exp(log_c) == pytest.approx(float(c), rel=1e-12)
-    for count, is_certain in zip(counts, certain, strict=True):
-        assert c * count >= 1 - Fraction(1, 10**12) if is_certain else c * count <= 1 + Fraction(1, 10**12)
-
-
-def test_a_threshold_needs_more_than_N_alive():
-    with pytest.raises(ValueError, match="N=2 needs more than 2 particles alive; there are 2"):
-        threshold([0.0, -np.inf, 0.0], 2)
+    assert set(certain.tolist()) >= {i for i, count in enumerate(counts) if c * count > 1 + Fraction(1, 10**12)}
+    assert all(c * counts[i] >= 1 - Fraction(1, 10**12) for i in certain.tolist())
 
 
 log_weight = st.one_of(
@@ -316,7 +311,7 @@ def test_a_common_factor_of_the_weights_does_not_change_the_ancestors(scheme, sh
     np.testing.assert_allclose(shifted - shift, new, atol=1e-9)
 
 
-@pytest.mark.parametrize("scheme", [*SCHEMES, lambda rng, log_weights, N: threshold(log_weights, N)])
+@pytest.mark.parametrize("scheme", SCHEMES)
 @pytest.mark.parametrize(
     "log_weights, N, error, message",
     [

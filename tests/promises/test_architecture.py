@@ -104,7 +104,7 @@ LINES = {
     "constraints/masks": 1140,
     "constraints/vocabulary": 2050,
     "distributions": 1220,
-    "inference": 2460,                                  # `plain` lies here, where it is used
+    "inference": 2390,
     "inference/resuming": 380,
     "lm": 1890,
     "lm/embedded": 30,

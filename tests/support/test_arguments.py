@@ -31,7 +31,7 @@ from llmppl import (
     smc_steer,
 )
 from llmppl.constraints.automata.rewrites import alignment, distance, within
-from llmppl.inference.resampling import multinomial, optimal, residual, stratified, systematic, threshold
+from llmppl.inference.resampling import multinomial, optimal, residual, stratified, systematic
 from llmppl.models.lookahead import Lookahead, mean_next_token, rollout
 from llmppl.models.programs import Program, short_words
 from llmppl.queries import compare, conformity
@@ -213,7 +213,6 @@ API = [
         (scheme.__name__, "N", COUNT, lambda x, scheme=scheme: scheme(rng, [0.0, 0.0], x))
         for scheme in (multinomial, residual, stratified, systematic, optimal)
     ),
-    ("threshold", "N", COUNT, lambda x: threshold([0.0, 0.0], x)),
     ("DFA.count", "length", COUNT, word.count),
     ("DFA.sample", "max_length", COUNT, lambda x: word.sample(rng, x)),
     ("DFA.times", "least", COUNT, word.times),
