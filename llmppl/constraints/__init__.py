@@ -3,86 +3,54 @@
 The folder does not import a model or inference: `from llmppl.constraints import Regex, TokenIndex, Vocabulary`.
 """
 
-from typing import TYPE_CHECKING
+from llmppl.constraints.automata import DFA as DFA
+from llmppl.constraints.automata import Edit as Edit
+from llmppl.constraints.automata import Regex as Regex
+from llmppl.constraints.automata import TooLarge as TooLarge
+from llmppl.constraints.automata import alignment as alignment
+from llmppl.constraints.automata import any_case as any_case
+from llmppl.constraints.automata import any_whitespace as any_whitespace
+from llmppl.constraints.automata import distance as distance
+from llmppl.constraints.automata import email as email
+from llmppl.constraints.automata import homoglyphs as homoglyphs
+from llmppl.constraints.automata import ipv4 as ipv4
+from llmppl.constraints.automata import iso_date as iso_date
+from llmppl.constraints.automata import iso_datetime as iso_datetime
+from llmppl.constraints.automata import iso_time as iso_time
+from llmppl.constraints.automata import number_range as number_range
+from llmppl.constraints.automata import optional_punctuation as optional_punctuation
+from llmppl.constraints.automata import phone as phone
+from llmppl.constraints.automata import rewrite as rewrite
+from llmppl.constraints.automata import synonyms as synonyms
+from llmppl.constraints.automata import url as url
+from llmppl.constraints.automata import uuid as uuid
+from llmppl.constraints.automata import within as within
+from llmppl.constraints.constraint import Constraint as Constraint
+from llmppl.constraints.constraint import Index as Index
+from llmppl.constraints.constraint import Recognizer as Recognizer
+from llmppl.constraints.constraint import TabledRecognizer as TabledRecognizer
+from llmppl.constraints.constraint import VocabularyLike as VocabularyLike
+from llmppl.constraints.json import JsonSchema as JsonSchema
+from llmppl.constraints.json import JsonSchemaIndex as JsonSchemaIndex
+from llmppl.constraints.json import JsonTexts as JsonTexts
+from llmppl.constraints.json import OpenTexts as OpenTexts
+from llmppl.constraints.lark import Grammar as Grammar
+from llmppl.constraints.lark import json_grammar as json_grammar
+from llmppl.constraints.masks import END as END
+from llmppl.constraints.masks import PrecomputedIndex as PrecomputedIndex
+from llmppl.constraints.masks import TokenIndex as TokenIndex
+from llmppl.constraints.values import Values as Values
+from llmppl.constraints.values import constraint_of as constraint_of
+from llmppl.constraints.values import index_of as index_of
+from llmppl.constraints.vocabulary import EOS as EOS
+from llmppl.constraints.vocabulary import Canonical as Canonical
+from llmppl.constraints.vocabulary import CanonicalState as CanonicalState
+from llmppl.constraints.vocabulary import EndOfText as EndOfText
+from llmppl.constraints.vocabulary import Text as Text
+from llmppl.constraints.vocabulary import Token as Token
+from llmppl.constraints.vocabulary import UnsupportedTokenizer as UnsupportedTokenizer
+from llmppl.constraints.vocabulary import Vocabulary as Vocabulary
+from llmppl.constraints.vocabulary import encode_fragment as encode_fragment
+from llmppl.support import lazy
 
-from llmppl.support.lazy import lazy_names
-
-if TYPE_CHECKING:                                       # for type checkers
-    from llmppl.constraints.automata import DFA as DFA
-    from llmppl.constraints.automata import Edit as Edit
-    from llmppl.constraints.automata import Regex as Regex
-    from llmppl.constraints.automata import TooLarge as TooLarge
-    from llmppl.constraints.automata import alignment as alignment
-    from llmppl.constraints.automata import any_case as any_case
-    from llmppl.constraints.automata import any_whitespace as any_whitespace
-    from llmppl.constraints.automata import distance as distance
-    from llmppl.constraints.automata import email as email
-    from llmppl.constraints.automata import homoglyphs as homoglyphs
-    from llmppl.constraints.automata import ipv4 as ipv4
-    from llmppl.constraints.automata import iso_date as iso_date
-    from llmppl.constraints.automata import iso_datetime as iso_datetime
-    from llmppl.constraints.automata import iso_time as iso_time
-    from llmppl.constraints.automata import number_range as number_range
-    from llmppl.constraints.automata import optional_punctuation as optional_punctuation
-    from llmppl.constraints.automata import phone as phone
-    from llmppl.constraints.automata import rewrite as rewrite
-    from llmppl.constraints.automata import synonyms as synonyms
-    from llmppl.constraints.automata import url as url
-    from llmppl.constraints.automata import uuid as uuid
-    from llmppl.constraints.automata import within as within
-    from llmppl.constraints.constraint import Constraint as Constraint
-    from llmppl.constraints.constraint import Index as Index
-    from llmppl.constraints.constraint import Recognizer as Recognizer
-    from llmppl.constraints.constraint import TabledRecognizer as TabledRecognizer
-    from llmppl.constraints.constraint import VocabularyLike as VocabularyLike
-    from llmppl.constraints.json import JsonSchema as JsonSchema
-    from llmppl.constraints.json import JsonSchemaIndex as JsonSchemaIndex
-    from llmppl.constraints.json import JsonTexts as JsonTexts
-    from llmppl.constraints.json import OpenTexts as OpenTexts
-    from llmppl.constraints.lark import Grammar as Grammar
-    from llmppl.constraints.lark import json_grammar as json_grammar
-    from llmppl.constraints.masks import END as END
-    from llmppl.constraints.masks import PrecomputedIndex as PrecomputedIndex
-    from llmppl.constraints.masks import TokenIndex as TokenIndex
-    from llmppl.constraints.values import Values as Values
-    from llmppl.constraints.values import constraint_of as constraint_of
-    from llmppl.constraints.values import index_of as index_of
-    from llmppl.constraints.vocabulary import EOS as EOS
-    from llmppl.constraints.vocabulary import Canonical as Canonical
-    from llmppl.constraints.vocabulary import CanonicalState as CanonicalState
-    from llmppl.constraints.vocabulary import EndOfText as EndOfText
-    from llmppl.constraints.vocabulary import Text as Text
-    from llmppl.constraints.vocabulary import Token as Token
-    from llmppl.constraints.vocabulary import UnsupportedTokenizer as UnsupportedTokenizer
-    from llmppl.constraints.vocabulary import Vocabulary as Vocabulary
-    from llmppl.constraints.vocabulary import encode_fragment as encode_fragment
-else:
-    __getattr__, __dir__, __all__ = lazy_names(
-        __name__,
-        {
-            "llmppl.constraints.constraint": [
-                "Constraint", "Index", "Recognizer", "TabledRecognizer", "VocabularyLike",
-            ],
-            "llmppl.constraints.vocabulary": [
-                "Canonical", "CanonicalState", "EOS", "EndOfText", "Text", "Token", "UnsupportedTokenizer",
-                "Vocabulary", "encode_fragment",
-            ],
-            "llmppl.constraints.masks": [
-                "END", "PrecomputedIndex", "TokenIndex",
-            ],
-            "llmppl.constraints.automata": [
-                "DFA", "Edit", "Regex", "TooLarge", "alignment", "any_case", "any_whitespace", "distance", "email",
-                "homoglyphs", "ipv4", "iso_date", "iso_datetime", "iso_time", "number_range",
-                "optional_punctuation", "phone", "rewrite", "synonyms", "url", "uuid", "within",
-            ],
-            "llmppl.constraints.json": [
-                "JsonSchema", "JsonSchemaIndex", "JsonTexts", "OpenTexts",
-            ],
-            "llmppl.constraints.lark": [
-                "Grammar", "json_grammar",
-            ],
-            "llmppl.constraints.values": [
-                "Values", "constraint_of", "index_of",
-            ],
-        },
-    )  # fmt: skip
+__dir__ = lazy.public_names(__name__)

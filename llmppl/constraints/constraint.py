@@ -16,8 +16,6 @@ import numpy.typing as npt
 
 from llmppl.support.shared import Shared
 
-__all__ = ["Bools", "Constraint", "Index", "Ints", "Recognizer", "State", "TabledRecognizer", "VocabularyLike"]
-
 Bools = npt.NDArray[np.bool_]
 Ints = npt.NDArray[np.integer[Any]]
 State = Any                                         # hashable and immutable
@@ -60,15 +58,15 @@ class Index(Shared):
 
     def mask(self, state: State) -> Bools:
         """Return the tokens that may follow: (V,) bool ndarray, read-only; True at every eos iff `state` accepts."""
-        raise NotImplementedError(f"{type(self).__name__}.mask")
+        raise NotImplementedError
 
     def advance(self, state: State, token: int) -> State:
         """Return the state after `token`; raise a ValueError if it may not follow."""
-        raise NotImplementedError(f"{type(self).__name__}.advance")
+        raise NotImplementedError
 
     def accepts(self, state: State) -> bool:
         """Return True if the text may end in `state`."""
-        raise NotImplementedError(f"{type(self).__name__}.accepts")
+        raise NotImplementedError
 
     def allowed(self, state: State) -> npt.NDArray[np.int64]:
         """Return the tokens that may follow `state`: (n,) int64 ndarray of ids, ascending."""
@@ -119,6 +117,7 @@ class Constraint(Protocol):
     def index(self, vocab: VocabularyLike, /) -> Index: ...
 
 
+@runtime_checkable
 class Recognizer(Protocol):
     """Language that is read byte by byte. Every state that it returns leads to some accepted string."""
 
@@ -129,7 +128,7 @@ class Recognizer(Protocol):
 
 
 @runtime_checkable
-class TabledRecognizer(Protocol):
+class TabledRecognizer(Recognizer, Protocol):
     """Recognizer with integer states: 0 is dead, and `table[state, byte]` is the next state where `ready[state]`.
 
     `row(state)` makes a state ready, `explore()` all reachable ones. Both may replace the arrays by longer ones. Rows
@@ -137,14 +136,10 @@ class TabledRecognizer(Protocol):
     """
 
     @property
-    def start(self) -> int: ...
-    @property
     def table(self) -> npt.NDArray[np.int32]: ...  # (S, 256)
     @property
     def ready(self) -> Bools: ...  # (S,)
     @property
     def accepting(self) -> Bools: ...  # (S,)
-    def step(self, state: int, byte: int, /) -> int | None: ...
-    def accepts(self, state: int, /) -> bool: ...
     def row(self, state: int, /) -> npt.NDArray[np.int32]: ...  # (256,)
     def explore(self) -> object: ...

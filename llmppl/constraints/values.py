@@ -7,14 +7,13 @@ a text back to a value.
 
 from __future__ import annotations
 
-import dataclasses
 import datetime
 import enum
-import re
+import inspect
 import types
 import typing
 import uuid
-from collections.abc import Callable, Iterable, Mapping, Sequence, Set
+from collections.abc import Callable, Iterable
 from fractions import Fraction
 from functools import partial, reduce
 from operator import or_
@@ -23,15 +22,12 @@ from typing import Any, NamedTuple
 from llmppl.constraints.automata.dfa import DFA
 from llmppl.constraints.automata.formats import DATE, DATETIME, TIME, UUID, number_range
 from llmppl.constraints.automata.regex import Regex
-from llmppl.constraints.constraint import Index, VocabularyLike
+from llmppl.constraints.constraint import Index, Recognizer, VocabularyLike
 from llmppl.constraints.json import types as json_types
 from llmppl.constraints.json.schema import JsonSchema
 from llmppl.constraints.masks import TokenIndex
 from llmppl.support.arguments import is_type, shown
 
-__all__ = ["Values", "constraint_of", "index_of"]
-
-FSM = ("alphabet", "finals", "initial", "map")      # the attributes of an interegular.FSM
 DECIMALS = 6                                        # decimals of a float with bounds, at most
 _FLOAT = r"-?(?:0|[1-9][0-9]{0,17})(?:\.[0-9]{1,21})?(?:e[+-]?[0-9]{1,2})?"
 _SCALARS: dict[type, tuple[str, Callable[[str], Any]]] = {
@@ -78,7 +74,7 @@ class Values(DFA):
         self._fix(union.table, union.accepting, union.start)
 
     def __repr__(self) -> str:
-        return f"Values({_name(self.type)})"
+        return f"Values({inspect.formatannotation(self.type)})"
 
     def parse(self, text: str) -> Any:
         """Return the value that a text represents; for a Union, by the first type that has the text, a str last.
@@ -92,13 +88,7 @@ class Values(DFA):
 
 
 def constraint_of(type_: Any) -> Values | JsonSchema:
-    """Return the constraint of a type: plain text if its values are scalars, else JSON.
-
-    Raises
-    ------
-    TypeError
-        If the type can be written in neither form.
-    """
+    """Return the constraint of a type: plain text if its values are scalars, else JSON, else a TypeError."""
     return JsonSchema(type_) if _parts(type_) is None else Values(type_)
 
 
@@ -112,22 +102,20 @@ class _Part(NamedTuple):
 
 def _parts(type_: Any) -> list[_Part] | None:
     """Return the parts whose union is the language of a type of scalars; None for any other type."""
-    if isinstance(type_, typing.NewType):
-        return _parts(type_.__supertype__)
-    if type(type_).__name__ == "TypeAliasType":     # type X = ..., from Python 3.12 on
-        return _parts(type_.__value__)
+    if type(type_).__name__ in ("NewType", "TypeAliasType"):        # type X = ..., from Python 3.12 on
+        return _parts(getattr(type_, "__supertype__", None) or type_.__value__)
     origin, inner = typing.get_origin(type_), typing.get_args(type_)
-    if origin is typing.Literal:
-        return [_listed(type_, inner)]
-    if isinstance(type_, type) and issubclass(type_, enum.Enum):
-        return [_listed(type_, type_)]
+    if origin is typing.Literal or isinstance(type_, enum.EnumMeta):
+        return [_listed(type_, inner or type_)]
     if origin in (typing.Union, types.UnionType):
         found = [_parts(each) for each in inner]
         return [part for parts in found for part in parts or ()] if all(found) else None
     if origin is typing.Annotated:
         return _annotated(type_, inner[0])
-    known = _SCALARS.get(type_) if isinstance(type_, type) else None
-    return None if known is None else [_Part(Regex(known[0]), known[1], type_ is str)]
+    if not isinstance(type_, type) or type_ not in _SCALARS:
+        return None
+    pattern, convert = _SCALARS[type_]
+    return [_Part(Regex(pattern), convert, is_last=type_ is str)]
 
 
 def _listed(type_: Any, values: Iterable[Any]) -> _Part:
@@ -148,21 +136,17 @@ def _annotated(type_: Any, base: Any) -> list[_Part] | None:
     found = _parts(base)
     if found is None:
         return None
-    schema = _schema_of(type_)
-    if schema != _schema_of(base):
+    schema, of_base = ({key: value for key, value in json_types.schema_of(each).items() if key not in _NOTES}
+                       for each in (type_, base))  # fmt: skip
+    if schema != of_base:
         if len(found) > 1:
             raise TypeError(f"{shown(type_)}: give bounds to each type of a Union, not to all of them")
         found = [found[0]._replace(language=_bounded(type_, schema))]
-    return [part._replace(convert=partial(_checked, type_, part.convert)) for part in found]
 
+    def checked(convert: Callable[[str], Any], text: str) -> Any:
+        return json_types.read(type_, convert(text), json=False)
 
-def _schema_of(type_: Any) -> dict[str, Any]:
-    """Return the JSON schema of a type without its notes."""
-    return {key: value for key, value in json_types.schema_of(type_).items() if key not in _NOTES}
-
-
-def _checked(type_: Any, convert: Callable[[str], Any], text: str) -> Any:
-    return json_types.read(type_, convert(text), json=False)
+    return [part._replace(convert=partial(checked, part.convert)) for part in found]
 
 
 def _bounded(type_: Any, schema: dict[str, Any]) -> DFA:
@@ -184,13 +168,9 @@ def _bounded(type_: Any, schema: dict[str, Any]) -> DFA:
     if kind not in ("integer", "number", "string") or schema:
         raise TypeError(
             f"{shown(type_)} requires {', '.join(schema) or kind}, which plain text cannot express; bounds of numbers, "
-            f"lengths and patterns would work, or JsonSchema({_name(type_)})"
+            f"lengths and patterns would work, or JsonSchema of the type"
         )
     return found
-
-
-def _name(type_: Any) -> str:
-    return type_.__name__ if isinstance(type_, type) else shown(type_).replace("typing.", "")
 
 
 def index_of(constraint: Any, vocab: VocabularyLike) -> Index | None:
@@ -209,43 +189,24 @@ def index_of(constraint: Any, vocab: VocabularyLike) -> Index | None:
         If it is an index over another vocabulary, or no token of `vocab` begins a string of its language.
     """
     if is_type(constraint):
-        return constraint_of(constraint).index(vocab)
+        constraint = constraint_of(constraint)
+    elif isinstance(constraint, list | tuple):
+        constraint = DFA.from_strings(constraint)
+    elif type(constraint).__name__ == "FSM":        # of interegular
+        constraint = DFA.from_interegular(constraint)
+    if hasattr(constraint, "index") and not isinstance(constraint, str):
+        made, constraint = constraint, constraint.index(vocab)
+        if not isinstance(constraint, Index):
+            raise TypeError(f"{made!r}.index(vocab) must give an llmppl.constraints.Index, not {constraint!r}")
+    elif isinstance(constraint, Recognizer):
+        constraint = TokenIndex(constraint, vocab)
     if isinstance(constraint, Index):
-        if constraint.vocab is not vocab and constraint.vocab != vocab:
+        if constraint.vocab != vocab:
             raise ValueError(f"{constraint!r} is an index over another vocabulary than the model's, {vocab!r}")
         return constraint
-    if _has(constraint, "index") and not isinstance(constraint, Sequence):      # strings and lists have such a method
-        index = constraint.index(vocab)
-        if not isinstance(index, Index):
-            raise TypeError(f"{constraint!r}.index(vocab) must give an llmppl.constraints.Index, not {index!r}")
-        return index
-    if isinstance(constraint, list | tuple):
-        return DFA.from_strings(constraint).index(vocab)
-    if _has(constraint, "start", "step", "accepts"):
-        return TokenIndex(constraint, vocab)
-    if _has(constraint, *FSM):
-        return DFA.from_interegular(constraint).index(vocab)
     if constraint is None or callable(constraint):
         return None
     raise TypeError(
         "a constraint is a Regex, a Grammar, a JsonSchema, a type, a list of strings, an index of one of them, or a "
-        f"function of the text, not {shown(constraint)}{_suggestion(constraint)}"
+        f"function of the text, not {shown(constraint)}: give Regex('...') for a pattern, JsonSchema(...) for a schema"
     )
-
-
-def _suggestion(given: Any) -> str:
-    """Return a constraint that was probably meant, in words; "" if there is none."""
-    if isinstance(given, re.Pattern):
-        return f": give Regex({shown(given.pattern)})"
-    if isinstance(given, Mapping) or (isinstance(given, str) and given.lstrip().startswith("{")):
-        return f": give JsonSchema({shown(given)})"
-    if isinstance(given, str):
-        return f": give Regex({shown(given)}), or a list for the text as it stands, [{shown(given)}]"
-    if isinstance(given, Set):
-        return ": give its texts in a list"
-    is_value = dataclasses.is_dataclass(given) or hasattr(given, "model_fields")
-    return f": give its type, {type(given).__name__}" if is_value else ""
-
-
-def _has(thing: object, *names: str) -> bool:
-    return all(hasattr(thing, name) for name in names)

@@ -133,7 +133,7 @@ def test_functions_have_no_index_and_other_objects_are_named():
 
     assert index_of(None, VOCAB) is None and index_of(lambda text: True, VOCAB) is None
     for wrong, message in [
-        ("a+", "a constraint is a Regex, .* not 'a\\+'"),
+        ("a+", "a constraint is a Regex, .* not 'a\\+': give Regex"),
         (["a", 5], "each of the strings must be a str, not 5"),
         (5, "a constraint is a Regex, .* not 5"),
         (Regex, "a constraint cannot be the type"),

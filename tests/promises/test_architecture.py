@@ -97,7 +97,7 @@ MAX_WALK = 1.1                                          # times the moves that d
 LINES = {
     ".": 1000,                                           # the check of programs took over what runs watched
     "cli": 630,
-    "constraints": 490,
+    "constraints": 420,
     "constraints/automata": 2990,
     "constraints/json": 2240,
     "constraints/lark": 1890,

@@ -1,8 +1,6 @@
 """What a newcomer gets wrong: each mistake is answered by its name, its place and what works."""
 
-import dataclasses
 import math
-import re
 import threading
 import warnings
 from pathlib import Path
@@ -45,12 +43,6 @@ def program(**options):
 
 def load(**options):
     return CachedTransformer.from_pretrained(**options)
-
-
-@dataclasses.dataclass
-class Pair:
-    a: int
-    b: int
 
 
 def run(step):
@@ -112,12 +104,8 @@ MISTAKES = [
     (lambda: JsonSchema({"name": {"type": "string"}}), ValueError, AT + "# has no keyword, .* are 'name' properties?"),
     (lambda: Regex("a").index(LM.vocab).advance(1, "a"), TypeError, "token must be an integer, not 'a'"),
     (lambda: JsonSchema({}).index(LETTERS.vocab).advance((), "1"), TypeError, "token must be an integer, not '1'"),
-    (lambda: ConstrainedText(LM, "a", "a+b"), TypeError, r"not 'a\+b': give Regex\('a\+b'\), or a list .* \['a\+b'\]"),
-    (lambda: ConstrainedText(LM, "a", re.compile("a+b")), TypeError, r": give Regex\('a\+b'\)"),
-    (lambda: ConstrainedText(LM, "a", SCHEMA), TypeError, r": give JsonSchema\(\{'type': 'object'"),
-    (lambda: ConstrainedText(LM, "a", '{"type": "null"}'), TypeError, r": give JsonSchema\('\{\"type\": \"null\"\}'\)"),
-    (lambda: ConstrainedText(LM, "a", {"a", "b"}), TypeError, ": give its texts in a list"),
-    (lambda: ConstrainedText(LM, "a", Pair(1, 2)), TypeError, ": give its type, Pair"),
+    (lambda: ConstrainedText(LM, "a", "a+b"), TypeError, r"not 'a\+b': give Regex\('...'\) for a pattern"),
+    (lambda: ConstrainedText(LM, "a", SCHEMA), TypeError, r"JsonSchema\(...\) for a schema"),
     (lambda: ConstrainedText(LM, "a", regex="a+"), TypeError, "ConstrainedText takes no regex: it takes complete, "),
     (lambda: Grammar('root ::= "a"'), ValueError, "lark writes a rule as start: ..., not as root ::= ..."),
     # ---- distributions and results
