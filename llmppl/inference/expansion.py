@@ -30,7 +30,6 @@ from llmppl.distributions import BLOCK, Floats, Ints, log_sum, logsumexp, read_b
 from llmppl.inference.resampling import threshold
 from llmppl.models.choices import (
     Choice,
-    Fixed,
     ListedChoice,
     Pick,
     Sampled,
@@ -133,12 +132,11 @@ class Branch:
     def __init__(self, start: Any, asker: str = "", picks: tuple[Pick, ...] = (), log_q: float = 0.0) -> None:
         self.start, self.picks, self.log_q, self.asker = start, picks, log_q, asker
         self.error: Exception | None = None             # the reason why nothing can be drawn at the listed choice
-        self._errors = list[Exception]()                # those of earlier runs, which its samples raise in turn
+        self._raises = False                            # True once there was such an error
 
     def run(self) -> None:
         """Run the step to its end, or to its first choice after the picks."""
-        self._errors += [] if self.error is None else [self.error]
-        chooser = StopAtChoice(self.picks, self.asker, self._errors)
+        chooser = StopAtChoice(self.picks, self.asker, raises=self._raises)
         self.particle, self._exit = self.start._spawn_(chooser), None
         try:
             self.particle.step()
@@ -156,9 +154,9 @@ class Branch:
         """
         assert self.listing is not None
         try:
-            self.error = self.listing.impossible()
+            self.listing.check()
         except Exception as error:
-            self.error = error
+            self.error, self._raises = error, True
         self._exit = None
 
     def children(self, K: int | None = None) -> list[Branch]:
@@ -304,7 +302,7 @@ class Distinct:
         extensions = []
         for index, log_weight, log_kept in kept:
             pick = Pick(probe.listing, index)
-            copy = _started(probe.start, Fixed(next(streams), pick), log_weight)
+            copy = _started(probe.start, Sampled(next(streams), pick), log_weight)
             extensions.append(Extension(copy, i, next(groups), pick=pick, log_kept=log_kept))
         return extensions
 
@@ -339,7 +337,7 @@ class Distinct:
             particle = run.particles[each.parent]
             for _ in range(number - 1):
                 assert each.pick is not None
-                copy = _started(particle, Fixed(next(streams), each.pick), each.log_start)
+                copy = _started(particle, Sampled(next(streams), each.pick), each.log_start)
                 more.append(Extension(copy, each.parent, each.group, pick=each.pick, log_kept=each.log_kept))
         _step(run, more)
         return more

@@ -109,7 +109,7 @@ LINES = {
     "lm": 1890,
     "lm/embedded": 30,
     "lm/engines": 2400,
-    "models": 1650,
+    "models": 1580,
     "models/programs": 690,
     "queries": 2150,
     "report": 840,

@@ -88,7 +88,7 @@ MISTAKES = [
     (lambda: repeat(lambda: smc_steer(program(), 2, seed=0), 3), TypeError, "run must take 1 argument, as lambda"),
     (lambda: ConstrainedText(LM, letters("ab").context("a")), ValueError, "and it is one of .*, with other tokens"),
     # ---- programs
-    (lambda: run(lambda self: self.sample({"a": 0.5, "b": 0.5})), TypeError, r": give Categorical\(\{'a': 0.5, 'b"),
+    (lambda: run(lambda self: self.sample({"a": 0.5, "b": 0.5})), TypeError, r" Categorical\(\{'a': 0.5, 'b"),
     (lambda: run(lambda self: self.sample(LM.context("a"))), TypeError, r": give self.transformer\(context\)"),
     (lambda: run(lambda self: self.observe(LM.context("a"), 0)), TypeError, r": give self.transformer\(context\)"),
     (lambda: str(run(lambda self: setattr(self, "s", LM.vocab[0])).best), TypeError, r"s must be a str.*self.s \+= t"),
