@@ -21,11 +21,11 @@ from dataclasses import dataclass
 import numpy as np
 
 from llmppl.constraints.vocabulary import EOS
-from llmppl.distributions import Bernoulli, Categorical
+from llmppl.distributions import Bernoulli, Categorical, Ints
 from llmppl.inference import Particles, Step, importance_sampling, smc_standard
 from llmppl.lm import TokenDistribution
 from llmppl.models.model import Model
-from llmppl.queries.best_first import REST, Ints, Item, Node, Search, Space, Start
+from llmppl.queries.best_first import REST, Item, Node, Search, Space, Start
 from llmppl.queries.matches import Match
 
 MAX_BARREN_SAMPLES = 2048                               # without a match, before an error

@@ -111,7 +111,7 @@ LINES = {
     "lm/engines": 2400,
     "models": 1580,
     "models/programs": 690,
-    "queries": 2150,
+    "queries": 2070,
     "report": 840,
     "support": 1000,
     "tasks": 930,
