@@ -276,7 +276,7 @@ class Model:
             A string that the text of the span contains, or `until(text) -> bool` of that text.
         max_tokens : int, optional
             The span is cut off after this many tokens, with no weight; one with a constraint is complete by then.
-        constraint : Regex, Grammar, JsonSchema, type, list of str, index, recognizer, interegular.FSM, or callable
+        constraint : Regex, Grammar, JsonSchema, type, list of str, index, recognizer, or callable
             It applies to the text of the span alone. If it has `parse`, as types have, `parsed` is the object. EOS is
             allowed only where the constraint accepts the text. A callable must hold of the text so far after every
             token. It is checked after the draw and cannot plan the end. Create the constraint outside of the step.

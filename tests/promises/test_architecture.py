@@ -98,7 +98,7 @@ LINES = {
     ".": 1000,                                           # the check of programs took over what runs watched
     "cli": 630,
     "constraints": 420,
-    "constraints/automata": 2990,
+    "constraints/automata": 2690,
     "constraints/json": 2240,
     "constraints/lark": 1890,
     "constraints/masks": 1140,

@@ -45,7 +45,7 @@ class ConstrainedText(Program):
     lm : CachedTransformer
     prompt : str or Context
         The constraint does not apply to the prompt.
-    constraint : Regex, Grammar, JsonSchema, type, list of str, index, recognizer, interegular.FSM, or callable
+    constraint : Regex, Grammar, JsonSchema, type, list of str, index, recognizer, or callable
         A callable `constraint(text) -> bool` must hold of the text so far after every token. It is checked after the
         draw, so also give `mask` if many tokens fail.
     end : "boundary", "prefix" or "eos"

@@ -368,7 +368,7 @@ def test_a_schema_can_be_pickled():
         assert np.array_equal(index.mask(state), again.mask(same))
         state, same = index.advance(state, token), again.advance(same, token)
     assert again.accepts(same) and again.advance(same, EOS) is END
-    assert constraint.automaton.count(len(data), unit="bytes") > 0
+    assert constraint.automaton.count(len(data.decode())) > 0
 
 
 FEW = [b'{"a":', b"1", b"2", b'"x', b'"', b"}", b" ", b"x"]
