@@ -495,7 +495,7 @@ def test_a_custom_selection_is_one_function_and_stays_unbiased():
 
 def test_the_repr_of_a_run_shows_its_scheme_and_progress():
     run = SMC(Walk(), Distinct(4, 3), DownSample(4), seed=0)
-    assert repr(run) == "<SMC Distinct(N=4, K=3), DownSample(N=4): step 0, 1 particles, 0 finished, log Z-hat 0.00>"
+    assert repr(run) == "<SMC Distinct(N=4, K=3), DownSample(N=4): step 0, 0/1 finished, log Z-hat 0.00>"
 
 
 def test_an_invalid_expansion_or_selection_is_refused_with_an_example():
