@@ -415,7 +415,7 @@ class Model:
             chooser = self._chooser_ or self._own_chooser_()
             value, log_w = chooser.draw(self, source)
         except Impossible as error:
-            self._die_(verb, f"{verb}: {error.brief if explain is None else explain()}")
+            self._die_(verb, f"{verb}: {error.brief}" if explain is None else explain())
             return None
         if not chooser.weighs:
             return value

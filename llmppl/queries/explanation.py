@@ -15,7 +15,7 @@ from llmppl.constraints.values import index_of
 from llmppl.constraints.vocabulary import EOS, Token
 from llmppl.distributions import NO_RULE, Rule
 from llmppl.lm import CachedTransformer, Context, TokenDistribution
-from llmppl.models.programs.program import as_context
+from llmppl.models.programs import as_context
 from llmppl.support import arguments
 from llmppl.support.options import readable_tuple
 
