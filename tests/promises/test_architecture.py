@@ -113,7 +113,7 @@ LINES = {
     "queries": 2070,
     "report": 840,
     "support": 1000,
-    "tasks": 930,
+    "tasks": 760,
 }
 
 
