@@ -264,23 +264,26 @@ class StopAtChoice(Sampled):
     `asker`, which needs every choice, a weighted proposal is listed, and the other cases are a TypeError in its name.
 
     The probabilities are not computed here, so that many steps can compute them together. If that failed, the step runs
-    again and `raises` the error in its `sample`.
+    again, its `sample` raises the `error`, and the probabilities of later choices are computed here.
     """
 
-    def __init__(self, picks: Sequence[Pick] = (), asker: str = "", *, raises: bool = False) -> None:
+    def __init__(self, picks: Sequence[Pick] = (), asker: str = "", error: Exception | None = None) -> None:
         super().__init__(None)
         self.listing: ListedChoice | None = None
         self.left = False
-        self._picks, self._asker, self._raises = iter(picks), asker, raises
+        self._picks, self._asker, self._error, self._checks = iter(picks), asker, error, error is not None
 
     def choose(self, proposal: Proposal) -> tuple[Any, float]:
         if self.left:                                   # the step has caught the first exception
             raise Suspended
         if (pick := next(self._picks, None)) is not None:
             return pick.take(proposal)
+        error, self._error = self._error, None
+        if error is not None:
+            raise error
         if self._asker or (isinstance(proposal, Distribution) and proposal.support is not None):
             listing = ListedChoice(proposal)
-            if self._raises:
+            if self._checks:
                 listing.check()
             self.listing = listing
         self.left = True
