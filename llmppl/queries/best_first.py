@@ -329,37 +329,20 @@ class StringBound:
 class Search:
     """Matches of a query, the most probable first. The search can be stopped and continued at any time.
 
-    Parameters
-    ----------
-    order : "joint" or "conditional"
-        By the probability of prefix and match, or of the match given its prefix.
-    batch : int
-        Number of nodes to expand together.
-    width : int
-        Number of children of a node to push at once.
-    max_expansions : int, optional
-        Stop after so many; if None, MAX_BARREN_EXPANSIONS in a row without a match are an error.
-
-    Attributes
-    ----------
-    expansions : int
-        Number of nodes whose next-token distribution was computed.
-    found_mass : float
-        Sum of the probabilities of all matches, each token sequence counted by itself.
+    `order`, `batch` and `max_expansions` are those of `Query.best`. A node pushes `width` children at once.
     """
 
     lists_prefixes = False                              # True if all prefixes must be known at the start
 
     def __init__(
-        self, space: Space, *, order: str = "joint", batch: int = 16, width: int = MAX_PUSHED,
-        max_expansions: int | None = None,
-    ) -> None:  # fmt: skip
+        self, space: Space, order: str, batch: int, max_expansions: int | None, width: int = MAX_PUSHED
+    ) -> None:
         self.space, self.order, self.batch, self.width = space, order, batch, width
         self.max_expansions = max_expansions
-        self.expansions = self.fruitful = 0             # fruitful: those before the last match
+        self.expansions = self.fruitful = 0             # next-token distributions, and those before the last match
         self.heap: list[Item] = []
         self.bound: StringBound | None = None
-        self.found_mass = 0.0
+        self.found_mass = 0.0                           # of all matches, each token sequence counted by itself
         self._numbers = itertools.count()
         self._known = set[tuple[int, bytes]]()          # strings already summed: (id of start, text)
 
@@ -458,17 +441,14 @@ class Search:
 
     # ---- the rest of the search space
 
-    def open_items(self) -> list[Item]:
-        """Return the items that can still be expanded."""
-        return [item for item in self.heap if item.kind is not MATCH]
-
-    def log_mass(self, item: Item) -> float:
-        """Return the log-probability of all texts that continue from an item."""
-        return self.base(item.node.start) + (item.node.log_prob + item.mass)
+    def open_items(self) -> tuple[list[Item], list[float]]:
+        """Return the items that can still be expanded, and the log-probability of all texts that continue from each."""
+        items = [item for item in self.heap if item.kind is not MATCH]
+        return items, [self.base(item.node.start) + (item.node.log_prob + item.mass) for item in items]
 
     def open_mass(self) -> float:
         """Return the total probability of all texts that were not searched yet."""
-        return float(np.exp(list(map(self.log_mass, self.open_items()))).sum())
+        return float(np.exp(self.open_items()[1]).sum())
 
     def given_up(self) -> bool:
         """Return True at `max_expansions`; without it, raise a ValueError after too many without a match."""
@@ -548,7 +528,7 @@ def beam(
     space: Space, order: str, width: int, max_expansions: int | None, results: str, tolerance: float
 ) -> Iterator[Match]:
     """Yield the best matches of a beam search, the most probable first."""
-    search = Search(space, order=order, batch=width, width=width, max_expansions=max_expansions)
+    search = Search(space, order, width, max_expansions, width)
     search.add_all()
     matches: list[Item] = []
     while search.heap and not search.given_up():
@@ -605,8 +585,8 @@ class DistinctSearch(Search):
 
     lists_prefixes = True
 
-    def __init__(self, space: Space, rng: np.random.Generator, **options: Any) -> None:
-        super().__init__(space, **options)
+    def __init__(self, *options: Any, rng: np.random.Generator) -> None:
+        super().__init__(*options)
         self.rng = rng
 
     def add(self, start: Start) -> None:

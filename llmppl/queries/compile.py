@@ -24,7 +24,6 @@ from llmppl.support.graphs import Memo, reachable
 MAX_DIFFERENCE_STATES = 100_000                         # pattern x ignored strings; above: deferred
 MAX_COUNTED_STATES = 200_000                            # states of a language that `max_chars` cuts
 MAX_LISTED_PREFIXES = 1000
-DEFERRED = "ignored strings are left out during the search: the difference would be too large"
 MAX_PLANNED_STATES = 20_000                             # states that `plan` counts at most
 
 Language = str | DFA | JsonSchema | Sequence[str] | Any     # | Any: types such as int | None

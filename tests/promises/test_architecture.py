@@ -110,7 +110,7 @@ LINES = {
     "lm/embedded": 30,
     "lm/engines": 2400,
     "models": 2150,
-    "queries": 2070,
+    "queries": 1970,
     "report": 840,
     "support": 1000,
     "tasks": 760,
