@@ -28,7 +28,7 @@ import operator
 import types
 import weakref
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, Protocol, Self, SupportsFloat, TypeVar
+from typing import TYPE_CHECKING, Any, Self, SupportsFloat, TypeVar
 
 import numpy as np
 
@@ -42,17 +42,9 @@ from llmppl.support.runtime import ContextTooLong, running
 from llmppl.support.shared import Shared
 
 if TYPE_CHECKING:
-    from llmppl.lm import Context
+    from llmppl.lm import Context, NextToken
 
 T = TypeVar("T")
-Next_co = TypeVar("Next_co", bound=Proposal, covariant=True)
-
-
-class HasNextToken(Protocol[Next_co]):
-    """Context as a program uses it."""
-
-    def next_token(self) -> Next_co:
-        """Return the distribution of the next token."""
 
 
 class Dead(BaseException):
@@ -340,7 +332,7 @@ class Model:
         _check_time(self, "twist")
         self._log_twist_ += log_w
 
-    def transformer(self, context: HasNextToken[Next_co]) -> Next_co:
+    def transformer(self, context: Context) -> NextToken:
         """Return the distribution of the next token after `context`. Particles share their forward passes."""
         if not hasattr(context, "next_token"):
             raise TypeError(f"transformer wants a Context, lm.context(text), not {context!r}")

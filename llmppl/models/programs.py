@@ -232,9 +232,8 @@ class ConstrainedText(Program):
             raise ValueError(f"min_tokens={self.min_tokens}, and the text must end within {guide.bound}")
         if self.must_end_by < math.inf:
             self.max_tokens = None
-        demands = [guide.name] * (self.index is not None) + ["the mask"] * (mask is not None)
+        demands = [*guide.demands, *["the mask"] * (mask is not None)]
         demands += [f"min_tokens={self.min_tokens}"] * (self.min_tokens > 0)
-        demands += [f"an end within {guide.bound}"] * guide.plans_its_end
         self.labels = dict.fromkeys(("sample", "score"), " and ".join(demands))
 
     def step(self) -> None:
@@ -243,7 +242,10 @@ class ConstrainedText(Program):
         proposal = target
         for mask in self.masks(dist.support):
             proposal = proposal.masked(mask)
-        token = self._draw_("sample", target, None if proposal is target else proposal, self._explain_no_token)
+        token = self._draw_(
+            "sample", target, None if proposal is target else proposal,
+            lambda: self._guide.explain_no_token(self.state, self.num_tokens, self.rule, self.labels["sample"]),
+        )  # fmt: skip
         if target is not dist and self.end == "prefix":     # the weights of the target do not sum to 1
             self.score(target.log_total() - dist.log_total())
         if self.append(token):
@@ -290,13 +292,6 @@ class ConstrainedText(Program):
             yield allowed
         if self.before_min_tokens():
             yield vocab.not_eos
-
-    def _explain_no_token(self) -> str:
-        index = self.index
-        if self.before_min_tokens() and index is not None:
-            if set(index.allowed(self.state)) <= set(index.vocab.eos_ids):
-                return f"{self._guide.name} can only end before min_tokens={self.min_tokens}"
-        return self._guide.explain_no_token(self.state, self.num_tokens, self.rule, masked=self.mask is not None)
 
     def _die_of(self, reason: str) -> None:
         if reason:

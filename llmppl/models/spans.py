@@ -99,11 +99,6 @@ class Guide(Shared):
         self._plans_from = NEAR if max_tokens is None else math.inf     # tokens left
 
     @property
-    def plans_its_end(self) -> bool:
-        """True if all masks leave room for the end of the text."""
-        return self.must_end_by < math.inf and self._plans_from == math.inf
-
-    @property
     def start(self) -> Any:
         """State of the constraint before the text."""
         return None if self.index is None else self.index.start
@@ -118,6 +113,12 @@ class Guide(Shared):
     def bound(self) -> str:
         """Bound on the tokens, in words."""
         return name_of_bound(self.max_tokens, self.room)
+
+    @property
+    def demands(self) -> list[str]:
+        """Names of the restrictions that the masks express."""
+        plans_its_end = self.must_end_by < math.inf and self._plans_from == math.inf
+        return [self.name] * (self.index is not None) + [f"an end within {self.bound}"] * plans_its_end
 
     def masks(self, state: Any, num_tokens: int) -> Iterator[NDArray[np.bool_]]:
         """Yield masks that the token after the first `num_tokens` must satisfy."""
@@ -153,18 +154,13 @@ class Guide(Shared):
         holds = self.function is None or arguments.truth("constraint", self.function, text)
         return "" if holds else f"{self.name} is false of the text"
 
-    def explain_no_token(self, state: Any, num_tokens: int, rule: DecisionRule, *, masked: bool = False) -> str:
-        """Return why no token could be drawn: the text cannot end in time or go on, or has probability 0.
-
-        `masked` is True if a mask of the user's also restricts the tokens.
-        """
+    def explain_no_token(self, state: Any, num_tokens: int, rule: DecisionRule, demands: str) -> str:
+        """Return why no token could be drawn: the text cannot end in time, or the `demands` leave none."""
         index, left = self.index, self.must_end_by - num_tokens
         under = "" if rule == NO_RULE else f" under {rule!r}"
         if left == 0 or (index is not None and left < math.inf and not index.mask_within(state, left).any()):
             return f"{self.name} cannot end within {self.bound}: give room{under}"
-        allowing = [self.name] * (index is not None) + ["the mask"] * masked
-        allow = f" that {' and '.join(allowing)} allow{'s' * (len(allowing) == 1)}" if allowing else ""
-        return f"no token{allow} has positive probability{under}"
+        return f"no token{' allowed by ' * (demands != '')}{demands} has positive probability{under}"
 
 
 class Extent(Guide):
@@ -216,8 +212,10 @@ def extend(model: Any, context: Context, extent: Extent, rule: DecisionRule) -> 
         proposal: Finite = dist
         for mask in extent.masks(state, num_tokens):
             proposal = proposal.masked(mask)
-        explain = functools.partial(extent.explain_no_token, state, num_tokens, rule)
-        token = model._draw_("extend", dist, None if proposal is dist else proposal, explain)
+        token = model._draw_(
+            "extend", dist, None if proposal is dist else proposal,
+            lambda: extent.explain_no_token(state, num_tokens, rule, " and ".join(extent.demands)),     # noqa: B023
+        )  # fmt: skip
         if token is None:                               # the particle died by hand, outside of a step
             break
         log_prob += dist.log_prob(token)

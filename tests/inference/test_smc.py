@@ -144,7 +144,7 @@ def test_an_impossible_constraint_kills_all_particles_in_the_first_step(run):
     nothing = ConstrainedText(tiny_lm(V), "a", mask=lambda text: np.zeros(V, bool))
     posterior = run(nothing, seed=0)
     assert len(posterior) == 0 and posterior.deaths[0].step == 1
-    assert posterior.deaths[0].reason == "no token that the mask allows has positive probability"
+    assert posterior.deaths[0].reason == "no token allowed by the mask has positive probability"
     posterior = run(ConstrainedText(tiny_lm(V), "a", lambda text: False, min_tokens=1, max_tokens=2), seed=0)
     assert len(posterior) == 0 and posterior.deaths[0].reason.endswith("<lambda> is false of the text")
 

@@ -278,7 +278,7 @@ def test_a_prompt_that_leaves_too_few_tokens_is_refused_with_their_number():
     with pytest.raises(ValueError, match="a context of 4 tokens, and the model reads at most 3: shorten the prompt"):
         ConstrainedText(lm := window_lm(2), lm.context("a") + "bcb", Regex("a*"))
     dead = importance_sampling(ConstrainedText(never_c(2), "a", Regex("a*c"), end="prefix"), 5, seed=0).deaths
-    assert "no token that Regex('a*c') allows has positive probability" in dead[0].reason
+    assert "no token allowed by Regex('a*c') has positive probability" in dead[0].reason
 
 
 # ---- what it costs

@@ -253,7 +253,7 @@ def test_a_span_without_an_allowed_token_kills_the_particle():
     model = Spanned(lm, "a", constraint=Regex("ba"))
     model.step()
     assert model.log_weight == -math.inf
-    assert re.match(r"no token that Regex\('ba'\) allows has positive probability \(test_spans", model.death)
+    assert re.match(r"no token allowed by Regex\('ba'\) has positive probability \(test_spans", model.death)
 
 
 # ---- what it refuses

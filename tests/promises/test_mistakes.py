@@ -190,19 +190,19 @@ def test_a_schema_that_cannot_end_in_time_reports_its_bound_once():
 @pytest.mark.parametrize(
     "make, said",
     [
-        (lambda: ConstrainedText(never(B), "a", Regex("b")), "no token that Regex('b') allows has positive prob"),
+        (lambda: ConstrainedText(never(B), "a", Regex("b")), "no token allowed by Regex('b') has positive proba"),
         (
             lambda: ConstrainedText(never(B), "a", Regex("b|abc"), max_tokens=1),
-            "no token that Regex('b|abc') allows has positive probability",
+            "no token allowed by Regex('b|abc') and an end within max_tokens=1 has positive",
         ),
-        (lambda: ConstrainedText(LM, "a", Regex("b"), min_tokens=3), "Regex('b') can only end before min_tokens=3"),
-        (lambda: ConstrainedText(LM, "a", ["b", "cc"], min_tokens=3), "the list ['b', 'cc'] can only end before"),
-        (lambda: ConstrainedText(LM, "a", ["b" * 20, "c" * 20], min_tokens=21), "the list of 2 strings can only"),
+        (lambda: ConstrainedText(LM, "a", Regex("b"), min_tokens=3), "allowed by Regex('b') and min_tokens=3 has"),
+        (lambda: ConstrainedText(LM, "a", ["b", "cc"], min_tokens=3), "allowed by the list ['b', 'cc'] and min_tok"),
+        (lambda: ConstrainedText(LM, "a", ["b" * 20, "c" * 20], min_tokens=21), "the list of 2 strings and min_t"),
         (lambda: ConstrainedText(never(END), "a", complete=True, max_tokens=2), "the text cannot end within max_tok"),
         (lambda: ConstrainedText(LM, "a", only_c, max_tokens=9), "only_c is false of the text"),
         (
             lambda: ConstrainedText(LM, "a", Regex("ab|abc"), mask=short_words(LM.vocab, 1)),
-            "no token that Regex('ab|abc') and the mask allow has positive probability",
+            "no token allowed by Regex('ab|abc') and the mask has positive probability",
         ),
         (lambda: ConstrainedText(LM, "a", Regex("b+"), rule=Rule(top_k=1)), " under Rule(top_k=1)"),
         (lambda: Infilling(LM, "a[BLANK]b", max_tokens=1), "the holes have more tokens than max_tokens=1"),
