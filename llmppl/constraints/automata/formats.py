@@ -111,7 +111,7 @@ def decimals_between(low: float, high: float, low_in: bool, high_in: bool) -> st
     least, most, found = int(first), int(last), list[str]()
     if least == most:
         fraction = rf"\.{_fraction(after, before, low_in, high_in)}"
-        return f"{least}{fraction}" if after else f"{least}(?:{fraction})?"
+        return f"{least}{fraction}" if after or not low_in else f"{least}(?:{fraction})?"
     if after or not low_in:
         found.append(rf"{least}\.{_fraction(after, None, low_in, True)}")
         least += 1

@@ -39,7 +39,12 @@ NOTES = frozenset(                                  # annotations, including Ope
     "description default examples example deprecated readOnly writeOnly contentEncoding contentMediaType contentSchema "
     "nullable discriminator xml externalDocs x-guidance".split()
 )
+OTHERS = frozenset(("$dynamicRef", "$recursiveRef", "x-guidance"))     # names that change the meaning, too
 TYPES = "string", "number", "integer", "boolean", "object", "array", "null"
+FOREIGN = {                                         # keywords of other libraries, for numbers, lists and patterns
+    "min": "minimum", "max": "maximum", "ge": "minimum", "gt": "exclusiveMinimum", "le": "maximum",
+    "lt": "exclusiveMaximum", "choices": "enum", "options": "enum", "regex": "pattern",
+}  # fmt: skip
 NEAR = 0.8                                          # similarity (difflib) of a misspelt name to a keyword
 
 
@@ -108,15 +113,24 @@ def check_references(schema: Any) -> None:
 def misspelt(schema: dict[str, Any]) -> str | None:
     """Return a message about the first name that looks misspelt; None if there is none.
 
-    JSON Schema ignores unknown names. This reports a name near a keyword, and a schema without any keyword.
+    JSON Schema ignores unknown names. This reports a name near a keyword or of another library, `required: true`, and
+    a schema whose names are no keywords, so that it would admit any JSON: the whole one, or one with schemas inside.
     """
-    if schema and not schema.keys() & (KEYWORDS | NOTES) and not any(map(_keyword_near, schema)):
-        names = ", ".join(map(repr, list(schema)[:3]))
-        return f'# has no keyword, so that any JSON would do: are {names} properties? {{"properties": {{...}}}}'
     for place, node in places(schema, only_keywords=True):
         for key in node.keys() - KEYWORDS - NOTES:
             if meant := _keyword_near(key):
                 return f"{place}: {key!r} is no keyword: did you mean {meant!r}?"
+        if isinstance(node.get("required"), bool) and len(place) > 1:
+            return f"{place}, 'required': it is a list of names in the schema of the object, such as ['a']"
+    for place, node in places(schema, only_keywords=True):
+        unknown = [key for key in node if key not in KEYWORDS | NOTES]
+        has_none = node and not any(key in KEYWORDS | OTHERS and key not in DEFINITIONS for key in node)
+        if has_none and (place == "#" or any(isinstance(node[key], dict) for key in unknown)):
+            names = ", ".join(map(repr, unknown[:3] or list(node)[:3]))
+            return (
+                f"{place} has no keyword, so that any JSON would do: are {names} properties? "
+                '{"properties": {...}}, or a $ref to a definition; true admits any JSON'
+            )
         kinds = node.get("type")
         for kind in kinds if isinstance(kinds, list) else [kinds]:
             near = difflib.get_close_matches(kind, TYPES, 1) if isinstance(kind, str) and kind not in TYPES else []
@@ -130,6 +144,8 @@ def _keyword_near(name: str) -> str | None:
     if not name[:1].isalpha() or name.lower().startswith("x-"):         # the marks of extensions
         return None
     plain = {word.lower(): word for word in (*KEYWORDS, *NOTES)}
+    if name in FOREIGN:
+        return FOREIGN[name]
     near = difflib.get_close_matches(name.replace("_", "").replace("-", "").lower(), sorted(plain), 1, NEAR)
     return plain[near[0]] if near and plain[near[0]] in KEYWORDS else None
 

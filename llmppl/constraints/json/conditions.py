@@ -22,7 +22,7 @@ from typing import Any
 from llmppl.constraints.automata.formats import JSON_FORMATS
 from llmppl.constraints.json.checks import KEYWORDS, parts, places, target
 
-__all__ = ["Condition", "known", "looser", "weaker", "with_leap_years"]
+__all__ = ["Condition", "in_doubles", "known", "looser", "weaker", "with_leap_years"]
 
 UNMASKED = frozenset(                               # by llguidance, at any place
     "not if then else uniqueItems contains minContains maxContains propertyNames unevaluatedItems "
@@ -34,6 +34,7 @@ LOOSE = math.inf, math.inf, 1000, 100, 10           # largest kept bounds, tried
 NAMES = "patternProperties", "additionalProperties"         # without the first, the second would forbid more
 LOOK = re.compile(r"\(\?<?[=!]")                    # look-around, in a pattern
 MAX_CALLS = 250_000                                 # keywords read for one text, some ten seconds
+NUMERIC = frozenset("enum const minimum maximum exclusiveMinimum exclusiveMaximum multipleOf".split())
 IN_PLACE = frozenset("allOf anyOf oneOf not if then else dependencies dependentSchemas".split())   # of the same value
 DATES = {"date", "date-time"}
 DYNAMIC = "$dynamicRef", "$recursiveRef"
@@ -60,6 +61,17 @@ def looser(schema: Any) -> Iterator[tuple[Any, list[str]]]:
     """Yield schemas with fewer and fewer bounds and the removed keywords: an automaton has states for each number."""
     tests = [partial(_is_loose, COUNTS if i else (), most) for i, most in enumerate(LOOSE)]
     yield from ((weak, left_out) for _, weak, left_out in _each(schema, tests))
+
+
+def in_doubles(schema: Any) -> tuple[Any, list[str]]:
+    """Return the schema without the numbers beyond 2**53, which llguidance rounds, and the places of their keywords."""
+    return _without(schema, lambda node, key: key in NUMERIC and not _is_double(node[key]))
+
+
+def _is_double(value: Any) -> bool:
+    if isinstance(value, list | dict):
+        return all(map(_is_double, value.values() if isinstance(value, dict) else value))
+    return not isinstance(value, int | float) or abs(value) <= 1 << 53
 
 
 def with_leap_years(schema: Any) -> Any:

@@ -16,17 +16,17 @@ from operator import and_
 import numpy as np
 
 from llmppl.constraints.automata.dfa import DFA
-from llmppl.constraints.automata.formats import JSON_FORMATS, decimals_between, naturals, signed
+from llmppl.constraints.automata.formats import JSON_FORMATS, decimals_between, naturals, plain, signed
 from llmppl.constraints.automata.nfa import Fragment
 from llmppl.constraints.automata.operations import Edge, joined
 from llmppl.constraints.automata.regex import Regex
 from llmppl.constraints.json.shapes import NotCompilable, Number, String
 
-__all__ = ["character", "fragment", "number", "other_names", "quoted", "string"]
+__all__ = ["character", "fragment", "number", "other_names", "quoted", "spellings", "string"]
 
 MAX_STEP = 1_000                                    # of multiples, whose automaton has as many states
 MAX_PATTERN = 2_000                                 # states of a pattern, with bounds of its length
-MAX_WHOLE = 2.0**63
+MAX_WHOLE = 10**40                                  # of a bound
 
 _RAW = r'[^"\\\x00-\x1f\x7f]'
 _PAIR = r"[dD][89aAbB][0-9a-fA-F]{2}\\u[dD][c-fC-F][0-9a-fA-F]{2}"     # of surrogates
@@ -47,13 +47,15 @@ def number(shape: Number) -> DFA:
     low, low_in = _tighter(max, shape.low, shape.above, -math.inf)
     high, high_in = _tighter(min, shape.high, shape.below, math.inf)
     if any(MAX_WHOLE <= abs(bound) < math.inf for bound in (low, high)):
-        raise NotCompilable("a number of 64 bits")
+        raise NotCompilable("a number of more than 40 digits")
     if shape.integer and low > -math.inf:
         low, low_in = math.ceil(low) if low_in else math.floor(low) + 1, True
     if shape.integer and high < math.inf:
         high, high_in = math.floor(high) if high_in else math.ceil(high) - 1, True
     if low > high or (low == high and not (low_in and high_in)):
         return DFA.from_strings([])
+    if low == high and shape.step is None:
+        return DFA.from_strings(spellings(low, shape.integer))
     if (low, high) == (-math.inf, math.inf):
         pattern = _INTEGER if shape.integer else _NUMBER
     else:                                           # as in llguidance, -0 is an integer between two bounds
@@ -65,6 +67,16 @@ def number(shape: Number) -> DFA:
     if not shape.integer or shape.step != int(shape.step) or not 0 < shape.step <= MAX_STEP:
         raise NotCompilable(f"multiples of {shape.step}")
     return numbers & _multiples(int(shape.step))
+
+
+def spellings(value: float, is_integer: bool) -> list[str]:
+    """Return the texts of one number: without an exponent, and as Python, JavaScript and pydantic write a float."""
+    found = [plain(value)]
+    if isinstance(value, float) and not is_integer:
+        mantissa, e, exponent = repr(value).partition("e")
+        sign, digits = exponent[:1], exponent[1:].lstrip("0")
+        found += [repr(value), *([f"{mantissa}e{sign}{digits}", f"{mantissa}e{sign.strip('+')}{digits}"] if e else [])]
+    return list(dict.fromkeys(found))
 
 
 def _tighter(

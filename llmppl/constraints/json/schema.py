@@ -108,7 +108,8 @@ class JsonSchema(Shared):
                 f"kind inside; a choice that ends, such as anyOf with null, would work"
             )
         self._masked = self._with_options(masked)
-        text = json.dumps(conditions.with_leap_years(self._masked))
+        in_doubles, self._long = conditions.in_doubles(self._masked)
+        text = json.dumps(conditions.with_leap_years(in_doubles))
         self._grammar = f'%llguidance {{"no_forcing": true}}\nstart: %json {text}'
         self._warnings: list[str] = native.in_large_stack(
             lambda: LLMatcher.validate_grammar_with_warnings(self._grammar, limits=native.limits())[1]
@@ -151,7 +152,7 @@ class JsonSchema(Shared):
                 return texts, "", left_out, self._condition or (self._new_condition() if left_out else None)
             except (NotCompilable, ValueError) as error:        # jsonschema may read less than llguidance
                 reason = reason or str(error)
-        return None, reason, [], self._condition
+        return None, reason, self._long, self._condition or (self._new_condition() if self._long else None)
 
     def parse(self, text: str) -> Any:
         """Return the value that a text writes, an object of the type if the schema is that of a type.
@@ -186,7 +187,7 @@ class JsonSchema(Shared):
 
     def _error(self, schema: dict[str, Any] | bool) -> str:
         """Return the error of llguidance for the schema, "" if there is none."""
-        return native.error_of(json.dumps(self._with_options(schema)))
+        return native.error_of(json.dumps(self._with_options(conditions.in_doubles(schema)[0])))
 
     def _with_options(self, schema: dict[str, Any] | bool) -> Any:
         """Return the schema with all options in its "x-guidance"."""

@@ -258,7 +258,6 @@ def _number(some: dict[str, Any], integer: bool) -> Number:
         above = low if above else None
     if isinstance(below, bool):
         below = high if below else None
-    low, high, above, below = (None if bound is None else float(bound) for bound in (low, high, above, below))
     step = some.get("multipleOf")
     return Number(low, high, above, below, integer, None if step is None else abs(float(step)))
 
@@ -267,7 +266,7 @@ def _constant(value: Any) -> Shape:
     if value is None or isinstance(value, bool):
         return Words(frozenset({{None: "null", True: "true", False: "false"}[value]}))
     if isinstance(value, int | float):
-        return Number(float(value), float(value), integer=isinstance(value, int) and abs(value) < 1 << 63)
+        return Number(value, value, integer=isinstance(value, int))
     if isinstance(value, str):
         return String(languages=(("const", value),))
     if isinstance(value, list):

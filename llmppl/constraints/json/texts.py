@@ -21,7 +21,6 @@ import numpy as np
 from llmppl.constraints.automata.budget import Budget, TooLarge
 from llmppl.constraints.automata.determinise import Machine
 from llmppl.constraints.automata.dfa import DFA
-from llmppl.constraints.automata.formats import plain
 from llmppl.constraints.automata.nfa import ACCEPT, DEAD, NFA, Fragment
 from llmppl.constraints.automata.operations import Edge
 from llmppl.constraints.automata.regex import Regex
@@ -277,8 +276,10 @@ class _Builder:
     def number(self, shape: Number, follow: int) -> int:
         if shape.low is None or shape.low != shape.high or not shape.above is shape.below is shape.step is None:
             return self.embed(scalars.number(shape), follow)
-        is_meant = not shape.integer or shape.low == int(shape.low)
-        return self.text(plain(shape.low).encode(), follow) if is_meant else DEAD
+        if shape.integer and shape.low != int(shape.low):
+            return DEAD
+        texts = scalars.spellings(shape.low, shape.integer)
+        return self.nfa.split([self.text(text.encode(), follow) for text in texts])
 
     def string(self, shape: String, follow: int) -> int:
         if len(shape.languages) == 1 and shape.languages[0][0] == "const":

@@ -398,7 +398,7 @@ def test_an_unfinished_text_is_not_parsed():
     with pytest.raises(ValueError, match="'' is not parsed: the text has not ended"):
         _ = even_program().parsed
     posterior = smc_steer(even_program(max_tokens=2, complete=False), N=4, K=2, seed=0)
-    with pytest.raises(ValueError, match="is not parsed: the text was cut after 2 tokens; complete=True wants an end"):
+    with pytest.raises(ValueError, match="is not parsed: the text has not ended; complete=True wants an end"):
         _ = posterior.best.parsed
 
 
