@@ -26,7 +26,7 @@ from llmppl.support import arguments
 
 __all__ = [
     "FORMATS", "JSON_FORMATS", "decimals_between", "digits_between", "either", "email", "ipv4", "iso_date",
-    "iso_datetime", "iso_time", "naturals", "number_range", "phone", "plain", "signed", "url", "uuid",
+    "iso_datetime", "iso_time", "naturals", "number_range", "phone", "plain", "same_length", "signed", "url", "uuid",
 ]  # fmt: skip
 
 ZEROS, NINES = (str.maketrans("0123456789", 10 * digit) for digit in "09")
@@ -65,7 +65,7 @@ def digits_between(first: int, last: int, decimals: int = 0) -> list[str]:
         least = 10 ** (length - 1) if length > shortest else 0
         low, high = max(first, least), min(last, 10**length - 1)
         if low <= high:
-            found.append(_same_length(*(_pointed(number, length, decimals) for number in (low, high))))
+            found.append(same_length(*(_pointed(number, length, decimals) for number in (low, high))))
     return found
 
 
@@ -74,16 +74,16 @@ def _pointed(number: int, length: int, decimals: int) -> str:
     return f"{digits[:-decimals]}.{digits[-decimals:]}" if decimals else digits
 
 
-def _same_length(low: str, high: str) -> str:
-    """Return the pattern of the numerals from `low` to `high`, which have the same length and point."""
+def same_length(low: str, high: str) -> str:
+    """Return the pattern of the texts from `low` to `high`, with digits at the same places."""
     zeros, nines = low.translate(ZEROS), low.translate(NINES)
     if low == zeros and high == nines:
-        return r"\.".join(f"[0-9]{{{len(run)}}}" * bool(run) for run in low.split("."))
+        return re.sub("[0-9]+", lambda run: f"[0-9]{{{len(run[0])}}}", re.escape(low))
     if low[0] == high[0]:
-        return re.escape(low[0]) + _same_length(low[1:], high[1:])
-    choices = [low[0] + _same_length(low[1:], nines[1:]), high[0] + _same_length(zeros[1:], high[1:])]
+        return re.escape(low[0]) + same_length(low[1:], high[1:])
+    choices = [low[0] + same_length(low[1:], nines[1:]), high[0] + same_length(zeros[1:], high[1:])]
     if int(low[0]) + 1 < int(high[0]):
-        choices.append(f"[{int(low[0]) + 1}-{int(high[0]) - 1}]" + _same_length(zeros[1:], nines[1:]))
+        choices.append(f"[{int(low[0]) + 1}-{int(high[0]) - 1}]" + same_length(zeros[1:], nines[1:]))
     return either(choices)
 
 

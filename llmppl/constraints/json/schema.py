@@ -89,7 +89,8 @@ class JsonSchema(Shared):
     def __init__(self, schema: Any, *, whitespace: bool | str = BLANK, lenient: bool = False):
         LLMatcher = native.llguidance().LLMatcher
         self.type = schema if is_type(schema) else None
-        self.schema: Any = _read(schema if self.type is None else types.schema_of(schema))
+        given_schema, missing = (schema, list[str]()) if self.type is None else types.schema_of(schema)
+        self.schema: Any = _read(given_schema)
         self._given = f", whitespace={whitespace!r}" * (whitespace != BLANK) + ", lenient=True" * lenient
         self._options: dict[str, Any] = {}
         given = self.schema.get("x-guidance", {}) if isinstance(self.schema, dict) else {}
@@ -116,7 +117,7 @@ class JsonSchema(Shared):
         )
         fate = "ignored" if self.type is None else "checked on the finished text"
         self._warnings += ([misspelt] if misspelt else []) + [f"{each} is {fate}" for each in unknown]
-        self._warnings += [f"{each} is checked on the finished text" for each in unmasked]
+        self._warnings += [f"{each} is checked on the finished text" for each in unmasked] + missing
         self._new_condition = functools.partial(conditions.Condition, known, _meets, _found_by)
         self._condition = self._new_condition() if unmasked else None
 

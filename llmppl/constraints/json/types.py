@@ -1,17 +1,21 @@
 """Python types as JSON: the schema of a type, and the reader of its values. Both are pydantic's.
 
-The schema is narrowed so that every text of it can be read back. Objects have no members that their type does not name,
-and formats are regular expressions (`automata/formats.py`), because readers of schemas interpret formats differently.
+`TypeSchema` narrows pydantic's schema so that its texts can be read back. Objects have no members that their type does
+not name, and formats are patterns of what pydantic reads. `read` checks all else on the finished text.
 """
 
 from __future__ import annotations
 
 import functools
+import math
+import re
 import sys
 import typing
+from datetime import date, datetime, time, timedelta
+from decimal import Decimal
 from typing import TYPE_CHECKING, Any
 
-from llmppl.constraints.automata.formats import FORMATS
+from llmppl.constraints.automata.formats import FORMATS, digits_between, either, same_length, signed
 from llmppl.constraints.json.checks import places
 from llmppl.support.arguments import is_hashable, shown
 
@@ -20,10 +24,33 @@ if TYPE_CHECKING:
 
 __all__ = ["read", "schema_of"]
 
+Node = dict[str, Any]
+PLACES = 4                                          # of a Decimal with bounds, at most
+WHOLE = 15                                          # digits before the point of a Decimal with one bound
+BOUNDS = "ge", "gt", "le", "lt"
+_NUMBER = r"(?:0|[1-9][0-9]{0,17})(?:\.[0-9]{1,18})?"
+_OFFSET = "(?:Z|[+-](?:[01][0-9]|2[0-3]):[0-5][0-9])"
+_MOMENTS = {
+    date: FORMATS["date"], time: rf"{FORMATS['time']}", datetime: f"{FORMATS['date']}T{FORMATS['time']}",
+}  # fmt: skip
+_YEARS = f"{either(digits_between(0, 2739722))}Y(?:[0-9]{{1,3}}D)?|273972[3-6]Y(?:[0-9]D)?"        # of a timedelta
+_DURATION = (
+    rf"P(?:{_YEARS}|[0-9]{{1,8}}D)?(?:T(?:[0-9]{{1,2}}H)?(?:[0-9]{{1,2}}M)?(?:[0-9]{{1,2}}(?:\.[0-9]{{1,6}})?S)?)?"
+)
+_MASK = "(?:/(?:3[0-2]|[12]?[0-9]))?"
+_PATTERNS = {                                       # by pydantic's formats
+    "ipv4": FORMATS["ipv4"], "ipv4interface": FORMATS["ipv4"] + _MASK, "ipv4network": FORMATS["ipv4"] + "/32",
+    "ipvanyaddress": FORMATS["ipv4"], "ipvanyinterface": FORMATS["ipv4"] + _MASK,
+    "ipvanynetwork": FORMATS["ipv4"] + "/32",
+}  # fmt: skip
 
-def schema_of(kind: Any) -> dict[str, Any]:
-    """Return the JSON schema of a type. Raises TypeError if its values have no JSON, ImportError without pydantic."""
-    return _of(kind)[1]
+
+def schema_of(kind: Any) -> tuple[dict[str, Any], list[str]]:
+    """Return the JSON schema of a type, and the constraints that it lacks, as sentences.
+
+    Raises TypeError if the values of the type have no JSON, and ImportError without pydantic.
+    """
+    return _of(kind)[1:]
 
 
 def read(kind: Any, value: Any, *, json: bool) -> Any:
@@ -38,20 +65,26 @@ def read(kind: Any, value: Any, *, json: bool) -> Any:
         raise ValueError(": ".join((".".join(map(str, first["loc"])), first["msg"])).removeprefix(": ")) from error
 
 
-def _of(kind: Any) -> tuple[TypeAdapter[Any], dict[str, Any]]:
+def _of(kind: Any) -> tuple[TypeAdapter[Any], dict[str, Any], list[str]]:
     return (_made if is_hashable(kind) else _made.__wrapped__)(kind)
 
 
 @functools.lru_cache(64)
-def _made(kind: Any) -> tuple[TypeAdapter[Any], dict[str, Any]]:
+def _made(kind: Any) -> tuple[TypeAdapter[Any], dict[str, Any], list[str]]:
     try:
         from pydantic import TypeAdapter
         from pydantic.errors import PydanticUserError
     except ImportError as error:
         raise ImportError("a type as JSON needs pydantic: pip install llmppl[json-schema]") from error
+    made: list[Any] = []
+
+    def generator(**options: Any) -> Any:
+        made.append(_type_schema()(**options))
+        return made[0]
+
     try:
         adapter = TypeAdapter(_readable(kind))
-        schema = adapter.json_schema()
+        schema = adapter.json_schema(schema_generator=generator)    # type: ignore[arg-type]
     except (PydanticUserError, NameError, RecursionError) as error:
         why = str(error).partition("\n")[0].rstrip(".")
         raise TypeError(
@@ -60,7 +93,7 @@ def _made(kind: Any) -> tuple[TypeAdapter[Any], dict[str, Any]]:
         ) from None
     for _, node in places(schema):
         _narrow(node)
-    return adapter, schema
+    return adapter, schema, list(dict.fromkeys(made[0].missing))
 
 
 def _narrow(node: dict[str, Any]) -> None:
@@ -71,6 +104,214 @@ def _narrow(node: dict[str, Any]) -> None:
         node["pattern"] = f"^{FORMATS[node.pop('format')]}$"
     if node.pop("discriminator", None):
         node["anyOf"] = node.pop("oneOf")
+
+
+@functools.lru_cache(1)
+def _type_schema() -> Any:
+    """Return pydantic's generator of schemas with the changes of this module."""
+    from pydantic.errors import PydanticInvalidForJsonSchema
+    from pydantic.json_schema import GenerateJsonSchema
+    from pydantic_core import PydanticOmit, SchemaValidator, to_json
+
+    class TypeSchema(GenerateJsonSchema):
+        """Schema of a type. `missing` lists what it lacks."""
+
+        ignored_warning_kinds = {"skipped-choice", "non-serializable-default"}
+
+        def __init__(self, **options: Any) -> None:
+            super().__init__(**options)
+            self.missing: list[str] = []
+
+        def _warn(self, what: str) -> None:
+            self.missing.append(f"{what} is checked on the finished text")
+
+        def generate_inner(self, schema: Any) -> Node:
+            node = super().generate_inner(schema)
+            name, kind = node.get("format"), schema["type"]
+            if kind.startswith("function-"):
+                function = schema["function"]["function"]
+                if not str(getattr(function, "__module__", "")).startswith(("pydantic.", "ipaddress", "typing")):
+                    self._warn(f"the validator {getattr(function, '__qualname__', repr(function))!r}")
+            if kind in ("model", "dataclass") and (schema.get("custom_init") or schema.get("post_init")):
+                self._warn(f"'__init__' or '__post_init__' of {schema['cls'].__name__!r}")
+            if name in _PATTERNS:
+                node["pattern"] = f"^{_PATTERNS[node.pop('format')]}$"
+            if kind == "uuid":
+                node.pop("format", None)
+            return node
+
+        # ---- numbers and strings
+
+        def decimal_schema(self, schema: Any) -> Node:
+            bounds = {key: Decimal(schema[key]) for key in BOUNDS if schema.get(key) is not None}
+            if schema.get("multiple_of") is not None:
+                self._warn(f"'multiple_of' {schema['multiple_of']}")
+            digits, places = schema.get("max_digits"), schema.get("decimal_places")
+            if not bounds and digits is None and places is None:
+                return _text(rf"-?{_NUMBER}(?:E[+-]?[0-9]{{1,2}})?")
+            most = WHOLE if digits is None else max(digits - (places or 0), 1)
+            places = min(places if places is not None else PLACES, digits or PLACES)
+            found = []
+            for n in range(places + 1):
+                scale, limit = 10**n, 10 ** (most + n) - 1
+                low = max([-limit, *(bounds[key] * scale for key in ("ge", "gt") if key in bounds)])
+                high = min([limit, *(bounds[key] * scale for key in ("le", "lt") if key in bounds)])
+                low = math.ceil(low) + ("gt" in bounds and bounds["gt"] * scale == math.ceil(low))
+                high = math.floor(high) - ("lt" in bounds and bounds["lt"] * scale == math.floor(high))
+                if low <= high:
+                    zeros = "0*" if n else r"(?:\.0+)?"
+                    found.append(f"(?:{signed(low, high, True, True, functools.partial(_magnitude, n))}){zeros}")
+            return _text(either(found) if found else "[]")
+
+        def bytes_schema(self, schema: Any) -> Node:
+            if schema.get("min_length") or schema.get("max_length") is not None:
+                self._warn("the number of bytes")
+            return {"type": "string"}
+
+        def uuid_schema(self, schema: Any) -> Node:
+            version = schema.get("version")
+            four = "[0-9A-Fa-f]{4}"
+            middle = f"{version}[0-9A-Fa-f]{{3}}-[89ABab][0-9A-Fa-f]{{3}}"
+            return _text(f"{four}{four}-{four}-{middle}-{four}{four}{four}" if version else FORMATS["uuid"])
+
+        def url_schema(self, schema: Any) -> Node:
+            label = "[A-Za-z0-9]+(?:-[A-Za-z0-9]+)*"
+            host = rf"(?:(?:{label}\.)*[A-Za-z][A-Za-z0-9]*(?:-[A-Za-z0-9]+)*|{FORMATS['ipv4']})"
+            port = "(?:[1-9][0-9]{0,3}|[1-5][0-9]{4})"
+            schemes = "|".join(schema.get("allowed_schemes") or ["http", "https", "ftp"])
+            part = r"(?:[A-Za-z0-9._\~!$\&'()*+,;=:@/-]|%[0-9A-Fa-f]{2})*"
+            return _text(rf"(?:{schemes})://{host}(?::{port})?(?:/{part})?(?:\?{part})?(?:#{part})?")
+
+        multi_host_url_schema = url_schema
+
+        # ---- dates and times
+
+        def date_schema(self, schema: Any) -> Node:
+            return self._moment(schema, date, 10)
+
+        def time_schema(self, schema: Any) -> Node:
+            return self._moment(schema, time, 5)
+
+        def datetime_schema(self, schema: Any) -> Node:
+            return self._moment(schema, datetime, 16)
+
+        def _moment(self, schema: Any, kind: Any, size: int) -> Node:
+            """Return dates or times; bounds compare the first characters, up to the minute."""
+            zone = schema.get("tz_constraint")
+            offset = "" if kind is date or zone == "naive" else _OFFSET if zone else f"{_OFFSET}?"
+            node, choices = _text(f"{_MOMENTS[kind]}{offset}"), list[str]()
+            bounds = {key: schema[key] for key in BOUNDS if schema.get(key) is not None}
+            if schema.get("now_op") or any(getattr(bound, "tzinfo", None) for bound in bounds.values()):
+                self._warn("the bound of a date or time")
+                return node
+            if not bounds:
+                return node
+            low = max(str(bounds.get(key, "")).replace(" ", "T") for key in ("ge", "gt"))
+            high = min(str(bounds.get(key, "~")).replace(" ", "T") for key in ("le", "lt"))
+            first, last = {date: ("0001-01-01", "9999-12-31"), time: ("00:00", "23:59"),
+                           datetime: ("0001-01-01T00:00", "9999-12-31T23:59")}[kind]       # fmt: skip
+            least = _digits_after(low[:size], 1 if kind is not date or "gt" in bounds else 0) if low else first
+            most = _digits_after(high[:size], -1 if kind is not date or "lt" in bounds else 0) if high < "~" else last
+            if least <= most:
+                choices.append(same_length(least, most))
+            if kind is not date:
+                equal = (str(bounds[key]).replace(" ", "T") for key in ("ge", "le") if key in bounds)
+                choices += [f"{re.escape(text)}$" for text in equal]
+            return node | {"allOf": [{"pattern": f"^(?:{'|'.join(choices) or '[]'})"}]}
+
+        def timedelta_schema(self, schema: Any) -> Node:
+            least = [schema[key] for key in ("ge", "gt") if schema.get(key) is not None]
+            if any(schema.get(key) is not None for key in ("gt", "le", "lt")) or any(least):
+                self._warn("the bound of a timedelta")
+            sign = "" if least and max(least) >= timedelta(0) else "-?"
+            return {**_text(f"{sign}{_DURATION}"), "allOf": [{"pattern": "[0-9][A-Z]$"}]}
+
+        # ---- choices, arrays, objects
+
+        def literal_schema(self, schema: Any) -> Node:
+            return self._listed(schema, super().literal_schema(schema))
+
+        def enum_schema(self, schema: Any) -> Node:
+            return self._listed(schema, super().enum_schema(schema))
+
+        def _listed(self, schema: Any, node: Node) -> Node:
+            """Return the choices of a node that pydantic reads from JSON."""
+            given = node["enum"] if "enum" in node else [node["const"]]
+            reads = SchemaValidator({key: each for key, each in schema.items() if key not in ("ref", "serialization")})
+            known = [value for value in given if _reads(reads, to_json(value))]
+            if not known:
+                raise PydanticInvalidForJsonSchema("no value of it can be read from JSON")
+            return node if known == given else node | {"enum": known}
+
+        def set_schema(self, schema: Any) -> Node:
+            node = super().set_schema(schema)
+            if node.get("minItems", 0) < 2:         # pydantic merges equal elements
+                node.pop("uniqueItems", None)
+            return node
+
+        frozenset_schema = set_schema
+
+        def dict_schema(self, schema: Any) -> Node:
+            node, keys = super().dict_schema(schema), schema.get("keys_schema", {"type": "any"})
+            by_pattern = [*node.get("patternProperties", {}).values(), True]
+            values = node.pop("additionalProperties", by_pattern[0])
+            names: Any = self.generate_inner(keys)
+            names = self.resolve_ref_schema(names) if "$ref" in names else names
+            listed = names.get("enum", [names["const"]] if "const" in names else [])
+            if names.get("type") == "integer" and not listed:
+                whole = signed(*_whole_bounds(names), True, True, functools.partial(_magnitude, 0))
+                node |= {"patternProperties": {f"^(?:{whole})$": values}, "additionalProperties": False}
+            elif listed:
+                listed = [each if isinstance(each, str) else to_json(each).decode() for each in listed]
+                node |= {"properties": dict.fromkeys(listed, values), "additionalProperties": False}
+                node.pop("propertyNames", None)
+            elif "patternProperties" in node or "pattern" in names:
+                node |= {"patternProperties": {names["pattern"]: values}, "additionalProperties": False}
+                node.pop("propertyNames", None)
+            else:
+                node["additionalProperties"] = values
+                if names.get("type", "string") != "string" or names.get("format"):
+                    self._warn("the key of a dict")
+            return node
+
+        def dataclass_field_schema(self, schema: Any) -> Node:
+            if schema.get("init") is False:
+                raise PydanticOmit
+            return super().dataclass_field_schema(schema)
+
+    return TypeSchema
+
+
+def _reads(validator: Any, text: bytes) -> bool:
+    try:
+        validator.validate_json(text)
+    except ValueError:
+        return False
+    return True
+
+
+def _magnitude(places: int, low: float, high: float, low_in: bool, high_in: bool) -> str:
+    return either(digits_between(int(low) + (not low_in), int(high), places))
+
+
+def _text(pattern: str) -> Node:
+    return {"type": "string", "pattern": f"^(?:{pattern})$"}
+
+
+def _digits_after(text: str, n: int) -> str:
+    """Return the date or minute n days or minutes after a text."""
+    if not n:
+        return text
+    if len(text) == 10:
+        return (date.fromisoformat(text) + timedelta(days=n)).isoformat()
+    moment = datetime.fromisoformat(text if len(text) == 16 else f"2000-01-01T{text}") + timedelta(minutes=n)
+    return moment.isoformat()[:16][-len(text) :]
+
+
+def _whole_bounds(names: Node) -> tuple[int, int]:
+    """Return the least and the greatest integer of a node."""
+    low = max(names.get("minimum", -(10**18)), names.get("exclusiveMinimum", -(10**18)) + 1)
+    return low, min(names.get("maximum", 10**18), names.get("exclusiveMaximum", 10**18) - 1)
 
 
 def _readable(kind: Any) -> Any:
