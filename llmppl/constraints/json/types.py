@@ -30,9 +30,7 @@ WHOLE = 15                                          # digits before the point of
 BOUNDS = "ge", "gt", "le", "lt"
 _NUMBER = r"(?:0|[1-9][0-9]{0,17})(?:\.[0-9]{1,18})?"
 _OFFSET = "(?:Z|[+-](?:[01][0-9]|2[0-3]):[0-5][0-9])"
-_MOMENTS = {
-    date: FORMATS["date"], time: rf"{FORMATS['time']}", datetime: f"{FORMATS['date']}T{FORMATS['time']}",
-}  # fmt: skip
+_MOMENTS = {date: FORMATS["date"], time: FORMATS["time"], datetime: f"{FORMATS['date']}T{FORMATS['time']}"}
 _YEARS = f"{either(digits_between(0, 2739722))}Y(?:[0-9]{{1,3}}D)?|273972[3-6]Y(?:[0-9]D)?"        # of a timedelta
 _DURATION = (
     rf"P(?:{_YEARS}|[0-9]{{1,8}}D)?(?:T(?:[0-9]{{1,2}}H)?(?:[0-9]{{1,2}}M)?(?:[0-9]{{1,2}}(?:\.[0-9]{{1,6}})?S)?)?"

@@ -10,7 +10,7 @@ import pytest
 from helpers.commands import particles, run
 from helpers.common import ROOT, repetitions
 from helpers.tiny import add_up, table_lm
-from pydantic import Base64Str, BaseModel, field_validator
+from pydantic import BaseModel, field_validator
 
 from llmppl import ConstrainedText, JsonSchema, Model, Regex, enumerate_exact, run_many, smc_steer
 from llmppl.constraints import DFA
@@ -384,14 +384,6 @@ def test_a_death_at_the_end_names_the_validator_and_the_text():
     with pytest.raises(ValueError, match=r"JsonSchema refuses the finished text, .*: n: Value error, \d+ is odd"):
         _ = posterior.best
     assert '"n":' in posterior.deaths[-1].text
-
-
-def test_formats_that_only_pydantic_knows_are_checked_on_the_finished_text():
-    constraint = JsonSchema(list[Base64Str])
-    assert constraint.warnings == ["#/items, 'format' is checked on the finished text"]
-    assert constraint.parse('["YQ=="]') == ["a"] and match_prefix(constraint, '["a"]').complete
-    with pytest.raises(ValueError, match="0: Base64 decoding error"):
-        constraint.parse('["a"]')
 
 
 def test_an_unfinished_text_is_not_parsed():

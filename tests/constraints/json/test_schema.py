@@ -614,3 +614,22 @@ def test_an_error_of_llguidance_names_reason_schema_and_text(monkeypatch):
     for read in (lambda: index.after("[{"), lambda: index.mask(index.advance(index.after("["), SMALL.spell(b"{")[0]))):
         with pytest.raises(ValueError, match=r"after b'\[\{': llguidance gave up: .*max is 50"):
             read()
+
+
+ROLE = {"type": "object", "properties": {"role": {"enum": ["user", "guest"]}}, "required": ["role"]}
+
+
+@pytest.mark.parametrize(
+    "schema, wrong, right",
+    [
+        (ROLE, '{"role": "guest", "\\u0072ole": "admin"}', '{"role": "guest", "\\u0072": "admin"}'),
+        ({"properties": {"a": {"type": "integer"}}}, '{"\\u0061": "x"}', '{"\\u0061": 1}'),
+        ({"properties": {"a": False}}, '{"\\u0061": "x"}', '{"b": "\\u0061"}'),
+        ({"patternProperties": {"^x-": {"type": "string"}}}, '{"\\u0078-a": 1}', '{"\\u0078-a": "s"}'),
+    ],
+)
+def test_an_escaped_name_is_the_name(schema, wrong, right):
+    constraint = JsonSchema(schema)
+    assert constraint.parse(right) == json.loads(right)
+    with pytest.raises(ValueError, match="does not hold"):
+        constraint.parse(wrong)

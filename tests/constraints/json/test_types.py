@@ -25,6 +25,10 @@ class Level(enum.Enum):
     LOW, HIGH = 1.0, 2.5
 
 
+class Channel(enum.IntEnum):
+    A, B = 123456789012345678, -(2**63)
+
+
 def bounded(kind, **bounds):
     return Annotated[kind, Field(**bounds)]
 
@@ -54,6 +58,7 @@ VALUES = [
     (dict[bounded(str, pattern="^[ab]+$"), int], [{"ab": 1}]),
     (set[int], [{1, 2}]),
     (Level, list(Level)),
+    (Channel, list(Channel)),
 ]  # fmt: skip
 
 
