@@ -100,8 +100,8 @@ LINES = {
     "constraints": 420,
     "constraints/automata": 2690,
     "constraints/json": 2500,
-    "constraints/lark": 1890,
-    "constraints/masks": 1140,
+    "constraints/lark": 1870,
+    "constraints/masks": 1110,
     "constraints/vocabulary": 2050,
     "distributions": 1220,
     "inference": 2380,                                  # the digest of particles came from resuming

@@ -22,8 +22,6 @@ from lark.common import ParserConf
 from lark.grammar import NonTerminal
 from lark.parsers.lalr_analysis import LALR_Analyzer, Shift
 
-from llmppl.support.graphs import Memo
-
 END = "$END"
 IGNORED = 1                                         # the bit of ignored text
 MAX_LENGTH = 32                                     # symbols of a rule that lark's analysis takes in one piece
@@ -146,16 +144,6 @@ class Parser:
         self.lowest = 0
         self.bits: dict[str | None, int] = {None: IGNORED}
         self.bits.update(tables.bits)
-        self._representative = self._find_representatives()
-        self._renamed = Memo(self._rename)              # (base, state, symbol) -> state
-
-    def _find_representatives(self) -> dict[str, str]:
-        """Return for every terminal the first one before which every state reduces the same."""
-        groups = [union(self.tables.bits.values())]
-        for bits in {bits for row in self.tables.reductions for bits, _ in row}:
-            groups = [part for group in groups for part in (group & bits, group & ~bits) if part]
-        names = {bit: name for name, bit in self.tables.bits.items()}
-        return {names[bit]: names[group & -group] for group in groups for bit in bits_of(group)}
 
     def reduction(self, state: int, symbol: str) -> tuple[int, str] | None:
         """Return the length and the name of the rule that a state reduces before a terminal, if any."""
@@ -224,7 +212,7 @@ class Parser:
         """Return the stack after a token (None: an ignored one), or None if the parser refuses it."""
         if symbol is None:
             return stack
-        top = self.recall(stack.fed, self._representative[symbol], stack, self._reduce)  # type: ignore[index]
+        top = self.recall(stack.fed, symbol, stack, self._reduce)
         assert top is not None
         state = self.shifts[top.state].get(symbol)  # type: ignore[arg-type]
         return None if state is None else top.push(state, None)
@@ -283,34 +271,20 @@ class Parser:
 
     def _reduce(self, stack: Stack, symbol: Any) -> Stack | None:
         """Return the stack after all reductions before `symbol`; None if that completes the text ($END)."""
-        most = stack.height + len(self.shifts)          # then some state has come back, and nothing was read
-        empty = set[Stack]()
+        most, seen = stack.height + len(self.shifts), set[Stack]()      # above: some state is back, and nothing read
         while (reduction := self.reduction(stack.state, symbol)) is not None:
             size, name = reduction
-            if stack.height > most or stack in empty:
+            if stack.height > most or stack in seen:
                 raise _endless(name, symbol)
-            if not size:
-                empty.add(stack)
+            seen.add(stack)
             base = stack.pop(size)
             assert base is not None
             self.lowest = min(self.lowest, base.height)
-            state = self._renamed[base.state, self.shifts[base.state][name], symbol]
+            state = self.shifts[base.state][name]
             if symbol == END and state == self.end_state:
                 return None
             stack = base.push(state, stack.layout)
         return stack
-
-    def _rename(self, key: tuple[int, int, str]) -> int:
-        """Return the state that reductions of one symbol before a terminal make of a state on top of a base."""
-        base, state, symbol = key
-        seen = set[int]()
-        last = self.end_state if symbol == END else -1
-        while state != last and (reduction := self.reduction(state, symbol)) is not None and reduction[0] == 1:
-            if state in seen:
-                raise _endless(reduction[1], symbol)
-            seen.add(state)
-            state = self.shifts[base][reduction[1]]
-        return state
 
 
 class IndentedParser(Parser):

@@ -1,34 +1,25 @@
-"""Explanations for users: where a text leaves a language, and which bytes or characters may follow there."""
+"""Explanations for users: where a text leaves a language, and which bytes may follow there."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import islice
+from itertools import groupby
 from typing import Any, NamedTuple
 
-from llmppl.constraints.constraint import Constraint, State
+from llmppl.constraints.constraint import Constraint
 
 __all__ = ["MatchedPrefix", "after", "byte_ranges", "expected", "match_prefix", "token_name"]
 
 MAX_RANGES = 8
 MAX_BYTES = 24
-MAX_OTHERS = 12                                     # characters beyond ASCII that are listed
-
-
-def _runs(bytes: bytes) -> list[tuple[int, int]]:
-    """Return the first and the last byte of each run of consecutive bytes."""
-    some = set(bytes)
-    first = [byte for byte in bytes if byte - 1 not in some]
-    last = [byte for byte in bytes if byte + 1 not in some]
-    return list(zip(first, last, strict=True))
 
 
 def byte_ranges(bytes: bytes) -> str:
-    """Return a text such as "b'0'..b'9', b'a'"."""
-    runs = _runs(bytes)
-    shown = [repr(b"%c" % a) + f"..{b'%c' % b!r}" * (b > a) for a, b in runs[:MAX_RANGES]]
-    return ", ".join(shown) + (", ..." if len(runs) > MAX_RANGES else "")
+    """Return a text such as "b'0'..b'9', b'a'", of ascending bytes."""
+    runs = [[byte for _, byte in run] for _, run in groupby(enumerate(bytes), lambda pair: pair[1] - pair[0])]
+    shown = [repr(b"%c" % run[0]) + f"..{b'%c' % run[-1]!r}" * (len(run) > 1) for run in runs[:MAX_RANGES]]
+    return ", ".join(shown) + ", ..." * (len(runs) > MAX_RANGES)
 
 
 def expected(bytes: bytes, ends: bool) -> str:
@@ -59,7 +50,7 @@ class MatchedPrefix(NamedTuple):
 
     length: int                                         # in characters
     complete: bool                                      # True if the prefix is itself a match
-    expected: str                                       # description of the characters that may follow
+    expected: str                                       # description of the bytes that may follow
 
 
 @dataclass(frozen=True, eq=False)
@@ -76,40 +67,12 @@ BYTES = Bytes([*(bytes([byte]) for byte in range(256)), b""], [256])
 def match_prefix(constraint: Constraint, text: str) -> MatchedPrefix:
     """Read `text` byte by byte as far as the constraint allows."""
     index: Any = constraint.index(BYTES)
-    state = index.start
-    for length, character in enumerate(text):
-        before = state
+    state, length = index.start, len(text)
+    for at, character in enumerate(text):
+        after = state
         for byte in character.encode():
-            if not index.mask(state)[byte]:
-                return MatchedPrefix(length, index.accepts(before), _expected(index, before))
-            state = index.advance(state, byte)
-    return MatchedPrefix(len(text), index.accepts(state), _expected(index, state))
-
-
-def _expected(index: Any, state: State) -> str:
-    """Return in words the characters that may follow: runs of ASCII, and the first few others."""
-    coming = index.next_bytes(state)
-    plain = bytes(byte for byte in coming if byte < 128)
-    named = [_run(first, last) for first, last in _runs(plain)]
-    others = list(islice(_characters(index, state, coming[len(plain) :]), MAX_OTHERS + 1))
-    named += map(repr, others) if len(others) <= MAX_OTHERS else ["characters beyond ASCII"]
-    ends, goes_on = index.accepts(state), ", ".join(named)
-    if ends:
-        return "it ends here" + f", or goes on with {goes_on}" * bool(named)
-    return f"here may come {goes_on}" if named else "nothing may come here"
-
-
-def _run(first: int, last: int) -> str:
-    """Return a text such as "'a', 'b'" or "'a' to 'z'"."""
-    run = list(map(chr, range(first, last + 1)))
-    return f"{run[0]!r} to {run[-1]!r}" if len(run) > 3 else ", ".join(map(repr, run))
-
-
-def _characters(index: Any, state: State, coming: bytes, begun: bytes = b"") -> Iterator[str]:
-    """Yield the characters that begin with the bytes `begun` and continue with a byte of `coming`, in their order."""
-    for byte in coming:
-        data, after = begun + bytes([byte]), index.advance(state, byte)
-        if len(data) == 1 + sum(data[0] >= least for least in (0xC0, 0xE0, 0xF0)):
-            yield data.decode()
-        else:
-            yield from _characters(index, after, index.next_bytes(after), data)
+            if not index.mask(after)[byte]:
+                return MatchedPrefix(at, index.accepts(state), expected(index.next_bytes(after), index.accepts(after)))
+            after = index.advance(after, byte)
+        state = after
+    return MatchedPrefix(length, index.accepts(state), expected(index.next_bytes(state), index.accepts(state)))
