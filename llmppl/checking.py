@@ -1,27 +1,24 @@
 """check_program: test the contract of a program by rebuilding its particles from their choices.
 
-A program draws only by `sample`, `extend` and `self.rng`, keeps its state in attributes that a deep copy separates or
-that `shared` names, changes nothing shared, and finishes. If it does, the choices of a particle determine its whole
-state. So each particle that a run makes is rebuilt three times from its choices:
+If a program keeps the contract, the choices of a particle determine its whole state. So each particle that a run makes
+is rebuilt from its choices: alone, beside all others, and beside them in the reverse order. Each time, the *outside*
+(all objects that the functions, classes and shared attributes of the program lead to) has its contents from before the
+runs, random streams in attributes have moved on, and the clocks are ahead. Then the attributes, weights and
+distributions must be equal.
 
-- alone, from the *outside* as it was before the runs: contents of shared attributes, classes, modules and defaults;
-- beside all others, in their order, and in the reverse order.
-
-Before each time all random streams outside of the program get other states, and the clocks are set forward. Then the
-particles must have equal attributes, weights and distributions. Two further comparisons do not need a run. A copy must
-lead to no object that belongs to the model, and share memory among its parts as the model does. A distribution of the
-user's own must draw what its log-probabilities say.
+Two comparisons need no run. A copy of the model must have its shape: the same objects behind several names, the same
+shared memory, and no way to the model itself. A distribution of the user's own draws what its log-probabilities say.
 """
 
 from __future__ import annotations
 
 import collections
 import contextlib
-import copy
+import datetime
+import dis
 import functools
 import itertools
 import math
-import os
 import random
 import sys
 import threading
@@ -29,8 +26,10 @@ import time
 import types
 import warnings
 import weakref
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, MutableMapping, MutableSequence, MutableSet
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
+from operator import delitem, setitem
 from typing import Any
 from unittest import mock
 
@@ -39,21 +38,20 @@ import numpy as np
 from llmppl.distributions import Distribution, Proposal
 from llmppl.inference import SMC, Copies, Distinct, DownSample, ResampleBelow, beam_search
 from llmppl.models import Model
-from llmppl.models.choices import ParticleStream, Replayed, Steps
+from llmppl.models.choices import ParticleStream, Replayed, Steps, call_site, describe_site
 from llmppl.support.arguments import shown
 from llmppl.support.runtime import Runtime
 from llmppl.support.shared import Shared
 
 MAX_PARTICLES = 40                      # of each algorithm, rebuilt
 MAX_UNENDED = 200                       # steps after which a program in which no particle ended is refused
-MAX_OBJECTS = 20_000                    # outside objects whose contents are restored
+MAX_OBJECTS = 20_000                    # of a program or a particle, compared
 NUM_DRAWS = 2000                        # from a distribution of the user's own
 
-_IGNORED = ("_chooser_", "_noted_", "_stepping_", "_log_weight_")
-_ATOMS = (type(None), bool, int, float, complex, str, bytes, types.ModuleType, type(Ellipsis))
-_NOT_COPIED = (type, types.FunctionType, types.MethodType, Shared)
-_CLOCKS = ("time", "time_ns", "perf_counter", "perf_counter_ns", "monotonic", "monotonic_ns", "process_time")
 _CONTRACT = "a step may depend on its choices and its particle alone, and change nothing but its particle"
+Ways = list[tuple[str, Any]]            # objects, each with the way to it, such as "self.words[0]"
+Contents = dict[str, Any]               # plain data by the way to it
+Made = tuple[Steps, Contents]           # the choices of a particle, and its attributes after them
 
 
 @dataclass
@@ -72,7 +70,7 @@ class ProgramReport:
 
 
 def check_program(
-    model: Model | Callable[[], Model], *, N: int = 3, K: int = 2, max_steps: int = 6, seed: int = 0
+    model: Model | Callable[[], Model], *, N: int = 3, K: int = 2, max_steps: int = 12, seed: int = 0
 ) -> ProgramReport:
     """Run a program under every algorithm, rebuild its particles from their choices, and compare.
 
@@ -97,193 +95,178 @@ def check_program(
     if not isinstance(first, Model):
         raise TypeError(f"check_program wants a Model or a function that makes one, not {shown(model)}")
     _check_copy(first)
-    makers = [first.copy] if isinstance(model, Model) else [first.copy, model]
-    check = _Check(first, makers, ProgramReport())
+    check = _Check(first, [first.copy] if isinstance(model, Model) else [first.copy, model])
     with check.watching():
         for expand, select in (
             (Distinct(N, K), DownSample(N)), (Copies(N, K), DownSample(N)), (Copies(N, K, merge=True), DownSample(N)),
             (Copies(N), ResampleBelow(N, 0.5)), (Copies(N), ResampleBelow(N, 0.0)),
         ):  # fmt: skip
-            run = SMC(first, expand, select, seed=seed)
-            made = [candidate for _, step in zip(range(max_steps), run, strict=False) for candidate in check.made(step)]
+            steps = itertools.islice(SMC(first, expand, select, seed=seed), max_steps)
+            made = [check.made(each) for step in steps for each in step.candidates if not each._limit_]
             check.rebuild(made, f"{expand}, {select}")
         try:
             beams = beam_search(first, N, K, max_steps=max_steps, progress=False)
         except (TypeError, ValueError) as error:        # a choice cannot be listed, or all beams died
             check.report.not_run["beam_search"] = str(error)
         else:
-            check.rebuild([(b.particle.choices, _contents(b.particle)) for b in beams if not b.particle.cut], "beams")
-        if change := check.outside.changed():
-            raise RuntimeError(f"steps change what all particles share: {change}; {_CONTRACT}")
-        check.end(seed)
-    check.distributions()
+            check.rebuild([check.made(beam.particle) for beam in beams if not beam.particle.cut], "beams")
+        check.finish(seed)
     for note in check.report.notes:
         warnings.warn(note, stacklevel=2)
     return check.report
 
 
-Made = tuple[Steps, Any]                # the choices of a particle, and the contents of its attributes
-
-
 class _Check:
     """State of one check: the outside of the program, and the distributions and scores that it used."""
 
-    def __init__(self, first: Model, makers: Sequence[Callable[[], Model]], report: ProgramReport) -> None:
-        self.first, self.makers, self.report = first, makers, report
-        self.outside = _Outside(first)
-        self.ended, self.seed, self.t = False, 0, 0
-        self.used: dict[Any, Proposal] = {}            # those of the user's own, by contents
-        self.scores: dict[str, list[float]] = collections.defaultdict(list)
-        self.asked: dict[int, list[Any]] = {}           # by particle that is being rebuilt
+    def __init__(self, first: Model, makers: list[Callable[[], Model]]) -> None:
+        self.first, self.makers, self.report = first, makers, ProgramReport()
+        self.outside, self.ended, self.number, self.t = _Outside(first), False, 0, 0
+        self.used: dict[str, Proposal] = {}             # the user's own distributions, by contents
+        self.scores: dict[str, list[Any]] = collections.defaultdict(list)
+        self.asked: dict[int, Contents] = {}            # step, context and tables, by particle that is being rebuilt
         self.threads = set[int]()
 
     @contextlib.contextmanager
     def watching(self) -> Iterator[None]:
         """Note the distributions and scores of all steps inside the block, and restore the outside after it."""
-        draw, observe, score = Model._draw_, Model.observe, Model.score
 
-        def watched_draw(model: Any, verb: str, dist: Any, proposal: Any = None, *more: Any) -> Any:
-            self._note(model, [dist] if proposal is None else [dist, proposal])
-            return draw(model, verb, dist, proposal, *more)
+        def watched(verb: Callable[..., Any]) -> Callable[..., Any]:
+            def call(model: Model, *args: Any, **named: Any) -> Any:
+                given = [*args, *named.values()]
+                self._note(model, [each for each in given if isinstance(each, Proposal)])
+                if verb.__name__ == "score":
+                    self.scores[describe_site(call_site())] += given
+                return verb(model, *args, **named)
 
-        def watched_observe(model: Any, dist: Any, value: Any) -> None:
-            self._note(model, [dist])
-            observe(model, dist, value)
+            return call
 
-        def watched_score(model: Any, log_w: Any) -> None:
-            frame = sys._getframe(1)
-            self.scores[f"{frame.f_code.co_filename.rpartition('/')[2]}, line {frame.f_lineno}"].append(float(log_w))
-            score(model, log_w)
+        with contextlib.ExitStack() as stack:
+            stack.callback(self.outside.restore)
+            for name in ("_draw_", "observe", "score"):
+                stack.enter_context(mock.patch.object(Model, name, watched(getattr(Model, name))))
+            yield
 
-        streams = random.getstate(), np.random.get_state()      # noqa: NPY002
-        try:
-            with (
-                mock.patch.object(Model, "_draw_", watched_draw), mock.patch.object(Model, "observe", watched_observe),
-                mock.patch.object(Model, "score", watched_score),
-            ):  # fmt: skip
-                yield
-        finally:
-            random.setstate(streams[0])
-            np.random.set_state(streams[1])             # noqa: NPY002
-            self.outside.restore()
-
-    def _note(self, model: Any, dists: list[Any]) -> None:
+    def _note(self, model: Model, dists: list[Proposal]) -> None:
         self.threads.add(threading.get_ident())
-        own = [dist for dist in dists if isinstance(dist, Proposal) and _is_own(type(dist))]
-        self.used |= {(type(dist), repr(_plain(_attributes(dist), {}))): dist for dist in own}
-        if id(model) in self.asked:
-            context = _context_of(dists[0])             # before its table is computed
-            tables = [_table(dist) for dist in dists if isinstance(dist, Proposal)]
-            self.asked[id(model)].append(((self.t, context), tables))
+        self.used |= {f"{type(each)} {_contents(_parts(each))}": each for each in dists if _is_own(each)}
+        if dists and id(model) in self.asked:
+            asked, context = self.asked[id(model)], _context_of(dists[0])           # before its table is computed
+            number = len(asked) + 1
+            asked[f"the distribution of choice or observation {number}"] = [self.t, context, *map(_table, dists)]
 
-    def made(self, step: Any) -> list[Made]:
-        """Return the candidates of a step: their choices, and the contents of their attributes now."""
-        self.ended = self.ended or any(candidate.finished for candidate in step.candidates)
-        return [(candidate.choices, _contents(candidate)) for candidate in step.candidates if not candidate._limit_]
+    def made(self, particle: Model) -> Made:
+        """Return the choices of a particle, and its attributes now."""
+        self.ended |= particle.finished
+        return particle.choices, _state(particle)
 
     def rebuild(self, made: list[Made], name: str) -> None:
         """Raise a RuntimeError unless every way to rebuild the particles gives what the run made."""
         some = made if len(made) <= MAX_PARTICLES else random.Random(0).sample(made, MAX_PARTICLES)
-        alone = []
-        for each in some:
-            for make in self.makers:
-                self.outside.restore()
-                alone.append(self._compared([each], name, "alone", make)[0])
-        alone = alone[:: len(self.makers)]
-        together = self._compared(some, name, "beside others", self.makers[0])
-        reverse = self._compared(some[::-1], name, "beside others, in the reverse order", self.makers[0])[::-1]
-        for (choices, _), *asked in zip(some, alone, together, reverse, strict=True):
-            for t, (one, *others) in enumerate(zip(*asked, strict=True), 1):
-                if any(difference := _difference(one, other, "the distribution of a choice") for other in others):
-                    raise RuntimeError(
-                        f"under {name}, choice or observation {t} of the particle with {len(choices)} steps asked for "
-                        f"another distribution when it was rebuilt: {difference}; {_CONTRACT}"
-                    )
-            self._check_contexts(asked[0])
-            self.report.steps += len(choices)
+        groups = [([each], "alone", make) for make in self.makers for each in some]
+        groups += [(some, "beside others", self.makers[0]), (some[::-1], "beside others, reversed", self.makers[0])]
+        right: dict[int, Contents] = {}
+        for group, how, make in groups:
+            self.outside.restore()
+            self.number += 1
+            failed = f"under {name}, a particle, rebuilt {how}, is not what its choices make"
+            with self.outside.later(self.number):
+                particles = self._rebuilt([choices for choices, _ in group], make, failed)
+            for each, particle in zip(group, particles, strict=True):
+                asked = self.asked[id(particle)]
+                expected = right.setdefault(id(each), each[1] | asked)
+                _refuse(f"{failed}: after step {len(each[0])}, ", _difference(expected, _state(particle) | asked))
+                _check_contexts(asked)
+            self.asked = {}
+        self.report.steps += sum(len(choices) for choices, _ in some)
 
-    def _compared(self, made: list[Made], name: str, how: str, make: Callable[[], Model]) -> list[list[Any]]:
-        """Rebuild particles together, step by step; compare them, and return the distributions that each asked for."""
-        self.seed += 1
-        particles = [make() for _ in made]
-        choosers = [Replayed(choices, np.random.default_rng(self.seed)) for choices, _ in made]
-        self.asked = {id(particle): [] for particle in particles}
-        difference = ""
-        with _clocks_ahead(self.seed):
-            for particle, chooser in zip(particles, choosers, strict=True):
-                particle._chooser_ = chooser
-            for self.t in range(max((len(choices) for choices, _ in made), default=0)):
-                t = self.t
-                _reseed(1009 * self.seed + t, [("", each) for each in (*particles, *self.outside.streams)])
-                moving = [i for i, (choices, _) in enumerate(made) if t < len(choices)]
-                for i in moving:
-                    if particles[i].finished:
-                        difference = f"it ends at step {t} of {len(made[i][0])}"
-                        raise _breach(name, how, made[i][0], particles[i], difference)
-                try:
-                    Runtime().run([particles[i].step for i in moving], [how] * len(moving))
-                    for i in moving:
-                        choosers[i].end_step()
-                except ValueError as error:
-                    if "makes other choices" not in str(error):
-                        raise
-                    raise _breach(name, how, made[moving[0]][0], particles[moving[0]], str(error)) from None
-        for (choices, contents), particle in zip(made, particles, strict=True):
-            if difference := _difference(contents, _contents(particle), ""):
-                raise _breach(name, how, choices, particle, difference)
-        asked, self.asked = [self.asked[id(particle)] for particle in particles], {}
-        return asked
+    def _rebuilt(self, choices: list[Steps], make: Callable[[], Model], failed: str) -> list[Any]:
+        """Make particles with these choices together, step by step, and note the distributions that each asks for."""
+        particles: list[Any] = [make() for _ in choices]
+        self.asked = {id(particle): {} for particle in particles}
+        for particle, steps in zip(particles, choices, strict=True):
+            particle._chooser_ = Replayed(steps, np.random.default_rng(self.number))
 
-    def _check_contexts(self, asked: list[Any]) -> None:
-        contexts = [(t, context) for (t, context), _ in asked if context is not None]
-        for (before, one), (after, other) in itertools.pairwise(contexts):
-            if before != after and one == other:
-                raise RuntimeError(
-                    f"two steps in a row draw after the same context of {len(other)} tokens: add the token "
-                    "that was drawn, as in self.context += token"
-                )
+        def advance(particle: Any) -> None:
+            for _, value in _walk([("self", particle)]):
+                _draw_from(value)
+            try:
+                particle.step()
+                particle._chooser_.end_step()
+            except Exception as error:                  # the run made this step without one
+                raise RuntimeError(f"{failed}: at step {self.t + 1}, {error}; {_CONTRACT}") from error
 
-    def end(self, seed: int) -> None:
-        """Raise a RuntimeError if no particle ends within MAX_UNENDED steps."""
-        run = SMC(self.first, Copies(2), ResampleBelow(2, 0.0), seed=seed)
-        for _, step in zip(range(0 if self.ended else MAX_UNENDED), run, strict=False):
-            if any(candidate.finished for candidate in step.candidates):
-                return
-        if not self.ended:
-            raise RuntimeError(f"no particle has ended in {MAX_UNENDED} steps: call self.finish() when a text is whole")
+        for self.t in range(max(map(len, choices), default=0)):
+            moving = [each for each, steps in zip(particles, choices, strict=True) if self.t < len(steps)]
+            Runtime().run([functools.partial(advance, each) for each in moving], ["rebuilt"] * len(moving))
+        return particles
 
-    def distributions(self) -> None:
-        """Check each distribution of the user's own, and note scores that look like probabilities."""
+    def finish(self, seed: int) -> None:
+        """Check what needs all runs: shared data, threads, distributions, scores, and that a particle ends."""
+        _refuse("steps change what all particles share: ", self.outside.changed())
         if len(self.threads) > 1:
             raise RuntimeError("a step samples or observes in another thread: call it in the thread of the step")
         for dist in self.used.values():
             if wrong := _wrong_with(dist):
                 raise RuntimeError(f"{shown(dist)}: {wrong}")
         for place, scores in self.scores.items():
-            if all(0.0 < score < 1.0 for score in scores):
-                self.report.notes.append(
-                    f"score ({place}) is always between 0 and 1: it wants a log weight, math.log(p) of a probability"
-                )
+            if 0.0 < min(scores) < 1.0 and max(scores) <= 1.0:
+                wants = "it wants a log weight, math.log(p) of a probability"
+                self.report.notes.append(f"score {place} is always between 0 and 1: {wants}")
+        steps = itertools.islice(SMC(self.first, Copies(2), ResampleBelow(2, 0.0), seed=seed), MAX_UNENDED)
+        if not self.ended and not any(each.finished for step in steps for each in step.candidates):
+            raise RuntimeError(f"no particle has ended in {MAX_UNENDED} steps: call self.finish() when a text is whole")
 
 
-def _breach(name: str, how: str, choices: Steps, particle: Any, difference: str) -> RuntimeError:
-    return RuntimeError(
-        f"under {name}, at step {len(choices)}, the particle {str(particle.s)!r}, rebuilt {how}, is not what its "
-        f"choices make: {difference}; {_CONTRACT}"
-    )
+def _refuse(start: str, difference: str) -> None:
+    if difference:
+        raise RuntimeError(f"{start}{difference}; {_CONTRACT}")
+
+
+def _check_contexts(asked: Contents) -> None:
+    """Raise a RuntimeError if a step asks after a context again, and continues none where the step before ended."""
+    steps = collections.defaultdict[int, set[Any]](set)
+    for t, context, *_ in asked.values():
+        steps[t] |= {context} - {None}
+    for t, now in [*steps.items()]:
+        before = steps[t - 1]
+        if before & now and not _begun(before - _begun(before, before), now):
+            raise RuntimeError(
+                f"two steps draw after the same context of {len(min(before & now, key=len))} tokens: add the token "
+                "that was drawn, as in self.context += token"
+            )
+
+
+def _begun(contexts: set[Any], others: set[Any]) -> set[Any]:
+    """Return the contexts that one of the others continues."""
+    return {a for a, b in itertools.product(contexts, others) if a != b and a == b[: len(a)]}
 
 
 # ---- the parts of an object
 
+_ATOMS = (type(None), bool, int, float, complex, str, bytes, type(Ellipsis), np.generic)
+_SHARED = (Shared, type, types.FunctionType, types.ModuleType)
+_SETS = (*_SHARED, AbstractSet)
+_STREAMS = (np.random.Generator, np.random.RandomState, np.random.BitGenerator, random.Random)
+_IGNORED = {"_chooser_", "_noted_", "_stepping_", "_log_weight_"}
+_HIDDEN = ("__wrapped__", "__self__", "__func__", "func", "args", "keywords", "fget", "cell_contents")
+_NAMED = (types.FunctionType, types.CellType, types.SimpleNamespace, threading.local)
+_OPEN = (*_NAMED, MutableMapping, AbstractSet, MutableSequence, tuple, weakref.ref, Proposal)
 
-def _is_own(cls: type) -> bool:
-    """Return True if a class, or one of its bases, is the user's and not of this library or of another package."""
-    modules = [sys.modules.get(base.__module__) for base in cls.__mro__]
-    files = [str(getattr(each, "__file__", None) or "") for each in modules if each is not None]
-    packaged = os.path.dirname(__file__), os.path.dirname(os.__file__), "site-packages"
-    return any(file and not any(folder in file for folder in packaged) for file in files) or "__main__" in [
-        base.__module__ for base in cls.__mro__
-    ]
+
+@functools.cache
+def _is_users(module: str) -> bool:
+    """Return True if a module is neither of this library, nor of Python, nor of an installed package."""
+    root = module.partition(".")[0]
+    file = getattr(sys.modules.get(root), "__file__", None) or ""
+    return root not in sys.stdlib_module_names and root != __name__.partition(".")[0] and "-packages" not in file
+
+
+def _is_own(value: Any) -> bool:
+    """Return True for a module of the user's, a class that has a base in one, and an object of such a class."""
+    if isinstance(value, types.ModuleType):
+        return _is_users(value.__name__)
+    return any(_is_users(cls.__module__) for cls in (value if isinstance(value, type) else type(value)).__mro__)
 
 
 def _shared_names(model: Model) -> set[str]:
@@ -291,100 +274,153 @@ def _shared_names(model: Model) -> set[str]:
 
 
 def _attributes(value: Any) -> dict[str, Any]:
-    """Return the attributes of an object, those in slots included."""
-    slots = [name for cls in type(value).__mro__ for name in getattr(cls, "__slots__", ()) if name[:2] != "__"]
-    found = {name: getattr(value, name) for name in slots if hasattr(value, name)}
-    return found | getattr(value, "__dict__", {})
+    """Return the attributes of an object or a class, those in slots included, and the parts of a method or partial."""
+    slots = [name for cls in type(value).__mro__ for name in vars(cls).get("__slots__", ()) if hasattr(value, name)]
+    hidden = [name for name in _HIDDEN if hasattr(type(value), name)]
+    held = {name: each for name, each in getattr(value, "__dict__", {}).items()
+            if name[:2] != "__" or name in _HIDDEN}  # fmt: skip
+    return {name: getattr(value, name) for name in (*slots, *hidden) if name not in ("__dict__", "__weakref__")} | held
 
 
-def _parts(value: Any) -> list[tuple[str, Any]]:
-    """Return the objects that `value` leads to, with the names of the ways."""
-    if isinstance(value, _ATOMS) or isinstance(value, np.ndarray | np.generic | ParticleStream):
+def _memory(value: Any) -> np.ndarray | None:
+    """Return the memory of an array, tensor or other buffer as an array; None for another object."""
+    if hasattr(type(value), "untyped_storage"):
+        value = value.detach().cpu()
+        value = value.numpy() if value.dtype.itemsize > 2 else value.float().numpy()
+    with contextlib.suppress(TypeError, ValueError, BufferError):
+        array = np.asarray(memoryview(value))
+        return None if array.dtype.hasobject else array
+    return None
+
+
+def _parts(value: Any) -> Ways:
+    """Return the objects that `value` leads to, each with the end of its way."""
+    if isinstance(value, (ParticleStream, *_STREAMS)) or _memory(value) is not None:
         return []
-    if isinstance(value, dict):
-        return [("key", key) for key in value] + [(f"[{shown(key, 20)}]", each) for key, each in value.items()]
-    if isinstance(value, list | tuple | set | frozenset | collections.deque):
+    if isinstance(value, MutableMapping):
+        return [(f"{[*_contents([('', key)]).values()]}", each) for key, each in value.items()]
+    if isinstance(value, AbstractSet):                  # an order that does not depend on addresses
+        value = sorted(value, key=lambda each: repr([_content(part) for _, part in _walk([("", each)], _SETS)]))
+    if isinstance(value, list | tuple | MutableSequence):
         return [(f"[{i}]", each) for i, each in enumerate(value)]
     if isinstance(value, types.FunctionType):
-        cells = [cell.cell_contents for cell in value.__closure__ or () if cell != types.CellType()]
-        named = list(zip(value.__code__.co_freevars, cells, strict=False))
-        defaults = [*(value.__defaults__ or ()), *(value.__kwdefaults__ or {}).values()]
-        return named + [("a default", each) for each in defaults]
-    if isinstance(value, types.MethodType):
-        return [("__self__", value.__self__), ("__func__", value.__func__)]
-    if isinstance(value, types.BuiltinMethodType):
-        return [] if isinstance(value.__self__, types.ModuleType) else [("__self__", value.__self__)]
-    if isinstance(value, functools.partial):
-        return [("func", value.func), *_parts([*value.args, *value.keywords.values()])]
-    if isinstance(value, weakref.ref):
-        return [("()", value())]
-    if type(value) in weakref.ProxyTypes:
-        return [("()", value.__init__.__self__)]
+        cells = zip(value.__code__.co_freevars, value.__closure__ or (), strict=False)
+        held = [*vars(value).items(), ("a default", value.__defaults__), ("a default", value.__kwdefaults__)]
+        held += [(name, cell) for name, cell in cells if cell != types.CellType()]
+        names = _globals(value.__code__) & value.__globals__.keys()
+        named = [(f" -> {name}", value.__globals__[name]) for name in sorted(names)]
+        return [(f".{name}", each) for name, each in held] + [*named, (" -> globals", value.__globals__)]
+    if isinstance(value, weakref.ref) or type(value) in weakref.ProxyTypes:
+        return [(".()", value() if isinstance(value, weakref.ref) else value.__init__.__self__)]
+    attributes = _attributes(value)
+    if isinstance(value, Model):
+        left_out = _shared_names(value) | _IGNORED
+        attributes = {name: each for name, each in attributes.items() if name not in left_out}
+        attributes.setdefault("_attribution_", {})
     if isinstance(value, type):
-        return list(vars(value).items()) if _is_own(value) else []
-    if isinstance(value, property):
-        return [("fget", value.fget)]
-    if hasattr(value, "__wrapped__"):
-        return [("__wrapped__", value.__wrapped__)]
-    if isinstance(value, Shared) and not isinstance(value, Proposal):
-        return []                                       # a language model, a context, a vocabulary, an index
-    return list(_attributes(value).items())
+        attributes |= {"__bases__": value.__bases__, "__class__": type(value)}
+    if not attributes:                                  # an iterator, a date, a decimal number
+        with contextlib.suppress(Exception):            # of foreign objects
+            return [("", value.__reduce_ex__(2)[1:])]
+    return [(f".{name}", each) for name, each in attributes.items()]
 
 
-def _walk(roots: Sequence[tuple[str, Any]], skip: Callable[[Any], bool] = lambda _: False) -> Iterator[tuple[str, Any]]:
-    """Yield each object that the roots lead to, with the first way to it."""
-    todo, seen = collections.deque(roots), set[int]()
+def _globals(code: types.CodeType) -> set[str]:
+    """Return the names of globals that a function uses."""
+    inner = [_globals(each) for each in code.co_consts if isinstance(each, types.CodeType)]
+    return {each.argval for each in dis.get_instructions(code) if each.opname.endswith("_GLOBAL")}.union(*inner)
+
+
+def _walk(
+    roots: Ways, closed: tuple[type, ...] = _SHARED, parts: Callable[[Any], Ways] = _parts
+) -> Iterator[tuple[str, Any]]:
+    """Yield all that the roots lead to, each with the first way to it; a later way to it leads to a text.
+
+    Objects of the `closed` types are yielded without their parts.
+    """
+    todo, seen = collections.deque(roots), dict[int, tuple[str, Any]]()
     while todo and len(seen) < MAX_OBJECTS:
         path, value = todo.popleft()
-        if id(value) in seen or isinstance(value, _ATOMS) or skip(value):
+        if id(value) in seen:
+            yield path, f"the same as {seen[id(value)][0]}"
             continue
-        seen.add(id(value))
         yield path, value
-        todo.extend((f"{path}{name if name[:1] == '[' else '.' + name}", part) for name, part in _parts(value))
+        if not isinstance(value, _ATOMS):
+            seen[id(value)] = path, value               # kept, so that no other object gets its id
+            if not (_is_library(value) or isinstance(value, closed)):
+                todo.extend((path + end, part) for end, part in parts(value))
 
 
-# ---- copies
+def _is_library(value: Any) -> bool:
+    """Return True for a language model, a context, a vocabulary or an index, and for the globals of a module."""
+    is_globals = isinstance(value, dict) and "__builtins__" in value
+    return is_globals or (isinstance(value, Shared) and not isinstance(value, Proposal))
+
+
+# ---- contents, and their comparison
+
+
+def _contents(roots: Ways) -> Contents:
+    """Return all that the roots lead to as plain data that no later step changes."""
+    return {path: _content(value) for path, value in _walk(roots)}
+
+
+def _state(particle: Model) -> Contents:
+    return _contents([("self", particle)])
+
+
+def _content(value: Any) -> Any:
+    if isinstance(value, _ATOMS):
+        return value
+    array = _memory(value)
+    if array is not None:
+        return array.copy()
+    if isinstance(value, Shared) and hasattr(type(value), "next_token"):
+        return f"a context of the tokens {[*map(int, getattr(value, 'tokens'))]}"       # noqa: B009
+    name = getattr(value, "__qualname__", type(value).__name__)
+    return f"a {name} of {len(value)}" if isinstance(value, list | tuple | dict | AbstractSet) else f"a {name}"
+
+
+def _difference(x: Contents, y: Contents) -> str:
+    """Return the first difference in words; "" if there is none. Numbers are equal to rounding."""
+    paths = (path for path in {**x, **y} if not _same(x.get(path), y.get(path)))
+    return next((f"{path} was {shown(x.get(path), 60)} and then {shown(y.get(path), 60)}" for path in paths), "")
+
+
+def _same(x: Any, y: Any) -> bool:
+    if isinstance(x, list) and isinstance(y, list):
+        return len(x) == len(y) and all(map(_same, x, y))
+    if isinstance(x, float | np.floating | np.ndarray) and isinstance(y, float | np.floating | np.ndarray):
+        x, y = np.asarray(x), np.asarray(y)
+        is_number = x.dtype.kind in "biufc" and y.dtype.kind in "biufc"
+        return x.shape == y.shape and bool(np.allclose(x, y, 1e-5, 1e-6, True) if is_number else (x == y).all())
+    return type(x) is type(y) and bool(x == y)
 
 
 def _check_copy(model: Model) -> None:
-    """Raise a RuntimeError if a copy leads to the model, contains its lists or arrays, or shares memory differently."""
-    new, left_out = model.copy(), _shared_names(model).union(_IGNORED)
-    roots = [[(f"self.{name}", each) for name, each in vars(of).items() if name not in left_out] for of in (model, new)]
-    for path, value in _walk(roots[1], lambda value: isinstance(value, type)):
-        if value is model:
-            raise RuntimeError(
-                f"{path} leads from a copy back to the first particle: write a method, or compute it in the step"
-            )
-    held, copied = (list(_walk(each, lambda value: isinstance(value, _NOT_COPIED))) for each in roots)
-    places, new_places = dict(_buffers(held)), dict(_buffers(copied))
-    for a, b in itertools.combinations(places.keys() & new_places.keys(), 2):
-        if _meet(places[a], places[b]) != _meet(new_places[a], new_places[b]):
-            raise RuntimeError(
-                f"{min(a, b)} and {max(a, b)} share memory, and their copies do not: keep one of them, and make the "
-                "other from it where it is used"
-            )
-    checked = held if type(model).copy is Model.copy else []        # else rebuilding decides
-    own = {id(value) for _, value in checked}
-    for path, value in copied:
-        if id(value) in own and isinstance(value, list | dict | set | bytearray | collections.deque | np.ndarray):
-            raise RuntimeError(f"{path} is shared by copies: a deep copy must separate it, or `shared` name it")
+    """Raise a RuntimeError if a copy leads to the model, shares memory differently, or has another shape."""
+    new, pairs = model.copy(), []
+    _check_ways(path for path, value in _walk([("self", new)], (type, types.ModuleType)) if value is model)
+    for of in (model, new):
+        arrays = [(path, array) for path, value in _walk([("self", of)]) if (array := _memory(value)) is not None]
+        both = itertools.combinations(arrays, 2)
+        pairs.append({(path, other) for (path, a), (other, b) in both if np.may_share_memory(a, b)})
+    for path, other in pairs[0] ^ pairs[1]:
+        raise RuntimeError(
+            f"{path} and {other} share memory, and their copies do not: keep one of them, and make the other from it "
+            "where it is used"
+        )
+    if difference := _difference(_state(model), _state(new)):
+        raise RuntimeError(f"a copy of the model is not as the model: {difference}")
 
 
-def _buffers(walked: list[tuple[str, Any]]) -> Iterator[tuple[str, tuple[int, int]]]:
-    """Yield the addresses of the memory of arrays, tensors and other buffers."""
-    for path, value in walked:
-        if hasattr(value, "data_ptr") and hasattr(value, "untyped_storage"):
-            yield path, (value.data_ptr(), value.data_ptr() + value.numel() * value.element_size())
-        elif isinstance(value, np.ndarray):
-            yield path, np.lib.array_utils.byte_bounds(value)
-        elif not isinstance(value, bytes | str):
-            with contextlib.suppress(TypeError, ValueError, BufferError):
-                array = np.frombuffer(value, dtype=np.uint8)
-                yield path, (array.ctypes.data, array.ctypes.data + array.size)
-
-
-def _meet(one: tuple[int, int], other: tuple[int, int]) -> bool:
-    return max(one[0], other[0]) < min(one[1], other[1])
+def _check_ways(paths: Iterable[str]) -> None:
+    """Raise a RuntimeError that names the first of these ways to the model."""
+    for path in paths:
+        raise RuntimeError(
+            f"{path.replace('.cell_contents', '')} leads from a copy back to the first particle: write a method, or "
+            "compute it in the step"
+        )
 
 
 # ---- the outside of a program
@@ -394,160 +430,109 @@ class _Outside:
     """Objects that all particles of a program share, with their contents before the first run."""
 
     def __init__(self, model: Model) -> None:
-        classes = [cls for cls in type(model).__mro__ if _is_own(cls)]
-        roots = [(cls.__name__, each) for cls in classes for each in vars(cls).values()]
-        for name in {cls.__module__ for cls in classes}:
-            own = [value for name, value in vars(sys.modules[name]).items() if name[:2] != "__"]
-            roots += [(name, value) for value in own if not isinstance(value, type)]
-        roots += [(name, vars(model).get(name)) for name in _shared_names(model)]
-        held = (value for _, value in _walk(list(vars(model).items())))
-        roots += [("", value) for value in held if isinstance(value, Proposal | types.FunctionType)]
-        self.objects = [value for _, value in _walk(roots, lambda value: value is model)]
-        self.streams = [value for value in self.objects if isinstance(value, _STREAMS) or hasattr(value, "manual_seed")]
-        kinds = (list, set, bytearray, collections.deque, collections.Counter, np.ndarray)
-        of_class = _walk([(cls.__name__, cls) for cls in classes])
-        self._of_class = [(path, value, _plain(value, {})) for path, value in of_class if isinstance(value, kinds)]
-        self._caches = [value for value in self.objects if hasattr(value, "cache_clear")]
-        self._classes = [(cls, {n: v for n, v in vars(cls).items() if n[:2] != "__"}) for cls in classes]
-        self._saved = [(value, _content(value)) for value in self.objects if _content(value) is not None]
+        def parts(value: Any) -> Ways:
+            is_open = isinstance(value, _OPEN) or _is_own(value) or any(hasattr(type(value), name) for name in _HIDDEN)
+            return _parts(value) if is_open and (value is model or not isinstance(value, Model)) else []
+
+        roots = [(f"shared -> {name}", vars(model).get(name)) for name in _shared_names(model)]
+        roots += [("self", model), (type(model).__name__, type(model))]
+        walked = [*_walk(roots, (), parts)]
+        _check_ways(path for path, value in walked if path[:4] != "self" and _same(value, "the same as self"))
+        self.saved = [(path, value, old) for path, value in walked if (old := _changeable(value)) is not None]
+        self.globals = [value for _, value in walked if isinstance(value, dict) and _is_library(value)]
+        self.caches = [value for _, value in walked if hasattr(type(value), "cache_clear")]
 
     def changed(self) -> str:
-        """Return the first change of data of the class in words; "" if there is none."""
-        return next((d for path, value, old in self._of_class if (d := _difference(old, _plain(value, {}), path))), "")
+        """Return the first list, set or array that changed, other than a global or a shared one, in words."""
+        found = [
+            _difference(_contents([(path, old)]), _contents([(path, _changeable(value))]))
+            for path, value, old in self.saved if isinstance(old, list | set | np.ndarray) and "->" not in path
+        ]  # fmt: skip
+        return next(filter(None, found), "")
 
     def restore(self) -> None:
         """Bring all objects to their contents before the first run."""
-        for cache in self._caches:
+        for cache in self.caches:
             cache.cache_clear()
-        for cls, names in self._classes:
-            for name in [name for name in vars(cls) if name[:2] != "__" and name not in names]:
-                delattr(cls, name)
-            for name, value in names.items():
-                if vars(cls).get(name) is not value:
-                    setattr(cls, name, value)
-        for value, content in self._saved:
-            _put(value, content)
+        for _, value, old in self.saved:
+            _restore(value, old)
+
+    @contextlib.contextmanager
+    def later(self, number: int) -> Iterator[None]:
+        """Set the clocks forward, for modules that import them by name, too."""
+        seconds, now = 98_765.4321 * number, time.time
+        scales = {"": seconds, "_ns": int(1e9 * seconds)}
+        ahead: dict[int, Any] = {}
+        for name, end in itertools.product(("time", "perf_counter", "monotonic", "process_time"), scales):
+            read: Any = getattr(time, name + end)
+            ahead[id(read)] = lambda read=read, by=scales[end]: read() + by
+        for read in (time.localtime, time.gmtime, time.ctime):
+            ahead[id(read)] = lambda *at, read=read: read(*(at or [now() + seconds]))
+        ahead[id(time.strftime)] = lambda form, *at, read=time.strftime: read(form, *(at or [time.localtime()]))
+        for cls in (datetime.datetime, datetime.date):
+            ahead[id(cls)] = _dates_ahead(cls, datetime.timedelta(seconds=seconds))
+        places = [vars(time), vars(datetime), *self.globals]
+        found = [(names, name, each) for names in places for name, each in names.items() if id(each) in ahead]
+        try:
+            for names, name, clock in found:
+                names[name] = ahead[id(clock)]
+            yield
+        finally:
+            for names, name, clock in found:
+                names[name] = clock
 
 
-def _content(value: Any) -> Any:
+class _Dates(type):
+    def __instancecheck__(cls, value: Any) -> bool:
+        return isinstance(value, cls.__mro__[1])
+
+
+def _dates_ahead(cls: Any, ahead: datetime.timedelta) -> type:
+    """Return a subclass of `datetime` or `date` whose present is ahead."""
+    reads = {name: getattr(cls, name) for name in ("now", "today", "utcnow") if hasattr(cls, name)}
+    later = {name: classmethod(lambda _, *zone, read=read: read(*zone) + ahead) for name, read in reads.items()}
+    return _Dates(cls.__name__, (cls,), later)
+
+
+def _changeable(value: Any) -> Any:
     """Return a shallow copy of what a mutable object contains; None if it has no contents of its own."""
-    if isinstance(value, list | dict | set | bytearray | collections.deque):
-        return copy.copy(value)
-    if isinstance(value, np.ndarray):
-        return value.copy() if value.flags.writeable else None
-    if hasattr(value, "untyped_storage"):
-        return value.detach().clone()
-    if hasattr(value, "__dict__") and not isinstance(value, type | types.FunctionType | types.ModuleType | Model):
-        return dict(vars(value)) if _is_own(type(value)) else None
-    return None
+    for kind, make in ((MutableMapping, dict), (MutableSet, set), (MutableSequence, list)):
+        if isinstance(value, kind):
+            return make(value)
+    array = _memory(value)
+    if array is not None:
+        return array.copy() if array.flags.writeable else None
+    is_own = _is_own(value) and not isinstance(value, Model | types.ModuleType)
+    return _attributes(value) if is_own or isinstance(value, _NAMED) else None
 
 
-def _put(value: Any, content: Any) -> None:
-    if isinstance(value, np.ndarray):
-        value[...] = content
-    elif hasattr(value, "untyped_storage"):
-        value.detach().copy_(content)
-    elif isinstance(value, list | bytearray):
-        value[:] = content
-    elif isinstance(value, collections.deque):
-        value.clear()
-        value.extend(content)
-    else:
-        target: Any = value if isinstance(value, dict | set) else vars(value)
-        for each in [each for each in target if each not in content]:
-            target.discard(each) if isinstance(target, set) else target.pop(each)
-        target.update(content)
+def _restore(value: Any, old: Any) -> None:
+    if isinstance(old, dict):
+        is_mapping = isinstance(value, MutableMapping)
+        now, put, drop = (value, setitem, delitem) if is_mapping else (_attributes(value), setattr, delattr)
+        for name in [name for name in now if name not in old]:
+            drop(value, name)
+        for name, each in old.items():
+            if now.get(name, now) is not each:
+                put(value, name, each)
+    elif isinstance(old, set):
+        value &= old
+        value |= old
+    elif isinstance(old, np.ndarray):
+        np.asarray(_memory(value))[...] = old
+    elif [*map(id, value)] != [*map(id, old)]:
+        while value:
+            value.pop()
+        value.extend(old)
 
 
-_STREAMS = (np.random.Generator, np.random.RandomState, np.random.BitGenerator, random.Random)
-
-
-def _reseed(seed: int, roots: Sequence[tuple[str, Any]]) -> None:
-    """Give other states to the random streams of the process, and to those that the roots lead to."""
-    random.seed(seed)
-    np.random.seed(seed)                                # noqa: NPY002
-    torch = sys.modules.get("torch")
-    if torch is not None:
-        torch.manual_seed(seed)
-    for _, value in _walk(roots):
-        if isinstance(value, random.Random) or (torch is not None and isinstance(value, torch.Generator)):
-            getattr(value, "manual_seed", value.seed)(seed)
-        elif isinstance(value, _STREAMS) and not isinstance(value, ParticleStream):
-            bits: Any = getattr(value, "bit_generator", getattr(value, "_bit_generator", value))
-            bits.state = type(bits)(seed).state
-
-
-@contextlib.contextmanager
-def _clocks_ahead(seed: int) -> Iterator[None]:
-    """Set the clocks of the module time forward."""
-    with contextlib.ExitStack() as stack:
-        for name in _CLOCKS:
-            clock = getattr(time, name)
-            ahead = 1237 * seed * (10**9 if name.endswith("_ns") else 1) + seed % 7
-            stack.enter_context(mock.patch.object(time, name, lambda clock=clock, ahead=ahead: clock() + ahead))
-        yield
-
-
-# ---- contents of attributes, and their comparison
-
-
-def _contents(particle: Model) -> Any:
-    """Return the attributes of a particle as plain data that no later step changes."""
-    ignored = _shared_names(particle).union(_IGNORED)
-    names = [name for name in dict.fromkeys((*_attributes(particle), "_attribution_")) if name not in ignored]
-    return {name: _plain(getattr(particle, name, None), {id(particle): 0}) for name in names}
-
-
-def _plain(value: Any, seen: dict[int, int]) -> Any:
-    if isinstance(value, _ATOMS) or isinstance(value, np.generic):
-        return value
-    if id(value) in seen:
-        return "again", seen[id(value)]
-    seen[id(value)] = len(seen)
-    if isinstance(value, np.ndarray):
-        return value.shape, [_plain(each, seen) for each in value.ravel()] if value.dtype.hasobject else value.copy()
-    if hasattr(value, "untyped_storage"):
-        return tuple(value.shape), value.detach().cpu().float().numpy().copy()
-    if isinstance(value, dict):
-        return [(_plain(key, seen), _plain(each, seen)) for key, each in value.items()]
-    if isinstance(value, set | frozenset):
-        return sorted((_plain(each, {}) for each in value), key=repr)
-    if isinstance(value, list | tuple | collections.deque):
-        return [_plain(each, seen) for each in value]
-    if isinstance(value, np.random.Generator | random.Random | ParticleStream):
-        return type(value).__name__                     # its draws show elsewhere
-    if isinstance(value, Iterator) and not isinstance(value, types.GeneratorType):
-        with contextlib.suppress(TypeError):
-            return [_plain(each, seen) for each in value.__reduce__()[1:]]
-    if hasattr(value, "next_token") and hasattr(value, "tokens"):
-        return [int(token) for token in value.tokens]
-    if isinstance(value, Shared | types.FunctionType | type):
-        return type(value).__name__
-    with contextlib.suppress(TypeError, ValueError, BufferError):
-        return bytes(memoryview(value))
-    attributes = _attributes(value)
-    if not attributes:                                  # a date, a decimal number
-        with contextlib.suppress(TypeError):
-            return type(value).__name__, _plain(value.__reduce_ex__(2)[1:], seen)
-    return type(value).__name__, {name: _plain(each, seen) for name, each in sorted(attributes.items())}
-
-
-def _difference(x: Any, y: Any, path: str) -> str:
-    """Return the first difference of two plain values in words; "" if there is none. Numbers are equal to rounding."""
-    if isinstance(x, dict) and isinstance(y, dict):
-        pairs = [(x.get(name), y.get(name), f"{path}.{name}") for name in {**x, **y}]
-        return next(filter(None, itertools.starmap(_difference, pairs)), "")
-    if isinstance(x, list | tuple) and isinstance(y, list | tuple) and len(x) == len(y):
-        pairs = [(a, b, f"{path}[{i}]") for i, (a, b) in enumerate(zip(x, y, strict=True))]
-        return next(filter(None, itertools.starmap(_difference, pairs)), "")
-    if isinstance(x, np.ndarray) and isinstance(y, np.ndarray):
-        is_number = x.dtype.kind in "biufc" and y.dtype.kind in "biufc"
-        same = x.shape == y.shape and (np.allclose(x, y, 1e-5, 1e-6, equal_nan=True) if is_number else (x == y).all())
-    elif isinstance(x, float | np.floating) and isinstance(y, float | np.floating):
-        same = math.isclose(x, y, rel_tol=1e-5, abs_tol=1e-6) or (x != x and y != y)
-    else:
-        same = type(x) is type(y) and bool(x == y)
-    return "" if same else f"{path.strip('.').strip('_')} was {shown(x, 40)} and then {shown(y, 40)}"
+def _draw_from(value: Any) -> None:
+    """Advance a random stream, and nothing else."""
+    if hasattr(type(value), "manual_seed"):             # a stream of torch
+        value.manual_seed(value.initial_seed() + 1)
+    elif isinstance(value, _STREAMS) and not isinstance(value, ParticleStream):
+        draw: Any = getattr(value, "random", getattr(value, "random_raw", None))
+        draw()
 
 
 # ---- distributions
@@ -560,7 +545,7 @@ def _table(dist: Any) -> Any:
     return None
 
 
-def _context_of(dist: Any) -> Any:
+def _context_of(dist: Any) -> tuple[int, ...] | None:
     """Return the tokens after which a distribution of the next token, or one made from it, is drawn; None otherwise."""
     while dist is not None and not hasattr(dist, "context"):
         dist = next(iter(getattr(dist, "_parents", ())), None)
@@ -569,38 +554,38 @@ def _context_of(dist: Any) -> Any:
 
 def _wrong_with(dist: Proposal) -> str:
     """Return how the draws of a user's distribution disagree with its log-probabilities; "" if they do not."""
-    draws = []
-    for _ in range(2):
-        rng = np.random.default_rng(0)
-        draws.append([dist.propose(rng) for _ in range(NUM_DRAWS)])
-    if repr(draws[0]) != repr(draws[1]):
+    draws, again = ([*map(dist.propose, [rng] * NUM_DRAWS)] for rng in map(np.random.default_rng, (0, 0)))
+    if repr(draws) != repr(again):
         return "it draws other values from an equal random stream: draw with the given rng alone, and keep no state"
-    values, support = [value for value, _ in draws[0]], dist.support
-    logs = [dist.log_measure(value) for value in values]
-    if any(map(math.isnan, logs)) or -math.inf in logs:
-        return f"it draws {values[logs.index(min(logs))]!r}, whose log_measure is {min(logs)}"
-    if support is not None:
-        listed = [dist.log_measure(value) for value in support]
-        total = sum(map(math.exp, listed))
-        if isinstance(dist, Distribution) and abs(total - 1.0) > 1e-5:
-            return f"the probabilities of its support sum to {total:.6g}: they must sum to 1"
-        if len({repr(value) for value in support}) < len(support):
-            return "its support lists a value twice"
-        if strange := {repr(value) for value in values} - {repr(value) for value in support}:
-            return f"it draws {min(strange)}, which is not in its support"
-        if not np.allclose(np.array(dist.log_measures()), listed, atol=1e-6):
-            return "its log_measures() are not the log_measure of each value of its support"
-    counts, n = collections.Counter(map(repr, values)), len(values)
-    if len(counts) > n / 2:
-        return ""                                       # continuous, or of many values
-    measure = {repr(value): math.exp(log) for value, log in zip(values, logs, strict=True)}
-    missing = 0.01 if min(counts.values()) > 1 else 1.0             # if all values came twice, the others are rare
-    seen = sum(measure.values())
-    if isinstance(dist, Distribution) and not 1.0 - missing < seen <= 1.0 + 1e-6:
-        return f"the probabilities of {len(counts)} values that it drew sum to {seen:.6g}, not to 1"
-    for value, mu in measure.items():
-        weights = np.array([math.exp(w) if repr(v) == value else 0.0 for v, w in draws[0]])
-        mean, spread = weights.mean(), max(np.mean(weights**2) - mu**2, mu * max(1.0 - mu, 0.0), 1e-6)
-        if abs(mean - mu) > 5.0 * math.sqrt(spread / n):            # by chance once in two million
-            return f"its draws give {value} the measure {mean:.4g}, and its log_measure {mu:.4g}"
+    counts, weights = collections.Counter(repr(value) for value, _ in draws), collections.defaultdict[str, float](float)
+    for value, log_w in draws:
+        weights[repr(value)] += math.exp(log_w)
+    support = [] if dist.support is None else [*dist.support]
+    drawn = {repr(value): value for value, _ in draws}
+    values = support + [drawn[key] for key in drawn.keys() - set(map(repr, support))]
+    measures = [math.exp(dist.log_measure(value)) for value in values]
+    if support and not np.allclose(np.exp(dist.log_measures()), measures[: len(support)], atol=1e-6):
+        return "its log_measures() are not the log_measure of each value of its support"
+    once, n = sum(count == 1 for count in counts.values()), NUM_DRAWS
+    if once > n / 2:
+        return _wrong_with_density(dist, [value for value, _ in draws])
+    missing = 1e-5 if support else 0.01 + 3 * once / n              # of the values that were not drawn
+    if isinstance(dist, Distribution) and not 1.0 - missing <= sum(measures) <= 1.0 + 1e-5:
+        whose = "of its support and its draws" if support else f"of the {len(values)} values that it drew"
+        return f"the probabilities {whose} sum to {sum(measures):.6g}: they must sum to 1"
+    for value, measure in zip(values, measures, strict=True):
+        count, mean = counts[repr(value)], weights[repr(value)] / n
+        spread = max(mean, measure) * max(mean * n / max(count, 1), 1.0)            # of a draw's weight at the value
+        if not abs(mean - measure) <= 5.0 * math.sqrt(max(spread, 1e-6) / n):       # by chance once in two million
+            return f"its draws give {value!r} the measure {mean:.4g}, and its log_measure {measure:.4g}"
     return ""
+
+
+def _wrong_with_density(dist: Proposal, values: list[Any]) -> str:
+    """Compare the integral of a density of distinct floats with the share of draws, between two quantiles."""
+    if not isinstance(dist, Distribution) or type(values[0]) is not float or len({*values}) < len(values):
+        return ""
+    low, high = np.quantile(values, [0.05, 0.95])
+    grid = np.linspace(low, high, NUM_DRAWS)
+    mass = np.trapezoid([math.exp(dist.log_measure(x)) for x in grid.tolist()], grid)
+    return "" if abs(mass - 0.9) < 0.05 else f"its density has the integral {mass:.3g} where 90% of its draws are"

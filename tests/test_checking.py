@@ -14,6 +14,7 @@ import threading
 import time
 import uuid
 import weakref
+from time import time as now
 
 import numpy as np
 import pytest
@@ -86,6 +87,8 @@ def in_thread(self, letter):
 
 
 class Box:
+    cache = {}
+
     def __init__(self):
         self.n = 0
 
@@ -95,6 +98,48 @@ class Box:
     def add(self):
         self.n += 1
         return self.n
+
+
+class Rows:
+    """Object whose copy separates what it holds from other attributes."""
+
+    def __init__(self, held):
+        self.held = held
+
+    def __deepcopy__(self, memo):
+        return Rows(list(self.held))
+
+
+def held_twice(self):
+    self.kept = []
+    self.rows = Rows(self.kept)
+
+
+def called():
+    called.number = getattr(called, "number", 0) + 1
+    return called.number
+
+
+called.cache = {}
+
+
+def last_value():
+    key = value = None
+
+    def last(new_key, new_value):
+        nonlocal key, value
+        if new_key != key:
+            key, value = new_key, new_value
+        return value
+
+    return last
+
+
+def late(self):
+    self.s += self.sample(AB)
+    if len(self.s) == 9:
+        self.score(-random.random())
+        self.finish()
 
 
 def listed(self):
@@ -149,6 +194,18 @@ MISTAKES = {
                                    setting("kept", lambda _: random.Random(0))), CHOICES),
     "a stream of the particle's": (
         letters(lambda self, _: vars(self).setdefault("kept", self.rng.spawn(1)[0]).random()), CHOICES),
+    "a clock imported by name": (letters(lambda self, _: now() // 3600), CHOICES),
+    "an hour": (letters(lambda self, _: datetime.datetime.now().hour), CHOICES),
+    "a day in words": (letters(lambda self, _: int(time.strftime("%d"))), CHOICES),
+    "an attribute of a function": (letters(lambda self, _: called()), CHOICES),
+    "a cache of a function by length": (
+        letters(lambda self, _: remembered(called.cache, len(self.s), self.s.count("a"))), CHOICES),
+    "a cache of another class by length": (
+        letters(lambda self, _: remembered(Box.cache, len(self.s), self.s.count("a"))), CHOICES),
+    "the last value of a closure by length": (
+        letters(lambda self, _: self.last(len(self.s), self.s.count("a")), last=staticmethod(last_value())), CHOICES),
+    "randomness in the ninth step": (
+        type("Late", (Model,), {"step": late}), CHOICES),
     "a list of the class that is only written": (
         letters(lambda self, x: self.seen.append(x) or 0.0, seen=[]), "steps change what all particles share"),
     "a lambda": (letters(by_attribute(lambda kept: kept()), setting("kept", lambda self: lambda: len(self.s))), LEADS),
@@ -158,6 +215,15 @@ MISTAKES = {
     "a partial of a lambda": (letters(
         by_attribute(lambda kept: kept()), setting("kept", lambda self: functools.partial(lambda: len(self.s)))),
         LEADS),
+    "a map of a lambda": (letters(
+        by_attribute(next), setting("kept", lambda self: map(lambda n: n * len(self.s), range(9)))), LEADS),  # noqa: C417
+    "a cached lambda": (letters(by_attribute(lambda kept: kept()),
+                                setting("kept", lambda self: functools.lru_cache(lambda: len(self.s)))), LEADS),
+    "a method of the particle in the class": (letters(
+        lambda self, _: len(self.methods["str"]()), lambda self: self.methods.update(str=self.__str__), methods={}),
+        LEADS),
+    "a list under two names": (letters(
+        lambda self, _: self.kept.append(1) or len(self.rows.held), held_twice), "self.rows.held was 'the same as"),
     "a weak reference": (letters(by_attribute(lambda kept: len(kept().s)), setting("kept", weakref.ref)), LEADS),
     "a weak proxy": (letters(by_attribute(lambda kept: len(kept.s)), setting("kept", weakref.proxy)), LEADS),
     "a predicate": (letters(by_attribute(lambda kept: 0),
@@ -213,7 +279,7 @@ def test_randomness_between_choices_changes_the_next_distribution():
         self.s += self.sample(AB) + "01"[self.sample(Bernoulli(0.2 + 0.6 * random.random()))]
         self.finish()
 
-    with pytest.raises(RuntimeError, match="asked for another distribution"):
+    with pytest.raises(RuntimeError, match="the distribution of choice or observation 2 was"):
         check_program(drawn(step=step)())
 
 
@@ -248,6 +314,49 @@ class Foreign(Listed):
         return random.choice("abc")
 
 
+class Normal(Distribution):
+    """Standard normal draws, whose log-density may have another scale or constant."""
+
+    def __init__(self, scale=1.0, constant=2.5066282746):
+        self.scale, self.constant = scale, constant
+
+    def log_prob(self, value):
+        return -0.5 * (value / self.scale) ** 2 - math.log(self.scale * self.constant)
+
+    def sample(self, rng):
+        return float(rng.normal())
+
+
+class Poisson(Distribution):
+    """Counts of mean 4, whose probabilities sum to `total`."""
+
+    def __init__(self, total=1.0):
+        self.total = total
+
+    def log_prob(self, value):
+        return math.log(self.total) + value * math.log(4) - 4 - math.lgamma(value + 1)
+
+    def sample(self, rng):
+        return int(rng.poisson(4))
+
+
+@pytest.mark.parametrize("dist, said", [
+    (Normal(constant=1.0), "the integral 2.2"), (Normal(scale=2.0), "the integral 0.5"), (Normal(), None),
+    (Poisson(0.96), "sum to 0.9[56]"), (Poisson(1.01), "sum to 1.0"), (Poisson(), None),
+])  # fmt: skip
+def test_a_distribution_without_a_list_of_values_must_be_normalised(dist, said):
+    def weigh(self, letter):
+        self.kept = self.sample(dist)
+        return 0.0
+
+    program = letters(weigh)()
+    if said is None:
+        check_program(program)
+    else:
+        with pytest.raises(RuntimeError, match=said):
+            check_program(program)
+
+
 class Left(Distribution):
     """Draws without replacement, from a list that it keeps."""
 
@@ -272,7 +381,7 @@ DISTRIBUTIONS = {
                             "its draws give .* and its log_measure"),
     "a wrong measure": (Doubled(0.5, 0.3, 0.2), "its draws give .* and its log_measure"),
     "a value twice": (Listed(0.5, 0.25, 0.25, support=("a", "b", "c", "c")), "sum to 1.25"),
-    "a value outside": (Listed(0.5, 0.5, 0.25, support=("a", "b")), "which is not in its support|other choices"),
+    "a value outside": (Listed(0.5, 0.5, 0.25, support=("a", "b")), "sum to 1.25|other choices"),
     "another stream": (Foreign(THIRD, THIRD, THIRD), "other values from an equal random stream"),
 }  # fmt: skip
 
@@ -325,30 +434,60 @@ def test_a_token_that_is_not_appended_is_refused(derive):
         check_program(letters(weigh, setting("context", lambda _: LM.context("The cat")))())
 
 
+def test_contexts_that_no_step_continues_are_refused():
+    def asks_both(self, letter):
+        for context in self.contexts:
+            self.sample(context.next_token())
+        return 0.0
+
+    def extends(self):
+        self.s += self.extend(LM.context("The cat"), max_tokens=3).text
+        if len(self.s) > 20:
+            self.finish()
+
+    both = letters(asks_both, setting("contexts", lambda _: [LM.context("The cat"), LM.context("The dog")]))
+    for program in (both(), drawn(step=extends)()):
+        with pytest.raises(RuntimeError, match="two steps draw after the same context of 2 tokens"):
+            check_program(program)
+
+
 def test_a_program_in_which_no_particle_ends_is_refused():
     with pytest.raises(RuntimeError, match=r"no particle has ended in 200 steps: call self.finish\(\)"):
         check_program(drawn(step=lambda self: self.sample(AB) and None)())
 
 
-def test_a_score_that_looks_like_a_probability_is_noted():
+@pytest.mark.parametrize("p", [0.7, 1.0])
+def test_a_score_that_looks_like_a_probability_is_noted(p):
     def step(self):
-        self.score({"a": 0.7, "b": 0.7}[self.sample(AB)])
+        self.score({"a": 0.7, "b": p}[self.sample(AB)])
         self.finish()
 
     with pytest.warns(UserWarning, match=r"score \(test_checking.py, line \d+\) is always between 0 and 1"):
         assert len(check_program(drawn(step=step)()).notes) == 1
 
 
-def test_a_factory_shows_faults_of_copies():
-    class Shares(Letters):
+def test_a_copy_of_another_shape_is_refused():
+    class Marked(Letters):
         def copy(self):
             new = super().copy()
             new.tag = "copied"
             return new
 
-    check_program(Shares())
-    with pytest.raises(RuntimeError, match="tag was 'copied' and then None"):
-        check_program(Shares)
+    with pytest.raises(RuntimeError, match="a copy of the model is not as the model: self.tag was None and then 'cop"):
+        check_program(Marked())
+
+
+def test_a_factory_shows_what_the_constructor_takes_from_outside():
+    drawn = letters(lambda self, _: 0.0, setting("kept", lambda _: random.random()))
+    check_program(drawn())
+    with pytest.raises(RuntimeError, match=r"rebuilt alone, is not .* self.kept was"):
+        check_program(drawn)
+
+
+@pytest.mark.parametrize("make", [lambda: (i for i in "ab"), lambda: open(os.devnull), lambda: memoryview(b"a")])
+def test_an_attribute_that_cannot_be_copied_is_named(make):
+    with pytest.raises(TypeError, match=r"Program.kept cannot be copied .*: keep its data, such as a list"):
+        check_program(letters(lambda self, _: 0.0, setting("kept", lambda _: [make()]))())
 
 
 # ---- right programs
@@ -369,6 +508,18 @@ def board(self, letter):
     return self.kept[0][1]
 
 
+@functools.lru_cache
+def count_in(text):
+    return text.count("a")
+
+
+def grows(self, letter):
+    token = self.sample(self.kept[0].next_token())
+    self.kept[0] += token
+    self.observe(self.kept[1].next_token(), token)
+    return 0.0
+
+
 RIGHT = {
     "a nested list": letters(board, setting("kept", lambda _: [[0, 0], [0, 0]])),
     "the particle's stream": letters(lambda self, _: self.rng.random()),
@@ -384,6 +535,13 @@ RIGHT = {
     "arrays": letters(by_attribute(lambda kept: kept[0].sum()),
                       setting("kept", lambda _: (np.zeros(3), array.array("i", [1]), bytearray(2)))),
     "an iterator": letters(by_attribute(next), setting("kept", lambda _: iter([1.0, 2.0, 3.0, 4.0, 5.0, 6.0]))),
+    "a time that is measured": letters(lambda self, _: time.perf_counter() < 0),
+    "dates": letters(by_attribute(lambda kept: isinstance(kept, datetime.datetime)),
+                     setting("kept", lambda _: datetime.datetime(2020, 1, 2))),
+    "two contexts": letters(grows, setting("kept", lambda _: [LM.context("The cat"), LM.context("A dog")])),
+    "a set of objects": letters(lambda self, _: self.kept.add(Rows([])) or len(self.kept),
+                                setting("kept", lambda _: {Rows([1]), Rows([2]), Rows([3])})),
+    "a cached function": letters(lambda self, _: count_in(str(self.s))),
     "an infinite support": letters(lambda self, _: self.sample(Geometric(0.5))),
     "its own distribution": letters(lambda self, _: self.sample(Listed(0.5, 0.3, 0.2)) == "a"),
     "a text": lambda: ConstrainedText(LM, "Once", Regex(r" [a-z]{2,6}( [a-z]{2,8}){1,4}\."), max_tokens=16),

@@ -370,7 +370,13 @@ class Model:
             elif kind in (list, set) and all(map(_is_own_copy, map(type, value))):
                 attributes[name] = memo.setdefault(id(value), value.copy())
             else:
-                attributes[name] = copy.deepcopy(value, memo)
+                try:
+                    attributes[name] = copy.deepcopy(value, memo)
+                except (TypeError, ValueError) as error:            # of a generator, a file, a memoryview
+                    raise TypeError(
+                        f"{cls.__name__}.{name} cannot be copied with its particle ({error}): keep its data, such as a "
+                        "list and a position, a file name or an array, and make it from them where it is used"
+                    ) from error
         new._stepping_ = False
         chooser = self._chooser_
         new._chooser_ = chooser.__deepcopy__(memo) if chooser is not None and chooser.by_hand else None
