@@ -424,6 +424,18 @@ def test_a_distribution_that_grows_is_refused():
         check_program(letters(weigh, setting("kept", lambda _: Left()))())
 
 
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+def test_a_sample_in_another_thread_is_refused():
+    def step(self):
+        thread = threading.Thread(target=lambda: self.sample(AB))
+        thread.start()
+        thread.join()
+        self.finish()
+
+    with pytest.raises(RuntimeError, match="in another thread"):
+        check_program(drawn(step=step)())
+
+
 @pytest.mark.parametrize("derive", [lambda dist: dist, lambda dist: dist.top_k(5)], ids=["whole", "top_k"])
 def test_a_token_that_is_not_appended_is_refused(derive):
     def weigh(self, letter):

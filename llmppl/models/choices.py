@@ -43,10 +43,8 @@ Floats = NDArray[np.float64]
 CallSite = tuple[CodeType, int]                         # a line of a program
 
 MAX_ROUNDING = 1e-5                                     # of a log sum of probabilities: rounding in float32 is below
-_OWN_FILES = frozenset(
-    str(Path(__file__).parents[1] / name)
-    for name in ("models/model.py", "models/choices.py", "models/spans.py", "checking.py")
-)
+_OWN_FILES = {str(Path(__file__).with_name(name)) for name in ("model.py", "choices.py", "spans.py")}
+_OWN_FILES.add(str(Path(__file__).parent.with_name("checking.py")))
 
 
 # ---- random streams

@@ -375,7 +375,7 @@ class Model:
                 except (TypeError, ValueError) as error:            # of a generator, a file, a memoryview
                     raise TypeError(
                         f"{cls.__name__}.{name} cannot be copied with its particle ({error}): keep its data, such as a "
-                        "list and a position, a file name or an array, and make it from them where it is used"
+                        "list and a position, or a file name, and make it from them where it is used"
                     ) from error
         new._stepping_ = False
         chooser = self._chooser_

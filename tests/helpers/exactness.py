@@ -1,12 +1,17 @@
-"""Programs whose posterior is summed by hand, and the comparison of an algorithm with that sum."""
+"""Programs whose posterior is summed by hand, and the comparison of an algorithm with that sum.
+
+Each case of `CASES` is a program on the tiny transformer, and a sum over all its texts: `summed` adds up the
+probabilities of token sequences, which come from plain forward passes of the torch model.
+"""
 
 import functools
 import json
 import math
 import re
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from itertools import compress
 from itertools import product as cartesian
 from typing import Any
 
@@ -39,160 +44,251 @@ from llmppl.distributions import logsumexp
 from llmppl.models.lookahead import Lookahead, mean_next_token, rollout
 
 V = 6
-END = V - 1
-A, B, C, SPACE, AB = range(5)
+A, B, C, SPACE, AB, END = range(V)
 RUNS = repetitions(1000, 200)
-ENOUGH = repetitions(20, 8)                              # how many of a quarter as many runs must reach a cell
+ENOUGH = repetitions(20, 8)                             # how many of a quarter as many runs must reach a cell
 CARRIERS = repetitions(30, 80)                          # how many runs must carry the weight of a cell
+RULE = Rule(1.5, 4, 0.9)
+
+Ids = tuple[int, ...]
+Sums = dict[Any, float]                                 # unnormalised posterior: weight by outcome
 
 
 @dataclass(frozen=True)
 class Case:
     model: Callable[[], Model]
-    truth: Callable[[], dict[Any, float]]
+    truth: Callable[[], Sums]
     key: Callable[[Any], Any] = str
 
 
-def no_doubles(text: str) -> bool:
-    """Check that no character stands twice in a row."""
-    return all(x != y for x, y in zip(text, text[1:], strict=False))
+# ---- sums
 
 
-def no_doubles_mask(text: str) -> np.ndarray:
-    """Return the tokens that make no double; the text may end only after an odd number of characters."""
-    allowed = [no_doubles(text + token.decode()) for token in tiny_vocab(V).tokens]
-    allowed[END] = len(text) % 2 == 1
-    return np.array(allowed)
-
-
-def constrained(odd: bool) -> dict[str, float]:
-    lm = tiny_lm(V)
-    return add_up(
-        (spelled(ids), log_prob_by_hand(lm, [A], ids))
-        for ids in texts_of(V, 4)
-        if no_doubles(spelled(ids)) and not (odd and ids[-1] == END and len(spelled(ids)) % 2 == 0)
-    )
-
-
-def tempered_and_cut(before: list[int]) -> np.ndarray:
+def under_rule(before: list[int]) -> np.ndarray:
     """Return (V,) probabilities: to the power 1 / 1.5, then the four largest, then the fewest that reach 0.9."""
     weights = np.exp(log_probs_by_hand(tiny_lm(V), before) / 1.5)
     weights[np.argsort(weights)[: V - 4]] = 0.0
     probs = weights / weights.sum()
-    kept, total = np.zeros(V), 0.0
-    for i in np.argsort(-probs):
-        if total < 0.9:
-            kept[i] = probs[i]
-        total += probs[i]
-    return kept / kept.sum()
+    order = np.argsort(-probs)
+    kept = order[np.cumsum(probs[order]) - probs[order] < 0.9]
+    return np.where(np.isin(np.arange(V), kept), probs, 0.0) / probs[kept].sum()
 
 
-def bounded() -> dict[str, float]:
+def log_prob(before: list[int], ids: Sequence[int], rule: bool = False) -> float:
+    if not rule:
+        return log_prob_by_hand(tiny_lm(V), before, ids)
+    with np.errstate(divide="ignore"):
+        return float(np.log([under_rule([*before, *ids[:i]])[ids[i]] for i in range(len(ids))]).sum())
+
+
+def summed(
+    texts: Iterable[Ids],
+    before: list[int],
+    fits: Callable[[Ids], bool] = lambda ids: True,
+    more: Callable[[Ids], float] = lambda ids: 0.0,
+    rule: bool = False,
+) -> Sums:
+    """Return the probabilities of the texts that fit, each times exp(more)."""
+    return add_up((spelled(ids), log_prob(before, ids, rule) + more(ids)) for ids in texts if fits(ids))
+
+
+def no_doubles(text: str) -> bool:
+    """Check that no character stands twice in a row."""
+    return re.search(r"(.)\1", text) is None
+
+
+def single(ids: Ids) -> bool:
+    return no_doubles(spelled(ids))
+
+
+def in_regex(text: str) -> bool:
+    return re.fullmatch("(ab|b)*c?", text) is not None
+
+
+def in_grammar(text: str) -> bool:
+    """Check for a^n c b^n."""
+    return re.fullmatch("a*cb*", text) is not None and text.count("a") == text.count("b")
+
+
+def begun(fits: Callable[[str], bool], ends: Sequence[str]) -> Callable[[Ids], bool]:
+    """Check that a text fits with EOS, or with one of the ends without EOS."""
+    return lambda ids: any(fits(spelled(ids) + end) for end in ([""] if ids[-1] == END else ends))
+
+
+def whole(texts: Iterable[Ids]) -> list[Ids]:
+    return [ids for ids in texts if ids[-1] == END]
+
+
+def with_coins() -> Sums:
+    """Return the texts without doubles, with the number of heads of one coin a token."""
+    texts = [ids for ids in texts_of(V, 3) if single(ids)]
+    heads = [(k, ids) for ids in texts for k in range(len(ids) + 1)]
+    return add_up(
+        ((k, spelled(ids)), log_prob([B], ids) + math.log(math.comb(len(ids), k) * 0.3**k * 0.7 ** (len(ids) - k)))
+        for k, ids in heads
+    )
+
+
+def infilled(fragments: list[list[int]], most: int, prior: bool = False, end: Ids = (), rule: bool = False) -> Sums:
+    """Return the fragments with a hole of 0 to `most` tokens before each but the first, then the end."""
+    start, holes = fragments[0], [ids for n in range(most + 1) for ids in cartesian(range(END), repeat=n)]
+    lengths = [0.6 * 0.4**n / (1 - 0.4 ** (most + 1)) for n in range(most + 1)]
     pairs = []
-    for ids in texts_of(V, 4):
-        if len(ids) < 3 and ids[-1] == END:             # EOS before two tokens
-            continue
-        prob = math.prod(tempered_and_cut([B, *ids[:i]])[ids[i]] for i in range(len(ids)))
-        if prob:
-            pairs.append((spelled(ids), math.log(prob)))
+    for filled in cartesian(holes, repeat=len(fragments) - 1):
+        rest = [i for part in zip(filled, fragments[1:], strict=True) for ids in part for i in ids]
+        log_prior = prior * math.log(math.prod(lengths[len(hole)] for hole in filled))
+        pairs.append((spelled([*start, *rest]), log_prior + log_prob(start, [*rest, *end], rule)))
     return add_up(pairs)
 
 
-class Where(Model):
-    """Texts without doubles after "b", by `where`; `propose(p)` is the proposal of the tokens, if any."""
+def intersected() -> Sums:
+    """Return the product after "a", after "b" and after "c a", up to the first "c" or four tokens."""
+    texts = {ids for ids in texts_of(V, 4) if C not in ids[:-1]}
+    texts |= {(*ids, C) for n in range(4) for ids in cartesian([A, B, SPACE, AB], repeat=n)}
+    return summed(texts, [A], more=lambda ids: log_prob([B], ids) + log_prob([C, SPACE, A], ids))
 
-    def __init__(self, propose: Callable[["Where", Any], Any]) -> None:
+
+def branching() -> Sums:
+    pairs = [(("calm", "." * len(ids), spelled(ids)), math.log(0.3) + log_prob([A], ids)) for ids in THREE]
+    loud = [(ids, flips) for ids in THREE for flips in cartesian("!.", repeat=len(ids))]
+    loud = [(ids, flips) for ids, flips in loud if set(compress(ids, map("!".__eq__, flips))) <= {C}]
+    for ids, flips in loud:
+        log_flips = math.log(0.7 * 0.4 ** flips.count("!") * 0.6 ** flips.count("."))
+        pairs.append((("loud", "".join(flips), spelled(ids)), log_flips + log_prob([B, B], ids)))
+    return add_up(pairs)
+
+
+def spans(most: int, ends: Callable[[str], bool], must_end: bool = False) -> list[tuple[Ids, str]]:
+    """Return the ids of every span with the cause of its end; with `must_end`, EOS may be one token more."""
+
+    def cause(ids: Ids) -> str:
+        cut = len(ids) == most and not must_end
+        until = len(ids) <= most and ends(spelled(ids))
+        return "eos" if ids[-1] == END else "until" if until else "max_tokens" if cut else ""
+
+    every = [ids for n in range(1, most + 1 + must_end) for ids in cartesian(range(V), repeat=n)]
+    going = [ids for ids in every if END not in ids[:-1] and not any(ends(spelled(ids[:i])) for i in range(len(ids)))]
+    return [(ids, cause(ids)) for ids in going if cause(ids)]
+
+
+def words() -> Sums:
+    def one(text: str) -> bool:
+        return " " in text
+
+    pairs = []
+    for first, ended in spans(2, one):
+        for second, then in [((), "")] if ended == "eos" else spans(2, one):
+            long = sum(len(spelled(word)) > 1 for word in (first, second))
+            key = tuple(filter(None, (ended, then))), spelled(first + second)
+            pairs.append((key, log_prob([A], first + second) + 0.6 * long))
+    return add_up(pairs)
+
+
+def filled() -> Sums:
+    values = [ids for n in (1, 2, 3) for ids in cartesian(range(END), repeat=n)]
+    values = [ids for ids in values if re.fullmatch("a*(b|c)", spelled(ids))]
+    firsts = [ids for ids, ended in spans(2, lambda text: "b" in text) if ended != "eos"]
+    return add_up((f"{spelled(a)}|{spelled(b)}", log_prob([C], (*a, *b, C))) for a in firsts for b in values)
+
+
+def until_in_regex(complete: bool) -> Sums:
+    def fits(text: str) -> bool:
+        return re.fullmatch("(a|ab|ca)*", text) is not None
+
+    found = spans(3, lambda text: "c" in text and fits(text), must_end=complete)
+    found = [(ids, ended) for ids, ended in found if begun(fits, ["", "a"])(ids)]
+    return add_up((f"{spelled(ids)} {ended}", log_prob([B], ids)) for ids, ended in found)
+
+
+@functools.cache
+def json_lm() -> CachedTransformer:
+    """Return the tiny transformer with tokens of JSON."""
+    vocab = Vocabulary([b"[", b"]", b"1", b"2", b",", b"[1", b""], eos_ids=[6])
+    return CachedTransformer(tiny_model(7), vocab)
+
+
+def in_schema() -> Sums:
+    """Return the arrays of at most two items, each 1 or 2, in at most five tokens, after "["."""
+    lm = json_lm()
+    texts = [ids for n in range(6) for ids in cartesian(range(6), repeat=n)]
+    written = [(b"".join(lm.vocab.tokens[i] for i in ids).decode(), ids) for ids in texts]
+    arrays = {json.dumps(items, separators=(",", ":")) for n in range(3) for items in cartesian([1, 2], repeat=n)}
+    return add_up((text, log_prob_by_hand(lm, [0], [*ids, 6])) for text, ids in written if text in arrays)
+
+
+# ---- programs
+
+
+class Text(Model):
+    """Text after a prompt, token by token, up to EOS or `most` tokens. A subclass draws the tokens and weighs them."""
+
+    prompt, most = "b", 4
+
+    def __init__(self) -> None:
         super().__init__()
-        self.context = tiny_lm(V).context("b")
-        self.propose = propose
-        self.coins = 0
+        self.context = tiny_lm(V).context(self.prompt)
+        self.start = len(self.context)
 
-    def fits(self, token: Any) -> bool:
-        return token == EOS or no_doubles(self.s + token)
+    def draw(self, p: Any) -> Any:
+        return self.sample(p)
+
+    def weigh(self) -> None:
+        """Weigh the text so far."""
 
     def step(self) -> None:
-        p = self.transformer(self.context)
-        token = self.propose(self, p)
+        token = self.draw(self.transformer(self.context))
         if token == EOS:
             self.finish()
             return
         self.s += token
         self.context += token
-        if len(self.context) == 4:
+        self.weigh()
+        if len(self.context) - self.start == self.most:
             self.finish()
 
 
-def where_alone(self: Where, p: Any) -> Any:
-    return self.sample(p.where(self.fits))
+class Where(Text):
+    """Texts without doubles, by `where` of another distribution."""
+
+    most = 3
+
+    def fits(self, token: Any) -> bool:
+        return token == EOS or no_doubles(self.s + token)
+
+    def draw(self, p: Any) -> Any:
+        return self.sample(p, proposal=p.tempered(1.5).masked(np.arange(V) != AB).where(self.fits))
 
 
-def where_of_another(self: Where, p: Any) -> Any:
-    return self.sample(p, proposal=p.tempered(1.5).where(self.fits))
+class WhereSecond(Where):
+    """The same by `where` alone, after a coin from a wrong proposal."""
+
+    coins = 0
+
+    def draw(self, p: Any) -> Any:
+        self.coins += self.sample(Bernoulli(0.3), proposal=Bernoulli(0.6))
+        return self.sample(p.where(self.fits))
 
 
-def where_with_a_mask(self: Where, p: Any) -> Any:
-    return self.sample(p, proposal=p.masked(np.arange(V) != AB).where(self.fits))
+class Soft(Text):
+    """Text weighed after every token: an even number of "a" so far is e times better than an odd one."""
+
+    def weigh(self) -> None:
+        self.score(0.5 - self.s.count("a") % 2)
 
 
-def where_second(self: Where, p: Any) -> Any:
-    """Build a program that first draws a coin from a wrong proposal."""
-    self.coins += self.sample(Bernoulli(0.3), proposal=Bernoulli(0.6))
-    return self.sample(p, proposal=p.where(self.fits))
+class Twisted(Text):
+    """Five tokens, "c" among the last two; a twist keeps promising texts, once as the sum of two twists."""
 
+    prompt, most = "c", 5
 
-def without_doubles(tokens: tuple[int, ...] = tuple(range(V))) -> dict[str, float]:
-    return add_up(
-        (spelled(ids), log_prob_by_hand(tiny_lm(V), [B], ids))
-        for ids in texts_of(V, 3)
-        if no_doubles(spelled(ids)) and set(ids) <= set(tokens)
-    )
+    def draw(self, p: Any) -> Any:
+        return self.sample(p, proposal=p.masked(np.arange(V) != END))
 
-
-def with_coins() -> dict[tuple[int, str], float]:
-    pairs = []
-    for ids in texts_of(V, 3):
-        if no_doubles(spelled(ids)):
-            log_p, n = log_prob_by_hand(tiny_lm(V), [B], ids), len(ids)
-            pairs += [((k, spelled(ids)), log_p + math.log(math.comb(n, k) * 0.3**k * 0.7 ** (n - k)))
-                      for k in range(n + 1)]  # fmt: skip
-    return add_up(pairs)
-
-
-def geometric(n: int, p: float, most: int) -> float:
-    return p * (1 - p) ** n / sum(p * (1 - p) ** k for k in range(most + 1))
-
-
-def infilled(prior: bool, eos: bool) -> dict[str, float]:
-    """Build "a" hole "b" hole "c" (then EOS), with holes of 0 to 2 tokens."""
-    lm, pairs = tiny_lm(V), []
-    holes = [ids for n in range(3) for ids in cartesian(range(V - 1), repeat=n)]
-    for first, second in cartesian(holes, repeat=2):
-        rest = [*first, B, *second, C]
-        log_weight = log_prob_by_hand(lm, [A], [*rest, END] if eos else rest)
-        if prior:
-            log_weight += sum(math.log(geometric(len(hole), 0.6, 2)) for hole in (first, second))
-        pairs.append((spelled([A, *rest]), log_weight))
-    return add_up(pairs)
-
-
-def infilled_by_rule() -> dict[str, float]:
-    """Build "ab" hole "aa" hole "a ", holes of 0 or 1 token, every token under the rule of `tempered_and_cut`."""
-    pairs, holes = [], [(), *cartesian(range(V - 1), repeat=1)]
-    fragments = [[A, A], [A, SPACE]]
-    for both in cartesian(holes, repeat=2):
-        rest = [id for hole, fragment in zip(both, fragments, strict=True) for id in (*hole, *fragment)]
-        prob = math.prod(tempered_and_cut([AB, *rest[:i]])[id] for i, id in enumerate(rest))
-        if prob:
-            pairs.append((spelled([AB, *rest]), math.log(prob)))
-    return add_up(pairs)
-
-
-def intersected() -> dict[str, float]:
-    """Build the product after "a", after "b" and after "c a", up to the first "c" or four tokens."""
-    texts = {ids for ids in texts_of(V, 4) if C not in ids[:-1]}
-    texts |= {(*ids, C) for n in range(4) for ids in cartesian([A, B, SPACE, AB], repeat=n)}
-    prompts = [A], [B], [C, SPACE, A]
-    return add_up((spelled(ids), sum(log_prob_by_hand(tiny_lm(V), p, ids) for p in prompts)) for ids in texts)
+    def weigh(self) -> None:
+        self.condition(len(self.context) < 6 or "c" in self.s[-2:])
+        self.twist(0.9 * self.s.count("c"))
+        if len(self.context) < 4:
+            self.twist(-0.7 * self.s.count("b"))
 
 
 class Experts(Model):
@@ -229,69 +325,6 @@ class Mixture(Experts):
         return token
 
 
-def of_experts(log_weight: Callable[[float, float], float]) -> dict[str, float]:
-    pairs = ((ids, *(log_prob_by_hand(tiny_lm(V), [prompt], ids) for prompt in (A, B))) for ids in texts_of(V, 2))
-    return add_up((spelled(ids), log_weight(p, q)) for ids, p, q in pairs)
-
-
-class Soft(Model):
-    """Text weighed after every token: an even number of "a" so far is e times better than an odd one."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.context = tiny_lm(V).context("b")
-        self.left = 4
-
-    def step(self) -> None:
-        token = self.sample(self.transformer(self.context))
-        if token == EOS:
-            self.finish()
-            return
-        self.s += token
-        self.context += token
-        self.left -= 1
-        self.score(0.5 if self.s.count("a") % 2 == 0 else -0.5)
-        if not self.left:
-            self.finish()
-
-
-def soft() -> dict[str, float]:
-    pairs = []
-    for ids in texts_of(V, 4):
-        log_weight = log_prob_by_hand(tiny_lm(V), [B], ids)
-        for i in range(1, 5):
-            if len(ids) >= i and ids[i - 1] != END:
-                log_weight += 0.5 if spelled(ids[:i]).count("a") % 2 == 0 else -0.5
-        pairs.append((spelled(ids), log_weight))
-    return add_up(pairs)
-
-
-class Twisted(Model):
-    """Five tokens, "c" among the last two; a twist keeps promising texts, once as the sum of two twists."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.context = tiny_lm(V).context("c")
-
-    def step(self) -> None:
-        dist = self.transformer(self.context)
-        token = self.sample(dist, proposal=dist.masked(dist.support.token(END) != np.arange(V)))
-        self.s += token
-        self.context += token
-        self.twist(0.9 * self.s.count("c"))
-        if len(self.context) < 4:
-            self.twist(-0.7 * self.s.count("b"))
-        if len(self.context) == 6:
-            self.condition("c" in self.s[-2:])
-            self.finish()
-
-
-def twisted() -> dict[str, float]:
-    lm = tiny_lm(V)
-    texts = cartesian(range(V - 1), repeat=5)
-    return add_up((spelled(ids), log_prob_by_hand(lm, [C], ids)) for ids in texts if "c" in spelled(ids)[-2:])
-
-
 class InTime(ConstrainedText):
     """A regex that must end within three tokens, with a twist by its probability under another distribution."""
 
@@ -319,65 +352,26 @@ class Criticised(ConstrainedText):
             self.twist(0.8 * len(set(end.text)) - 1.5 * end.text.count("c"))
 
 
-class Branching(Model):
+class Branching(Text):
     """A topic, drawn from a wrong proposal, chooses the prompt; on one topic a coin requires that "c" comes next."""
 
-    def __init__(self) -> None:
-        super().__init__()
-        lm = tiny_lm(V)
-        self.prompts = {"calm": lm.context("a"), "loud": lm.context("bb")}
-        self.topic: str | None = None
-        self.flips = ""
+    topic, flips, most = "", "", 3
+
+    def draw(self, p: Any) -> Any:
+        is_c = self.topic == "loud" and self.sample(Bernoulli(0.4))
+        self.flips += "!" if is_c else "."
+        if not is_c:
+            return self.sample(p)
+        self.observe(p, p.support[C])
+        return p.support[C]
 
     def step(self) -> None:
-        if self.topic is None:
-            self.topic = self.sample(Categorical({"calm": 0.3, "loud": 0.7}), Categorical({"loud": 0.4, "calm": 0.6}))
-            self.context = self.prompts[self.topic]
+        if self.topic:
+            super().step()
             return
-        dist = self.transformer(self.context)
-        if self.topic == "loud" and self.sample(Bernoulli(0.4)):
-            self.flips += "!"
-            token = dist.support[C]
-            self.observe(dist, token)
-        else:
-            self.flips += "."
-            token = self.sample(dist)
-        if token == EOS:
-            self.finish()
-            return
-        self.s += token
-        self.context += token
-        if len(self.flips) == 3:
-            self.finish()
-
-
-def branching() -> dict[tuple[str, str, str], float]:
-    lm, pairs = tiny_lm(V), []
-    for ids in texts_of(V, 3):
-        log_p = log_prob_by_hand(lm, [A], ids)
-        pairs.append((("calm", "." * len(ids), spelled(ids)), math.log(0.3) + log_p))
-        log_p = log_prob_by_hand(lm, [B, B], ids)
-        for flips in cartesian("!.", repeat=len(ids)):
-            if all(i == C for i, flip in zip(ids, flips, strict=True) if flip == "!"):
-                log_flips = sum(math.log(0.4 if flip == "!" else 0.6) for flip in flips)
-                pairs.append((("loud", "".join(flips), spelled(ids)), math.log(0.7) + log_flips + log_p))
-    return add_up(pairs)
-
-
-def spans(most: int, ends: Callable[[str], bool], must_end: bool = False) -> list[tuple[tuple[int, ...], str]]:
-    """Return token ids with EOS and cause of the end of every span; with `must_end`, EOS may be one token more."""
-    found = []
-    for n in range(1, most + 1 + must_end):
-        for ids in cartesian(range(V), repeat=n):
-            if END in ids[:-1] or any(ends(spelled(ids[:i])) for i in range(1, n)):
-                continue
-            if ids[-1] == END:
-                found.append((ids, "eos"))
-            elif n <= most and ends(spelled(ids)):
-                found.append((ids, "until"))
-            elif n == most and not must_end:
-                found.append((ids, "max_tokens"))
-    return found
+        self.topic = self.sample(Categorical({"calm": 0.3, "loud": 0.7}), Categorical({"loud": 0.4, "calm": 0.6}))
+        self.context = tiny_lm(V).context("a" if self.topic == "calm" else "bb")
+        self.start = len(self.context)
 
 
 class Words(Model):
@@ -398,16 +392,6 @@ class Words(Model):
             self.finish()
 
 
-def words() -> dict[tuple[tuple[str, ...], str], float]:
-    lm, pairs = tiny_lm(V), []
-    for first, ended in spans(2, lambda text: " " in text):
-        for second, ended_then in [((), "")] if ended == "eos" else spans(2, lambda text: " " in text):
-            long = (len(spelled(first)) > 1) + (len(spelled(second)) > 1)
-            key = tuple(filter(None, (ended, ended_then))), spelled(first + second)
-            pairs.append((key, log_prob_by_hand(lm, [A], [*first, *second]) + 0.6 * long))
-    return add_up(pairs)
-
-
 class Filled(Model):
     """After "c": a span up to "b" that is not the end, then one of a*(b|c) within three tokens, then "c" follows."""
 
@@ -420,193 +404,127 @@ class Filled(Model):
         self.finish()
 
 
-def filled() -> dict[str, float]:
-    lm, pairs = tiny_lm(V), []
-    values = [ids for n in (1, 2, 3) for ids in cartesian(range(END), repeat=n)]
-    values = [ids for ids in values if re.fullmatch("a*(b|c)", spelled(ids))]
-    for first, ended in spans(2, lambda text: "b" in text):
-        if ended != "eos":
-            pairs += [(f"{spelled(first)}|{spelled(ids)}", log_prob_by_hand(lm, [C], [*first, *ids, C]))
-                      for ids in values]  # fmt: skip
-    return add_up(pairs)
+class Spanned(Model):
+    """One span after "b", extended with these options."""
 
-
-class UntilInRegex(Model):
-    """After "b": up to "c" in the language (a|ab|ca)*, in which the text may end; cut after three tokens or not."""
-
-    def __init__(self, complete: bool) -> None:
+    def __init__(self, show: Callable[[Any], str] = lambda span: span.text, **options: Any) -> None:
         super().__init__()
-        self.complete, self.regex = complete, Regex("(a|ab|ca)*")
+        self.show, self.options = show, options
 
     def step(self) -> None:
-        start = tiny_lm(V).context("b")
-        span = self.extend(start, until="c", constraint=self.regex, max_tokens=3, complete=self.complete)
-        self.s += f"{span.text} {span.ended}"
+        span = self.extend(tiny_lm(V).context("b"), max_tokens=3, **self.options)
+        self.s += self.show(span)
         self.finish()
 
 
-def until_in_regex(complete: bool) -> dict[str, float]:
-    def ends(text: str) -> bool:
-        return "c" in text and re.fullmatch("(a|ab|ca)*", text) is not None
-
-    pairs = []
-    for ids, ended in spans(3, ends, must_end=complete):
-        more = [""] if ended == "eos" else ["", "a"]
-        if any(re.fullmatch("(a|ab|ca)*", spelled(ids) + end) for end in more):
-            pairs.append((f"{spelled(ids)} {ended}", log_prob_by_hand(tiny_lm(V), [B], ids)))
-    return add_up(pairs)
+def text_until_c(complete: bool) -> Spanned:
+    """Return a program of a text up to "c" in the language (a|ab|ca)*, in which the text may end, cut or not."""
+    regex = Regex("(a|ab|ca)*")
+    return Spanned(lambda span: f"{span.text} {span.ended}", until="c", constraint=regex, complete=complete)
 
 
-class Ruled(Model):
-    """After "b": no doubles, up to "c", tempered and cut."""
-
-    def step(self) -> None:
-        rule = Rule(1.5, 4, 0.9)
-        span = self.extend(
-            tiny_lm(V).context("b"), until=lambda text: text[-1] == "c", constraint=no_doubles, max_tokens=3, rule=rule
-        )
-        self.s += span.text
-        self.finish()
+def ends_in_c(text: str) -> bool:
+    return text.endswith("c")
 
 
-def ruled() -> dict[str, float]:
-    pairs = []
-    for ids, _ in spans(3, lambda text: text[-1] == "c"):
-        prob = math.prod(tempered_and_cut([B, *ids[:i]])[ids[i]] for i in range(len(ids)))
-        if prob and no_doubles(spelled(ids)):
-            pairs.append((spelled(ids), math.log(prob)))
-    return add_up(pairs)
+def no_doubles_mask(text: str) -> np.ndarray:
+    """Return the tokens that make no double; the text may end only after an odd number of characters."""
+    allowed = [no_doubles(text + token.decode()) for token in tiny_vocab(V).tokens]
+    return np.array([*allowed[:END], len(text) % 2 == 1])
 
 
-def matched(fits: Callable[[str, bool], bool], most: int, must_end: bool) -> dict[str, float]:
-    """Return the texts after "a" such that `fits(text, EOS follows)`, with their probabilities."""
-    texts = (ids for ids in texts_of(V, most + must_end) if ids[-1] == END or not must_end)
-    return add_up(
-        (spelled(ids), log_prob_by_hand(tiny_lm(V), [A], ids)) for ids in texts if fits(spelled(ids), ids[-1] == END)
-    )
+def constrained(prompt: str, constraint: Any = None, **options: Any) -> Callable[[], Model]:
+    return lambda: ConstrainedText(tiny_lm(V), prompt, constraint, **{"max_tokens": 4, **options})
 
 
-def in_regex(text: str, complete: bool) -> bool:
-    """Check that (ab|b)*c? matches, or matches after one more "b"."""
-    return any(re.fullmatch("(ab|b)*c?", text + more) for more in ([""] if complete else ["", "b"]))
+def infilling(fragments: Any, most: int = 2, **options: Any) -> Callable[[], Model]:
+    return lambda: Infilling(tiny_lm(V), fragments, lengths=Geometric(0.6, max_value=most), **options)
 
 
-def in_grammar(text: str, complete: bool) -> bool:
-    """Check that the text is a^n c b^n, or begins one."""
-    found = re.fullmatch("(a*)(c?)(b*)", text)
-    if found is None or (found[3] and not found[2]):
-        return False
-    n, m = len(found[1]), len(found[3])
-    return bool(found[2]) and n == m if complete else n >= m
+def intersection(**options: Any) -> Callable[[], Model]:
+    return lambda: PromptIntersection(tiny_lm(V), ["a", "b", "c a"], until="c", max_tokens=4, **options)
 
 
-@functools.cache
-def json_lm() -> CachedTransformer:
-    """Return the tiny transformer with tokens of JSON."""
-    vocab = Vocabulary([b"[", b"]", b"1", b"2", b",", b"[1", b""], eos_ids=[6])
-    return CachedTransformer(tiny_model(7), vocab)
+def by_pair(name: str) -> Callable[[Any], Any]:
+    return lambda particle: (getattr(particle, name), str(particle))
 
 
+# ---- the cases
+
+REGEX, NESTED = Regex("(ab|b)*c?"), Grammar('start: "a" start "b" | "c"')
 JSON_PAIR = {"type": "array", "items": {"enum": [1, 2]}, "maxItems": 2}
+HOLES, RULED = [[A], [B], [C]], [[AB], [A, A], [A, SPACE]]
+FOUR, THREE, TWO = (list(texts_of(V, n)) for n in (4, 3, 2))
+ENDS = [c + "b" * n for c in ("", "c") for n in range(5)]
 
 
-def in_schema() -> dict[str, float]:
-    """Sum over the arrays of at most two items, each 1 or 2, in at most five tokens, after "["."""
-    lm, pairs = json_lm(), []
-    for n in range(6):
-        for ids in cartesian(range(6), repeat=n):
-            text = b"".join(lm.vocab.tokens[i] for i in ids).decode()
-            try:
-                items = json.loads(text)
-            except ValueError:
-                continue
-            if isinstance(items, list) and len(items) <= 2 and all(item in (1, 2) for item in items):
-                pairs.append((text, log_prob_by_hand(lm, [0], [*ids, 6])))
-    return add_up(pairs)
+def singles() -> Sums:
+    return summed(FOUR, [A], single)
 
 
-HOLES = {"lengths": Geometric(0.6, max_value=2)}
-PROMPTS = ["a", "b", "c a"]
-NESTED = 'start: "a" start "b" | "c"'
+def in_time() -> Sums:
+    return summed(whole(texts_of(V, 4)), [A], begun(in_regex, []))
+
+
 CASES = {
-    "predicate": Case(lambda: ConstrainedText(tiny_lm(V), "a", no_doubles, max_tokens=4), lambda: constrained(False)),
-    "mask": Case(
-        lambda: ConstrainedText(tiny_lm(V), "a", mask=no_doubles_mask, max_tokens=4), lambda: constrained(True)
-    ),
-    "bounds": Case(
-        lambda: ConstrainedText(tiny_lm(V), "b", min_tokens=2, max_tokens=4, rule=Rule(1.5, 4, 0.9)),
-        bounded,
-    ),
-    "infilling": Case(lambda: Infilling(tiny_lm(V), ["a", "b", "c"], **HOLES), lambda: infilled(False, False)),
-    "infilling with a prior and EOS": Case(
-        lambda: Infilling(tiny_lm(V), "a[BLANK]b[BLANK]c", prior=True, end="eos", **HOLES), lambda: infilled(True, True)
-    ),
-    "infilling with a rule": Case(
-        lambda: Infilling(tiny_lm(V), ["ab", "aa", "a "], lengths=Geometric(0.6, max_value=1), rule=Rule(1.5, 4, 0.9)),
-        infilled_by_rule,
-    ),
-    "intersection, product": Case(
-        lambda: PromptIntersection(tiny_lm(V), PROMPTS, until="c", max_tokens=4), intersected
-    ),
-    "intersection, first": Case(
-        lambda: PromptIntersection(tiny_lm(V), PROMPTS, proposal="first", until="c", max_tokens=4), intersected
-    ),
-    "regex": Case(
-        lambda: ConstrainedText(tiny_lm(V), "a", Regex("(ab|b)*c?"), max_tokens=4, complete=False, end="eos"),
-        lambda: matched(in_regex, 4, False),
-    ),
-    "regex that must end": Case(
-        lambda: ConstrainedText(tiny_lm(V), "a", Regex("(ab|b)*c?"), max_tokens=3, end="eos"),
-        lambda: matched(in_regex, 3, True),
-    ),
-    "grammar": Case(
-        lambda: ConstrainedText(tiny_lm(V), "a", Grammar(NESTED), max_tokens=4, complete=False, end="eos"),
-        lambda: matched(in_grammar, 4, False),
-    ),
-    "JSON schema": Case(
-        lambda: ConstrainedText(json_lm(), "[", JsonSchema(JSON_PAIR), max_tokens=5, end="eos"), in_schema
-    ),
-    "where, alone": Case(lambda: Where(where_alone), without_doubles),
-    "where, of another distribution": Case(lambda: Where(where_of_another), without_doubles),
-    "where, with a mask": Case(lambda: Where(where_with_a_mask), lambda: without_doubles((A, B, C, SPACE, END))),
-    "where, second choice": Case(
-        lambda: Where(where_second), with_coins, lambda particle: (particle.coins, str(particle))
-    ),
-    "experts, powers": Case(Powers, lambda: of_experts(lambda p, q: 1.5 * p - 0.5 * q)),
-    "experts, mixture": Case(
-        Mixture, lambda: of_experts(lambda p, q: math.log(0.3 * math.exp(p) + 0.7 * math.exp(q)))
-    ),
-    "soft": Case(Soft, soft),
-    "twist": Case(Twisted, twisted),
-    "twist by log mass": Case(InTime, lambda: matched(in_regex, 3, True)),
-    "twist by a critic": Case(Criticised, lambda: constrained(False)),
-    "twist by a rollout": Case(lambda: Criticised("greedy"), lambda: constrained(False)),
-    "spans, one a step": Case(Words, words, lambda particle: (particle.ends, str(particle))),
+    "predicate": Case(constrained("a", no_doubles), singles),
+    "mask": Case(constrained("a", mask=no_doubles_mask),
+                 lambda: summed(FOUR, [A], lambda ids: single(ids) and (ids[-1] != END or len(spelled(ids)) % 2))),
+    "bounds": Case(constrained("b", min_tokens=2, rule=RULE),
+                   lambda: summed(FOUR, [B], lambda ids: len(ids) > 2 or ids[-1] != END, rule=True)),
+    "infilling": Case(infilling(["a", "b", "c"]), lambda: infilled(HOLES, 2)),
+    "infilling with a prior and EOS": Case(infilling("a[BLANK]b[BLANK]c", prior=True, end="eos"),
+                                           lambda: infilled(HOLES, 2, prior=True, end=(END,))),
+    "infilling with a rule": Case(infilling(["ab", "aa", "a "], 1, rule=RULE), lambda: infilled(RULED, 1, rule=True)),
+    "intersection, product": Case(intersection(), intersected),
+    "intersection, first": Case(intersection(proposal="first"), intersected),
+    "regex": Case(constrained("a", REGEX, complete=False, end="eos"),
+                  lambda: summed(FOUR, [A], begun(in_regex, ["", "b"]))),
+    "regex that must end": Case(constrained("a", REGEX, max_tokens=3, end="eos"), in_time),
+    "grammar": Case(constrained("a", NESTED, complete=False, end="eos"),
+                    lambda: summed(FOUR, [A], begun(in_grammar, ENDS))),
+    "JSON schema": Case(lambda: ConstrainedText(json_lm(), "[", JsonSchema(JSON_PAIR), max_tokens=5, end="eos"),
+                        in_schema),
+    "where, of another distribution": Case(
+        Where, lambda: summed(THREE, [B], lambda ids: single(ids) and AB not in ids)),
+    "where, second choice": Case(WhereSecond, with_coins, by_pair("coins")),
+    "experts, powers": Case(Powers, lambda: summed(
+        TWO, [A], more=lambda ids: 0.5 * log_prob([A], ids) - 0.5 * log_prob([B], ids))),
+    "experts, mixture": Case(Mixture, lambda: add_up(
+        (spelled(ids), log_prob([x], ids) + math.log(p)) for x, p in ((A, 0.3), (B, 0.7)) for ids in TWO)),
+    "soft": Case(Soft, lambda: summed(FOUR, [B], more=lambda ids: sum(
+        0.5 - spelled(ids[:i]).count("a") % 2 for i in range(1, 5) if len(ids) >= i and ids[i - 1] != END))),
+    "twist": Case(Twisted, lambda: summed(cartesian(range(END), repeat=5), [C], lambda ids: "c" in spelled(ids)[-2:])),
+    "twist by log mass": Case(InTime, in_time),
+    "twist by a critic": Case(Criticised, singles),
+    "twist by a rollout": Case(lambda: Criticised("greedy"), singles),
+    "spans, one a step": Case(Words, words, by_pair("ends")),
     "spans, two in a step": Case(Filled, filled),
-    "span up to a text, in a regex": Case(lambda: UntilInRegex(False), lambda: until_in_regex(False)),
-    "span that must end, in a regex": Case(lambda: UntilInRegex(True), lambda: until_in_regex(True)),
-    "span under a rule": Case(Ruled, ruled),
+    "span up to a text, in a regex": Case(lambda: text_until_c(False), lambda: until_in_regex(False)),
+    "span that must end, in a regex": Case(lambda: text_until_c(True), lambda: until_in_regex(True)),
+    "span under a rule": Case(lambda: Spanned(until=ends_in_c, constraint=no_doubles, rule=RULE), lambda: summed(
+        (ids for ids, _ in spans(3, ends_in_c)), [B], single, rule=True)),
     "branching": Case(Branching, branching, lambda particle: (particle.topic, particle.flips, str(particle))),
-}
+}  # fmt: skip
 ALGORITHMS = {
-    "steer N=4 K=2 copies": lambda model, rng: smc_steer(model, 4, 2, rng=rng, expand="copies"),
-    "steer N=4 K=2 merged": lambda model, rng: smc_steer(model, 4, 2, rng=rng, expand="merged"),
-    "steer N=4 K=2 distinct": lambda model, rng: smc_steer(model, 4, 2, rng=rng, expand="distinct"),
-    "importance N=4": lambda model, rng: importance_sampling(model, 4, rng=rng),
-    "standard N=4, systematic": lambda model, rng: smc_standard(model, 4, rng=rng),
-    "standard N=4, systematic always": lambda model, rng: smc_standard(model, 4, ess_threshold=1.0, rng=rng),
-    "steer N=3 K=3 distinct": lambda model, rng: smc_steer(model, 3, 3, rng=rng, expand="distinct"),
-    "steer N=3 K=3 copies": lambda model, rng: smc_steer(model, 3, 3, rng=rng, expand="copies"),
+    "steer N=4 K=2 copies": functools.partial(smc_steer, N=4, K=2, expand="copies"),
+    "steer N=4 K=2 merged": functools.partial(smc_steer, N=4, K=2, expand="merged"),
+    "steer N=4 K=2 distinct": functools.partial(smc_steer, N=4, K=2, expand="distinct"),
+    "importance N=4": functools.partial(importance_sampling, N=4),
+    "standard N=4, systematic": functools.partial(smc_standard, N=4),
+    "standard N=4, systematic always": functools.partial(smc_standard, N=4, ess_threshold=1.0),
+    "steer N=3 K=3 distinct": functools.partial(smc_steer, N=3, K=3, expand="distinct"),
+    "steer N=3 K=3 copies": functools.partial(smc_steer, N=3, K=3, expand="copies"),
 }
 
 
 @functools.cache
-def truth_of(name: str) -> dict[Any, float]:
+def truth_of(name: str) -> Sums:
     """Return the unnormalised posterior by hand; its sum is Z."""
     return CASES[name].truth()
 
 
-def with_sums(cells: dict[Any, float]) -> Counter:
+def with_sums(cells: Sums) -> Counter:
     """Add to the weights of the outcomes their sums by length, by last character, and over all."""
     sums = Counter(cells)
     for key, weight in cells.items():
@@ -616,20 +534,22 @@ def with_sums(cells: dict[Any, float]) -> Counter:
     return sums
 
 
-def runs_of(case: Case, algorithm: Callable[[Model, np.random.Generator], Any], runs: int, seed: int) -> list[Counter]:
-    """Return for each run the summed weights of its particles in each cell."""
-    model, found = case.model(), []
-    for rng in np.random.default_rng(seed).spawn(runs):
-        cells: Counter = Counter()
-        for particle in algorithm(model, rng):
-            cells[case.key(particle)] += math.exp(particle.log_weight)
-        found.append(with_sums(cells))
-    return found
+def cells_of(case: Case, particles: Iterable[Any]) -> Counter:
+    """Return the summed weights of particles in each cell."""
+    cells: Counter = Counter()
+    for particle in particles:
+        cells[case.key(particle)] += math.exp(particle.log_weight)
+    return with_sums(cells)
 
 
-def check(
-    name: str, algorithm: Callable[[Model, np.random.Generator], Any], seed: int, runs_of: Callable[..., Any] = runs_of
-) -> None:
+def runs_of(case: Case, algorithm: Callable[..., Any], runs: int, seed: int) -> list[Counter]:
+    """Return the cells of each run."""
+    model = case.model()
+    return [cells_of(case, algorithm(model, rng=rng)) for rng in np.random.default_rng(seed).spawn(runs)]
+
+
+def check(name: str, algorithm: Callable[..., Any], seed: int, runs_of: Callable[..., Any] = runs_of) -> None:
+    """Compare the mean weight of each cell over many runs with the sum by hand."""
     truth = with_sums(truth_of(name))
     pilot = Counter(key for run in runs_of(CASES[name], algorithm, RUNS // 4, seed + 1) for key in run)
     tested = [key for key in truth if key == "Z" or (pilot[key] >= ENOUGH and truth[key] >= 0.01 * truth["Z"])]

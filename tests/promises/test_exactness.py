@@ -56,7 +56,7 @@ def test_Z_hat_and_the_weighted_histogram_are_right_on_average(name, algorithm):
 @pytest.mark.parametrize("algorithm", RUNS)
 def test_a_randomised_rollout_as_twist_keeps_the_target(algorithm):
     drawn = Criticised("drawn")
-    check("twist by a rollout", lambda model, rng: ALGORITHMS[algorithm](drawn, rng), seed=len(algorithm))
+    check("twist by a rollout", lambda model, rng: ALGORITHMS[algorithm](drawn, rng=rng), seed=len(algorithm))
 
 
 @pytest.mark.parametrize("scheme", SCHEMES)
@@ -69,7 +69,7 @@ def test_every_resampling_scheme_is_right_on_average(name, scheme):
 def test_Z_hat_of_three_coins_that_must_show_heads_is_p_cubed(algorithm):
     """The mean would be 0.271 if the dead came back."""
     runs = np.random.default_rng(0).spawn(repetitions(5_000, 400))
-    Zs = [math.exp(ALGORITHMS[algorithm](ThreeCoins(), rng).log_ml) for rng in runs]
+    Zs = [math.exp(ALGORITHMS[algorithm](ThreeCoins(), rng=rng).log_ml) for rng in runs]
     error = np.std(Zs, ddof=1) / math.sqrt(len(Zs))
     assert abs(np.mean(Zs) - 0.027) <= 4.5 * error + 1e-12 and error < 0.006
 

@@ -1,7 +1,6 @@
 """What a newcomer gets wrong: each mistake is answered by its name, its place and what works."""
 
 import math
-import threading
 import warnings
 from pathlib import Path
 
@@ -26,10 +25,8 @@ from llmppl import (
     smc_steer,
 )
 from llmppl.constraints import JsonSchemaIndex
-from llmppl.distributions import Distribution
 from llmppl.lm import CachedTransformer
 from llmppl.models.programs import short_words
-from llmppl.testing import check_program
 
 V = 6
 A, B, C, SPACE, AB, END = range(6)
@@ -275,35 +272,3 @@ def test_a_read_only_or_replaced_list_of_the_class_is_accepted():
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         smc_steer(Story(), 2, 2, seed=0)
-
-
-class Short(Distribution):
-    """Its probabilities sum to 0.96, and it lists no support."""
-
-    def log_prob(self, x):
-        return math.log({"a": 0.33, "b": 0.33, "c": 0.30}[x])
-
-    def sample(self, rng):
-        return "abc"[rng.choice(3, p=np.array([0.33, 0.33, 0.30]) / 0.96)]
-
-
-class InThreads(Model):
-    def step(self):
-        for _ in range(2):
-            thread = threading.Thread(target=lambda: self.sample(Categorical({"a": 0.5, "b": 0.5})))
-            thread.start()
-            thread.join()
-        self.finish()
-
-
-class Once(Model):
-    def step(self):
-        self.s = self.sample(Short())
-        self.finish()
-
-
-@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
-@pytest.mark.parametrize("model, said", [(InThreads, "in another thread"), (Once, "sum to 0.96, not to 1")])
-def test_threads_and_sums_without_a_support_are_refused(model, said):
-    with pytest.raises(RuntimeError, match=said):
-        check_program(model())

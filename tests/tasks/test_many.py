@@ -2,14 +2,12 @@
 
 import gc
 import itertools
-import math
 import threading
-from collections import Counter
 
 import numpy as np
 import pytest
 from helpers.common import repetitions
-from helpers.exactness import ALGORITHMS, check, with_sums
+from helpers.exactness import ALGORITHMS, cells_of, check
 from helpers.killable import Coin, coin
 from helpers.tasks import TASKS, by_index, outcomes, steer, told
 from helpers.tiny import cold_lm, table_lm, tiny_lm
@@ -346,14 +344,10 @@ def test_the_bar_shows_the_number_of_finished_tasks(capsys):
 
 
 def runs_together(case, algorithm, runs, seed):
-    """Return, for each task, the summed weights of its particles in each cell."""
-    model, found = case.model(), []
-    for result in run_many(lambda _, rng: algorithm(model, rng), range(runs), seed=seed, together=7):
-        cells = Counter()
-        for particle in result.particles:
-            cells[case.key(particle)] += math.exp(particle.log_weight)
-        found.append(with_sums(cells))
-    return found
+    """Return the cells of each task."""
+    model = case.model()
+    results = run_many(lambda _, rng: algorithm(model, rng=rng), range(runs), seed=seed, together=7)
+    return [cells_of(case, result.particles) for result in results]
 
 
 STEER, STANDARD = "steer N=4 K=2 distinct", "standard N=4, systematic always"
