@@ -14,7 +14,6 @@ from helpers.tiny import table_lm
 
 from llmppl import (
     Categorical,
-    ConstrainedText,
     Model,
     beam_search,
     enumerate_exact,
@@ -23,7 +22,6 @@ from llmppl import (
     smc_steer,
 )
 from llmppl.distributions import Finite
-from llmppl.testing import check_program
 
 QUIET = {"progress": False}
 RUNS = {
@@ -212,11 +210,3 @@ def test_a_lazy_finite_is_checked_when_it_is_computed():
     dist = Finite("ab", lambda: np.array([np.nan, 0.0]))
     with pytest.raises(ValueError, match=r"Finite gives the value 'a', at index 0"):
         dist.sample(np.random.default_rng(0))
-
-
-def test_an_exception_of_the_model_propagates_from_every_algorithm():
-    lm, calls = failing(at=4)
-    with pytest.raises(Failed):
-        smc_steer(ConstrainedText(lm, "a", max_tokens=4), 4, 2, seed=0, **QUIET)
-    assert len(calls) == 4
-    check_program(Word(lm))

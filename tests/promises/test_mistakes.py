@@ -254,21 +254,3 @@ def test_a_statement_of_a_subclass_is_reported_with_its_line():
 
     (reason,) = reasons(Own(LM, "a", Regex("a+b")))
     assert reason.startswith("condition is false (test_mistakes.py, line ")
-
-
-def test_extensions_of_json_schema_are_no_misspelt_keywords():
-    schema = {"type": "object", "properties": {"a": {"type": "string", "_format": "x", "x-format": "y", "$note": 1}}}
-    JsonSchema(schema)
-
-
-def test_a_read_only_or_replaced_list_of_the_class_is_accepted():
-    class Story(Model):
-        words = ["Tim", "Lily"]
-
-        def step(self):
-            self.words = [*self.words, self.sample(Categorical([0.5, 0.5], ["a", "b"]))]
-            self.finish()
-
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        smc_steer(Story(), 2, 2, seed=0)
