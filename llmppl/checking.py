@@ -125,7 +125,7 @@ class _Check:
         self.used: dict[str, Proposal] = {}             # the user's own distributions, by contents
         self.scores: dict[str, list[Any]] = collections.defaultdict(list)
         self.asked: dict[int, Contents] = {}            # step, context and tables, by particle that is being rebuilt
-        self.threads = set[int]()
+        self.threads = {threading.get_ident()}
 
     @contextlib.contextmanager
     def watching(self) -> Iterator[None]:

@@ -1,8 +1,4 @@
-"""Programs whose posterior is summed by hand, and the comparison of an algorithm with that sum.
-
-Each case of `CASES` is a program on the tiny transformer, and a sum over all its texts: `summed` adds up the
-probabilities of token sequences, which come from plain forward passes of the torch model.
-"""
+"""Programs whose posterior is summed by hand, and the comparison of an algorithm with that sum."""
 
 import functools
 import json

@@ -1,12 +1,9 @@
 """Exactness: for every program and every algorithm, Z-hat and the weighted sums are right on average.
 
-The truth of each program is a sum over all its runs, written out as loops over token sequences, whose probabilities
-come from plain forward passes of the torch model: nothing of llmppl is in it. `enumerate_exact` must give it exactly.
-Of an algorithm, a run gives one number for each outcome: the weight of its particles that have it. The mean of these
-numbers over many runs must be the unnormalised posterior, and the mean of their sum Z, within 4.5 of their own standard
-errors. An outcome that is rare, or that few runs reach, has no usable standard error (its weights are skewed: most of
-its mean comes from runs that are not seen) and is tested only as one of all that are as long, or end alike, and in Z.
-Which these are is found in other runs, so that it cannot bias the test.
+The truth of each program is a sum over all its texts, whose probabilities come from plain forward passes of the torch
+model. `enumerate_exact` must give it exactly. For an algorithm, the mean weight of each outcome over many runs, and Z,
+must be right within 4.5 of their own standard errors. An outcome that few runs reach has a skewed weight and no usable
+standard error. It is tested in sums over texts of one length or end; other runs select these outcomes.
 """
 
 import math
