@@ -496,7 +496,7 @@ def test_a_factory_shows_what_the_constructor_takes_from_outside():
         check_program(drawn)
 
 
-@pytest.mark.parametrize("make", [lambda: (i for i in "ab"), lambda: open(os.devnull), lambda: memoryview(b"a")])
+@pytest.mark.parametrize("make", [lambda: (i for i in "ab"), threading.Lock, lambda: memoryview(b"a")])
 def test_an_attribute_that_cannot_be_copied_is_named(make):
     with pytest.raises(TypeError, match=r"Program.kept cannot be copied .*: keep its data, such as a list"):
         check_program(letters(lambda self, _: 0.0, setting("kept", lambda _: [make()]))())
