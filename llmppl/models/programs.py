@@ -84,8 +84,8 @@ class Program(Model):
 
     def next_token(self, context: Context) -> TokenDistribution:
         """Return the target's distribution of the token after `context`."""
-        dist: TokenDistribution = self.rule(self.transformer(context))
-        return dist
+        dist: TokenDistribution = self.transformer(context)
+        return dist if self.rule is NO_RULE else self.rule(dist)
 
     def before_min_tokens(self) -> bool:
         """Return True if the text may not end yet."""

@@ -144,7 +144,7 @@ class Guide(Shared):
     def refusal(self, text: str) -> str:
         """Return why `parse` of the constraint rejects a finished text that the masks allowed; "" if it does not."""
         try:
-            self.parse(text)
+            _ = None if self.index is None else self.index.parse(text)
         except ValueError as error:
             return f"{self.name} refuses the finished text, larger N would try more of them: {error}"
         return ""
@@ -208,7 +208,9 @@ def extend(model: Any, context: Context, extent: Extent, rule: DecisionRule) -> 
     arguments.function("rule", rule, "Rule(top_k=40)")
     text, log_prob, state, num_tokens = Text(), 0.0, extent.start, 0
     while num_tokens != extent.cut_after and not model.finished:
-        dist: TokenDistribution = rule(model.transformer(context))
+        dist: TokenDistribution = model.transformer(context)
+        if rule is not NO_RULE:
+            dist = rule(dist)
         proposal: Finite = dist
         for mask in extent.masks(state, num_tokens):
             proposal = proposal.masked(mask)
@@ -277,6 +279,8 @@ def name_of_bound(max_tokens: int | None, room: float) -> str:
 
 def _index_of(constraint: Any, vocab: Vocabulary) -> Index | None:
     """Return the index of a constraint. It is cached, because a step needs it again and again."""
+    if constraint is None:
+        return None
     constraint = tuple(constraint) if isinstance(constraint, list) else constraint
     is_constant = isinstance(constraint, Shared | tuple) or arguments.is_type(constraint)
     find = _cached_index_of if is_constant and arguments.is_hashable(constraint) else index_of
