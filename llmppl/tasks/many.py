@@ -12,7 +12,6 @@ import os
 import time
 import traceback
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import nullcontext
 from typing import Any, Literal, TypeVar
 
 import numpy as np
@@ -29,7 +28,7 @@ from llmppl.tasks.results import Result, ResultFile
 T = TypeVar("T")
 TOGETHER = 16                                           # tasks that run at a time
 Run = Callable[[Any, np.random.Generator], Any]
-RunAll = Callable[[Iterable[tuple[int, Any]], int], Iterator[Result]]
+RunAll = Callable[[Iterable[tuple[int, Any]], Any], Iterator[Result]]
 
 
 def run_many(
@@ -108,25 +107,22 @@ def recorded(
     if isinstance(tasks, str) or not isinstance(tasks, Iterable):
         raise TypeError(f"tasks must be a list or another iterable of tasks, not {shown(tasks)}")
     generator(seed)                                     # or an error
-    if resume not in (True, False, "force"):
-        raise TypeError(f'resume must be True, False or "force", not {shown(resume)}')
     if resume and to is None:
         raise ValueError("resume=True goes on with a file of results: say with which, as to='results.db'")
-    file = None if to is None else ResultFile(to, seed=seed, resume=resume, program=program)
-    return _results(run_all, tasks, np.random.SeedSequence(seed).entropy if file is None else file.seed, file, progress)
+    total = len(tasks) if isinstance(tasks, Sequence) else None
+    if to is None:
+        return _shown(run_all(enumerate(tasks), np.random.SeedSequence(seed).entropy), 0, total, progress)
+    file = ResultFile(to, seed=seed, resume=resume, program=program)
+    return _shown(file.written(run_all(file.missing(tasks), file.seed)), file.num_done, total, progress)
 
 
-def _results(
-    run_all: RunAll, tasks: Iterable[Any], seed: Any, file: ResultFile | None, progress: bool | None
-) -> Iterator[Result]:
-    todo = ((index, task) for index, task in enumerate(tasks) if file is None or not file.is_done(index, task))
-    done, failed = 0 if file is None else len(file.done), 0
-    with file or nullcontext(), Bar(progress, len(tasks) if isinstance(tasks, Sequence) else None, str, "task") as show:
-        for result in run_all(todo, seed):
-            if file is not None:
-                file.write(result)
-            done, failed = done + 1, failed + (result.error is not None)
-            show(done, f"{failed} failed")
+def _shown(results: Iterator[Result], num_done: int, total: int | None, progress: bool | None) -> Iterator[Result]:
+    """Yield results while a bar shows their number."""
+    failed = 0
+    with Bar(progress, total, str, unit="task") as show:
+        for number, result in enumerate(results, num_done + 1):
+            failed += result.error is not None
+            show(number, f"{failed} failed")
             yield result
 
 

@@ -11,10 +11,9 @@ import os
 import warnings
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import replace
 from functools import partial
 from itertools import chain, islice
-from typing import Any, Literal, Protocol, TypedDict, TypeVar, Unpack
+from typing import Any, Literal, TypedDict, TypeVar, Unpack
 
 import numpy as np
 
@@ -139,32 +138,26 @@ def _room(ray: Any, resources: Mapping[str, Any]) -> int:
 class Worker:
     """A language model in an actor, and the tasks that run on it."""
 
-    def start(self, make_lm: bytes, run: bytes) -> list[bytes]:
+    def start(self, make_lm: bytes, run: bytes) -> bytes:
         """Make the language model, and return no results."""
-        loads = _ray().cloudpickle.loads
-        lm = loads(make_lm)()
-        self._run = partial(loads(run), lm)
+        cloudpickle = _ray().cloudpickle
+        lm = cloudpickle.loads(make_lm)()
+        self._run = partial(cloudpickle.loads(run), lm)
         if DEVICE_SHARE in os.environ and str(getattr(getattr(lm, "engine", None), "device", None)) == "cpu":
             said = "the worker has a GPU, and its language model is on the CPU: give from_pretrained device='cuda'"
             warnings.warn(said, stacklevel=2)
-        return []
+        return bytes(cloudpickle.dumps([]))
 
-    def run(self, chunk: bytes, seed: int, together: int) -> list[bytes]:
-        """Return the results of a chunk, pickled one by one, so that a failure affects no other."""
-        cloudpickle, found = _ray().cloudpickle, list[bytes]()
-        for result in lanes(self._run, together, cloudpickle.loads(chunk), seed):
-            try:
-                found.append(cloudpickle.dumps(result))
-            except Exception as error:
-                said = f"the result of the task cannot be sent to the driver: {type(error).__name__}: {error}"
-                found.append(cloudpickle.dumps(replace(result, particles=None, matches=None, error=said)))
-        return found
+    def run(self, chunk: bytes, seed: int, together: int) -> bytes:
+        """Return the results of a chunk."""
+        cloudpickle = _ray().cloudpickle
+        return bytes(cloudpickle.dumps([*lanes(self._run, together, cloudpickle.loads(chunk), seed)]))
 
 
 class Actors:
-    """Cluster of actors for `schedule`, until `close`.
+    """Cluster of actors for `schedule`, with the numbers 0 to `size` - 1, until `close`.
 
-    Arguments are pickled here. Ray would give all processes of a machine one read-only copy of an array.
+    Arguments and results are pickled here. Ray would give all processes of a machine one read-only copy of an array.
     """
 
     def __init__(
@@ -195,17 +188,19 @@ class Actors:
             self._calls[self._actors[worker].start.remote(self._make_lm, self._run)] = worker
 
     def send(self, worker: int, chunk: list[Pair]) -> None:
+        """Let a worker that is ready run a chunk."""
         numbered = self._ray.cloudpickle.dumps(chunk)
         self._calls[self._actors[worker].run.remote(numbered, self._seed, self._together)] = worker
 
     def wait(self) -> tuple[int, list[Result] | None]:
+        """Return the next worker that is ready, with its results (none at first), or one that has died, with None."""
         if not self._calls:
             died = f"{MAX_STARTS} times in a row each of them died in make_lm, which loads the language model"
             raise RuntimeError(f"no worker is left: {died} (out of memory?)") from self._error
         (call, *_), _ = self._ray.wait([*self._calls])
         worker = self._calls.pop(call)
         try:
-            found = [self._ray.cloudpickle.loads(each) for each in self._ray.get(call)]
+            found = self._ray.cloudpickle.loads(self._ray.get(call))
         except self._ray.exceptions.RayTaskError as error:              # of make_lm, or of this module
             raise error.cause from error
         except self._ray.exceptions.RayError as error:
@@ -222,24 +217,11 @@ class Actors:
             self._ray.kill(actor)
 
 
-class Cluster(Protocol):
-    """Workers with the numbers 0 to `size` - 1."""
-
-    @property
-    def size(self) -> int: ...
-
-    def send(self, worker: int, chunk: list[Pair]) -> None:
-        """Let a worker that is ready run a chunk."""
-
-    def wait(self) -> tuple[int, list[Result] | None]:
-        """Return the next worker that is ready, with its results (none at first), or one that has died, with None."""
-
-
-def schedule(cluster: Cluster, tasks: Iterable[Pair], together: int) -> Iterator[Result]:
+def schedule(cluster: Any, tasks: Iterable[Pair], together: int) -> Iterator[Result]:
     """Run all tasks on a cluster, and yield the results of each chunk when it has ended.
 
-    If two workers died while they had a task, it runs alone from then on. If three more die of it, its result is an
-    error.
+    A cluster has `size` workers and the methods `send` and `wait`, as `Actors` has. If two workers died while they had
+    a task, it runs alone from then on. If three more die of it, its result is an error.
     """
     rest, ended = iter(tasks), list[Result]()
     waiting, alone, ready = deque[Pair](), deque[Pair](), deque[int]()

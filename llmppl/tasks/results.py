@@ -18,11 +18,11 @@ import importlib
 import json
 import os
 import sqlite3
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, Self
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
@@ -76,14 +76,10 @@ class Result:
     tokens: int = 0
 
     def __repr__(self) -> str:
-        outcomes = []
-        if self.error is not None:
-            outcomes.append(self.error.rstrip().rpartition("\n")[2])
-        if self.particles is not None:
-            outcomes.append(f"{len(self.particles)} particles, log_ml={self.particles.log_ml:.2f}")
-        if self.matches is not None:
-            outcomes.append(f"{len(self.matches)} matches")
-        return f"Result({self.index}, {shown(self.task, 60)}, {', '.join(outcomes)}, {self.seconds:.2f} s)"
+        lists = {"particles": self.particles, "matches": self.matches}
+        found = [f"{len(each)} {name}, " for name, each in lists.items() if each is not None]
+        error = "" if self.error is None else self.error.rstrip().rpartition("\n")[2] + ", "
+        return f"Result({self.index}, {shown(self.task, 60)}, {error}{''.join(found)}{self.seconds:.2f} s)"
 
     def as_dict(self) -> dict[str, Any]:
         """Return the result as data for JSON: its fields, without those that are None.
@@ -123,22 +119,10 @@ def _loaded(record: str) -> Result:
 
 
 class ResultFile:
-    """A file of results that is being written. `run_many` describes `resume` and the errors.
+    """A file of results that is being written, until `close`. `run_many` describes the parameters and the errors.
 
-    Parameters
-    ----------
-    path : path of the file
-    seed : int, optional
-        Seed of the run; by default that of the file, or a new one.
-    resume : bool or "force"
-    program : dict, optional
-        Identity of the program.
-
-    Attributes
-    ----------
-    seed : int
-    done : dict of int to str
-        Digests, by index, of the tasks that had a result without an error when the file was opened.
+    seed : int, of the run; by default that of the file, or a new one
+    num_done : int, the tasks that had a result without an error when the file was opened
     """
 
     def __init__(
@@ -176,8 +160,8 @@ class ResultFile:
         self._db.execute("pragma synchronous=normal")
         self._db.executescript(_TABLES)
         rows = self._db.execute("select task_index, digest, failed from result").fetchall()
-        self._digests = {index: digest for index, digest, _ in rows}
-        self.done = {index: digest for index, digest, failed in rows if not failed}
+        self._before = {index: (digest, failed) for index, digest, failed in rows}
+        self.num_done = sum(not failed for _, failed in self._before.values())
         last = self._db.execute("select identity from run order by rowid desc").fetchone() if rows else None
         before = json.loads(last[0]) if last else {}
         self.seed = int(before.get("its seed", np.random.SeedSequence().generate_state(1)[0])) if seed is None else seed
@@ -195,21 +179,26 @@ class ResultFile:
             self._db.execute("insert into run values (?)", (json.dumps(now),))
             self._db.commit()
 
-    def is_done(self, index: int, task: Any) -> bool:
-        """Return whether the file had a result of `task` without an error. ValueError if it had another task."""
-        before = self._digests.get(index)
-        if before is not None and before != digest(task):
-            raise ValueError(
-                f"{self.path} holds the result of another task {index} than {shown(task)}: go on with the same tasks "
-                "in the same order (more may follow), or write to another file"
-            )
-        return index in self.done
+    def missing(self, tasks: Iterable[Any]) -> Iterator[tuple[int, Any]]:
+        """Yield the tasks without a result, or with an error, by index. ValueError if the file has another task."""
+        for index, task in enumerate(tasks):
+            before, failed = self._before.get(index, (None, True))
+            if before is not None and before != digest(task):
+                raise ValueError(
+                    f"{self.path} holds the result of another task {index} than {shown(task)}: go on with the same "
+                    "tasks in the same order (more may follow), or write to another file"
+                )
+            if failed:
+                yield index, task
 
-    def write(self, result: Result) -> None:
-        """Write a result, in place of an earlier one that failed."""
-        row = result.index, digest(result.task), result.error is not None, json.dumps(result.as_dict())
-        with self._errors(), self._db:
-            self._db.execute("insert or replace into result values (?, ?, ?, ?)", row)
+    def written(self, results: Iterable[Result]) -> Iterator[Result]:
+        """Write and yield results, in place of earlier ones that failed, and close the file."""
+        with closing(self):
+            for result in results:
+                row = result.index, digest(result.task), result.error is not None, json.dumps(result.as_dict())
+                with self._errors(), self._db:
+                    self._db.execute("insert or replace into result values (?, ?, ?, ?)", row)
+                yield result
 
     def close(self) -> None:
         """Release the file. If nobody reads it, the write-ahead log becomes part of it."""
@@ -219,17 +208,9 @@ class ResultFile:
             self._db.close()
         self._lock.release()
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self.close()
-
 
 def _connect(path: Path, mode: str) -> sqlite3.Connection:
     """Open a file of results. Raise a ValueError if it has other contents."""
-    if mode == "ro":
-        path.stat()                                     # or a FileNotFoundError
     uri = f"{path.absolute().as_uri()}?mode={mode}"
     try:
         db = sqlite3.connect(uri, uri=True, check_same_thread=False)    # the collector may close it elsewhere
@@ -245,15 +226,15 @@ def _connect(path: Path, mode: str) -> sqlite3.Connection:
 
 
 class Results:
-    """The results in a file, by index. They are read when they are used, so the file may be larger than memory.
+    """The results in a file, in the order of their indices. They are read when they are used.
 
-    Particles have text, weight, `parsed`, attribution, and the attributes that are plain data. A task comes back as
-    plain data.
+    Particles have text, weight, `parsed`, attribution, and the attributes that are plain data. A task is plain data.
     """
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
         self.path = path_of("path", path)
-        len(self)                                       # or an error
+        self.path.stat()                                # or a FileNotFoundError
+        len(self)                                       # or a ValueError
 
     def _rows(self, query: str) -> Iterator[Any]:
         """Yield the first column of a query."""

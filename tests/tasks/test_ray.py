@@ -180,19 +180,6 @@ def test_matches_and_beams_are_returned(cluster):
         ]
 
 
-def test_a_result_that_cannot_be_sent_is_an_error_of_its_task(cluster):
-    class Odd(dict):
-        def as_dict(self):
-            return {}
-
-    def run(lm, task, rng):
-        return [Odd(odd=(x for x in ()))] if task == "odd" else steer(lm, task, rng)
-
-    results = by_index(llmppl.tasks.ray.run_many(run, ["a", "odd", "b"], make_lm=make_lm, workers=1))
-    assert [result.error is None for result in results] == [True, False, True]
-    assert results[1].error.startswith("the result of the task cannot be sent to the driver: TypeError: cannot pickle")
-
-
 @pytest.mark.parametrize("in_step", [False, True])
 def test_a_task_that_exits_is_an_error_at_once(cluster, tmp_path, in_step):
     class Ends(Text):

@@ -143,7 +143,8 @@ class Placed:
 
 @pytest.mark.parametrize("device, share, warned", [("cpu", "1", True), ("cuda:0", "1", False), ("cpu", None, False)])
 def test_a_worker_with_a_gpu_warns_of_a_model_on_the_cpu(device, share, warned, monkeypatch):
-    monkeypatch.setitem(sys.modules, "ray", SimpleNamespace(cloudpickle=SimpleNamespace(loads=lambda it: it)))
+    pickled = SimpleNamespace(loads=lambda it: it, dumps=bytes)
+    monkeypatch.setitem(sys.modules, "ray", SimpleNamespace(cloudpickle=pickled))
     monkeypatch.delenv("LLMPPL_DEVICE_SHARE", raising=False)
     if share is not None:
         monkeypatch.setenv("LLMPPL_DEVICE_SHARE", share)

@@ -1,5 +1,6 @@
 """Tests of files of results: each ended task is there whole, after kills, failures and full disks."""
 
+import contextlib
 import dataclasses
 import functools
 import itertools
@@ -279,7 +280,7 @@ def test_a_complete_file_can_be_extended_by_more_tasks(path, tmp_path):
 def test_without_a_seed_one_is_drawn_and_the_resumed_run_takes_it(path, tmp_path):
     list(itertools.islice(run_many(coin, range(8), to=path), 3))
     run_all(path, range(8), seed=None, resume=True)
-    with ResultFile(path, resume="force") as file:
+    with contextlib.closing(ResultFile(path, resume="force")) as file:
         seed = file.seed
     run_all(tmp_path / "two.db", range(8), seed=seed)
     assert records(path) == records(tmp_path / "two.db")
@@ -305,7 +306,6 @@ def test_unsuitable_files_are_refused(path, tmp_path):
     run_all(path, range(4))
     refused(path, FileExistsError, "the file is there; resume=True goes on with its results")
     refused(path, ValueError, "another run: its seed was 3, and is 4. Go on with what", seed=4, resume=True)
-    refused(path, TypeError, 'resume must be True, False or "force", not', resume="forced")
     refused(tmp_path / "no" / "results.db", FileNotFoundError, "there is no folder .*; make it first")
     refused(tmp_path / "results.jsonl", ValueError, "results are an SQLite file, as to='results.db'; then load_results")
     assert run_all(path, range(5), resume=True)[0].index == 4           # a refused run has released the file
@@ -460,7 +460,7 @@ def test_a_killed_run_resumes_and_ends_the_same(path, tmp_path, first, second):
 
 def test_a_result_file_keeps_its_seed_and_tasks(path):
     results = run_all(path, ["a", "b"])
-    with ResultFile(path, resume="force") as file:
-        assert file.seed == 3 and file.is_done(1, "b") and not file.is_done(2, "c")
-        file.write(dataclasses.replace(results[0], index=2, task="c"))
+    file = ResultFile(path, resume="force")
+    assert (file.seed, file.num_done, [*file.missing("abc")]) == (3, 2, [(2, "c")])
+    assert len([*file.written([dataclasses.replace(results[0], index=2, task="c")])]) == 1
     assert [result.index for result in load_results(path)] == [0, 1, 2]
