@@ -315,7 +315,7 @@ def test_a_custom_proposal_takes_two_methods():
     "do, error, message",
     [
         (lambda self: self.sample(DIST, proposal=0.5), TypeError, "sample wants a Distribution or another Proposal"),
-        (lambda self: self.sample([0.5, 0.5]), TypeError, r"Distribution or another Proposal first, not \[0.5, 0.5\]"),
+        (lambda self: self.sample([0.5, 0.5]), TypeError, r"Distribution or another Proposal, not \[0.5, 0.5\]"),
         (lambda self: self.sample(Bernoulli(0.5), Own(math.nan)), ValueError, "with the log weight nan"),
         (lambda self: self.sample(Bernoulli(0.5), Own(math.inf)), ValueError, "with the log weight inf"),
         (lambda self: self.sample(Bernoulli(0.5), Own(0.0, -math.inf)), ValueError, "where its log_measure is -inf"),
