@@ -6,10 +6,9 @@ Each one constructs an `SMC`, attaches its observers (checkpoint, `on_step`, pro
 from __future__ import annotations
 
 import functools
-import html
 import math
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Generic, TypedDict, TypeVar, Unpack
@@ -25,7 +24,7 @@ from llmppl.inference.resuming.checkpoint import Checkpoint
 from llmppl.inference.smc import SMC, Expand, Observer, Select, Step, describe, paced_collector
 from llmppl.models.model import Model
 from llmppl.report.progress import Bar
-from llmppl.report.tables import frame, html_table, one_line
+from llmppl.report.tables import frame
 from llmppl.support.arguments import count, function, generator, one_of, optional_count
 from llmppl.support.options import list_options, unknown_option
 from llmppl.support.runtime import Runtime, Stats, running
@@ -108,11 +107,9 @@ def smc_steer(
         Show a bar; by default if stderr is a terminal.
     checkpoint : path, optional
         File from which an interrupted run continues. The same call then ends with the same particles, and returns a
-        completed run without running it. `max_steps` may grow. If the file is of another run, a ValueError names the
-        difference, and the file is left as it is.
+        completed run without running it. `max_steps` may grow. ValueError if the file is of another run.
     every : int, optional
-        Number of steps between two checkpoints; by default as many as keep the time of writing below 2 %. The last
-        checkpoint is written when the run ends, fails or is interrupted.
+        Number of steps between two checkpoints; by default as many as keep the time of writing below 2 %.
 
     Returns
     -------
@@ -164,24 +161,12 @@ class Repeats(Generic[M]):
     log_ml_se: float | None
     stats: Stats
 
-    def __repr__(self) -> str:
-        return "\n".join([*self._summary(), str(self.stats)])
-
-    def _repr_html_(self) -> str:
-        """Return the same for a notebook, with a table of the runs, the largest Z-hat first. Bars show Z-hat."""
-        heads = "run", "log Z-hat", "+-", "ess", "best text"
-        order = sorted(range(len(self.runs)), key=lambda i: -self.log_mls[i])
-        rows = [(str(i), *_table_row(self.runs[i])) for i in order]
-        shares = np.exp(self.log_mls[order] - max(self.log_mls[order[0]], -1e300)).tolist()
-        summary = "".join(f"<p>{html.escape(line)}</p>" for line in self._summary())
-        return f"{summary}{html_table(heads, rows, shares)}<pre>{html.escape(str(self.stats))}</pre>"
-
     def to_pandas(self) -> pandas.DataFrame:
         """Return a data frame with a row for each run. ImportError, with the command to install it, without pandas."""
         columns = {name: [getattr(run, name) for run in self.runs] for name in ("log_ml", "log_ml_se", "ess")}
         return frame({"run": range(len(self.runs)), **columns, "num_particles": [len(run) for run in self.runs]})
 
-    def _summary(self) -> list[str]:
+    def __repr__(self) -> str:
         error = "" if self.log_ml_se is None else f" +- {self.log_ml_se:.2g}"
         lines = [f"Repeats({len(self.runs)} runs, log_ml={self.log_ml:.2f}{error})"]
         alive = self.log_mls[self.log_mls > -np.inf]
@@ -190,25 +175,15 @@ class Repeats(Generic[M]):
             lines += [f"log Z-hat of a run: {spread}, from {np.min(alive):.2f} to {np.max(alive):.2f}"]
         if alive.size < len(self.runs):
             lines += [f"all particles died in {len(self.runs) - alive.size} runs"]
-        own = [particles.log_ml_se for particles in self.runs if particles.log_ml_se is not None]
-        if own:
+        if own := [particles.log_ml_se for particles in self.runs if particles.log_ml_se is not None]:
             lines += [f"standard error by a single run's own estimate: median {np.median(own):.2g} of {len(own)} runs"]
-        return lines
-
-
-def _table_row(run: Particles[Any]) -> tuple[str, str, str, str]:
-    error = "" if run.log_ml_se is None else f"{run.log_ml_se:.2f}"
-    return f"{run.log_ml:.2f}", error, f"{run.ess:.1f}", one_line(run.best) if len(run) else "all died"
+        return "\n".join([*lines, str(self.stats)])
 
 
 def repeat(
-    run: Callable[[np.random.Generator], Particles[M]],
-    R: int,
-    *,
-    seed: int | None = None,
-    rng: np.random.Generator | None = None,
-    progress: bool | None = None,
-) -> Repeats[M]:
+    run: Callable[[np.random.Generator], Particles[M]], R: int, *, seed: int | None = None,
+    rng: np.random.Generator | None = None, progress: bool | None = None,
+) -> Repeats[M]:  # fmt: skip
     """Return R independent runs, which share batches and cache. Their spread measures the accuracy of one run.
 
     Parameters
@@ -234,18 +209,18 @@ def repeat(
         particles.stats = None
         done[index] = particles
 
-    with paced_collector(), Bar(progress, R, _mean_state, unit="run") as show:
+    with paced_collector(), Bar(progress, R, lambda runs: f"log Z-hat {_log_mean(runs)[1]:.2f}", unit="run") as show:
         for _ in runtime.each(((functools.partial(one, i), f"run {i}") for i in range(R)), MAX_TOGETHER):
-            show(len(done), done)
+            show(len(done), [*done.values()])
     runs = tuple(done[index] for index in range(R))
-    log_mls = np.array([particles.log_ml for particles in runs])
-    log_ml = logsumexp(log_mls) - math.log(R)
+    log_mls, log_ml = _log_mean(runs)
     log_ml_se = None
     if R > 1 and log_ml > -math.inf:
         log_ml_se = float(np.std(np.exp(log_mls - log_ml), ddof=1) / math.sqrt(R))
     return Repeats(runs, log_mls, log_ml, log_ml_se, runtime.stats)
 
 
-def _mean_state(done: dict[int, Particles[Any]]) -> str:
-    log_mls = [particles.log_ml for particles in done.values()]
-    return f"log Z-hat {logsumexp(log_mls) - math.log(len(log_mls)):.2f}"
+def _log_mean(runs: Sequence[Particles[Any]]) -> tuple[NDArray[np.float64], float]:
+    """Return the log Z-hat of each run, and the log of their mean."""
+    log_mls = np.array([particles.log_ml for particles in runs])
+    return log_mls, logsumexp(log_mls) - math.log(len(runs))

@@ -1,22 +1,15 @@
 """Enumeration and beam search: algorithms that follow every choice of a step, or the likeliest ones, without chance.
 
 A step runs up to its first choice, and again once for each value of this choice, until it ends. Enumeration follows
-every path of choices and returns its exact weight. So the truth against which samplers are tested shares their program,
-and nothing of their loop. Beam search is an optimiser to compare samplers with. It looks for runs of high log joint,
-
-    log p(choices) + the log-weights of `observe` and `score`,
-
-which is the log-weight that `enumerate_exact` gives them. The runs it returns are not a sample. Their log joints rank
-these runs, but the sum of the log joints estimates nothing. Every choice costs probability, so among runs of different
-lengths the short ones look good early (Lew et al. 2023 on sampling against optimising).
+every path of choices and returns its exact weight. Beam search is an optimiser to compare samplers with. It looks for
+runs of high log joint, the log-weight that `enumerate_exact` gives them. The runs it returns are not a sample, and the
+sum of their log joints estimates nothing. Every choice costs probability, so among runs of different lengths the short
+ones look good early (Lew et al. 2023 on sampling against optimising).
 """
 
 from __future__ import annotations
 
-import itertools
 import math
-import operator
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
@@ -35,7 +28,6 @@ if TYPE_CHECKING:
 
 M = TypeVar("M", bound=Model)
 
-_finished = operator.attrgetter("finished")
 MAX_TOGETHER = 512                                      # branches that share a forward pass
 
 
@@ -61,29 +53,35 @@ def enumerate_exact(model: M, max_steps: int | None = None) -> Particles[M]:
     watch = Warnings(bounded=max_steps is not None)
     while states and t != max_steps:
         t += 1
-        done += filter(_finished, states)
-        todo = [Branch(state, "enumerate_exact") for state in itertools.filterfalse(_finished, states)]
-        ended = list[Branch]()
-        while todo:
-            batch, todo = todo[-MAX_TOGETHER:], todo[:-MAX_TOGETHER]
-            complete, suspended = run_together(runtime, batch, f"an outcome at step {t}")
-            ended += complete
-            todo += itertools.chain.from_iterable(branch.children() for branch in suspended)
-        outcomes = [branch.particle for branch in ended]
+        done += [state for state in states if state.finished]
+        outcomes = _step(runtime, states, "enumerate_exact", f"an outcome at step {t}")
         deaths += deaths_of(t, outcomes)
         alive = [particle for particle in outcomes if particle.log_weight > -math.inf]
-        done += filter(_finished, alive)
-        states = list(itertools.filterfalse(_finished, alive))
+        done += [particle for particle in alive if particle.finished]
+        states = [particle for particle in alive if not particle.finished]
         watch.step(t, outcomes)
     cut(states)
     return Particles(done + states, stats=runtime.stats, deaths=deaths)
 
 
-def run_together(runtime: Runtime, branches: Sequence[Branch], name: str) -> tuple[list[Branch], list[Branch]]:
-    """Run branches. Return those whose step ended, and the suspended ones."""
-    follow(dict(enumerate(branches)), lambda functions, numbers: runtime.run(functions, [name] * len(numbers)))
-    ended = [branch for branch in branches if not branch.suspended]
-    return ended, [branch for branch in branches if branch.suspended]
+def _step(
+    runtime: Runtime, runs: list[Any], asker: str, name: str, N: int | None = None, K: int | None = None
+) -> list[Any]:
+    """Return the particles after one step of the unfinished runs, which is searched choice by choice.
+
+    After each choice the N best branches stay, and each is extended by its K most probable choices; all if N and K are
+    None.
+    """
+    todo, ended = [Branch(run, asker) for run in runs if not run.finished], list[Any]()
+    while todo:
+        first = 0 if N else max(len(todo) - MAX_TOGETHER, 0)
+        batch, todo = todo[first:], todo[:first]
+        follow(dict(enumerate(batch)), lambda functions, numbers: runtime.run(functions, [name] * len(numbers)))
+        ended += [branch.particle for branch in batch if not branch.suspended]
+        suspended = [branch for branch in batch if branch.suspended]
+        best = sorted(suspended, key=lambda branch: -branch.particle.log_weight)[:N] if N else suspended
+        todo += [child for branch in best for child in branch.children(K)]
+    return ended
 
 
 # ---- beam search
@@ -119,7 +117,7 @@ class Beams(TableView, list[Beam[M]]):
         return self[0].particle
 
     def to_pandas(self) -> pandas.DataFrame:
-        """Return a data frame with a row for each beam. ImportError, with the command to install it, without pandas."""
+        """Return a data frame with a row for each beam."""
         rows = [beam.as_dict() for beam in self]
         return frame({name: [row[name] for row in rows] for name in ("text", "log_joint", "cut")})
 
@@ -168,10 +166,11 @@ def beam_search(
     runtime, t = Runtime(), 0
     runs: list[Any] = start_particles(model, [StopAtChoice(asker="beam_search")])
     watch = Warnings(bounded=max_steps is not None)
-    with Bar(progress, max_steps, _progress) as show:
+    with Bar(progress, max_steps, lambda runs: f"{finished(runs)}, best log joint {runs[0].log_weight:.2f}") as show:
         while any(not run.finished for run in runs) and t != max_steps:
             t += 1
-            ended = _step(runtime, runs, N, K, t)
+            stepped = _step(runtime, runs, "beam_search", f"a beam at step {t}", N, K)
+            ended = [run for run in runs if run.finished] + stepped
             watch.step(t, ended)
             runs = _best([run for run in ended if run.log_weight > -math.inf], N)
             if not runs:
@@ -182,22 +181,6 @@ def beam_search(
             show(t, runs)
     cut(runs)
     return Beams(Beam(run.log_weight, run) for run in _best(runs, N))
-
-
-def _step(runtime: Runtime, runs: list[Any], N: int, K: int, t: int) -> list[Any]:
-    """Return the finished runs, and the others after one step that is searched choice by choice, N branches wide."""
-    ended = list[Branch]()
-    branches = [Branch(run, "beam_search") for run in runs if not run.finished]
-    while branches:
-        complete, suspended = run_together(runtime, branches, f"a beam at step {t}")
-        ended += complete
-        best = sorted(suspended, key=lambda branch: -branch.particle.log_weight)[:N]
-        branches = [child for branch in best for child in branch.children(K)]
-    return [run for run in runs if run.finished] + [branch.particle for branch in ended]
-
-
-def _progress(runs: list[Any]) -> str:
-    return f"{finished(runs)}, best log joint {runs[0].log_weight:.2f}"
 
 
 def _best(runs: list[Any], N: int) -> list[Any]:

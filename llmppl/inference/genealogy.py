@@ -111,7 +111,7 @@ class StepRecords(TableView, tuple[StepRecord, ...]):
         return f'<div style="display: flex; flex-wrap: wrap; gap: 4px 24px">{each}</div>'
 
     def to_pandas(self) -> pandas.DataFrame:
-        """Return a data frame with a row for each step. ImportError, with the command to install it, without pandas."""
+        """Return a data frame with a row for each step."""
         return frame({name: [getattr(step, name) for step in self] for name in FIGURES})
 
     def _header(self) -> str:
@@ -172,12 +172,12 @@ def _column(extensions: Sequence[Any], name: str, kind: type) -> Any:
 def log_ml_error(records: Sequence[StepRecord]) -> tuple[float | None, str]:
     """Return the standard error of log Z-hat, or None and the reason.
 
-    se^2 = v + (v / 2)^2  with  v = V (1 + 2 / n). V is the estimate of Var(Z-hat) / Z-hat^2, and n the number of its
-    units. To second order, log Z-hat is too low by v / 2 on average.
+    se^2 = v + (v / 2)^2  with  v = V (1 + 2 / n), for the estimate V of Var(Z-hat) / Z-hat^2 and its n units.
     """
     if not records or records[-1].log_survivors.size == 0:
         return None, "all particles died" if records else "the program was finished before its first step"
-    if all(record.parents.size == 1 for record in records) and any(map(_by_chance, records)):
+    drawn = any((record.copies > 0).any() or (record.log_kept < 0).any() for record in records)
+    if drawn and all(record.parents.size == 1 for record in records):
         return None, "there was one candidate at every step, and nothing to compare it with"
     estimates = relative_variance(records, 1.0), relative_variance(records, MIN_FAMILIES)
     variance, units = max(V for V, _ in estimates), min(n for _, n in estimates)
@@ -263,11 +263,6 @@ def _deviations_of_runs(
     mean = np.bincount(groups, influence)[groups] / np.maximum(runs, 1)
     several = (influence - mean * copies) ** 2 * runs / np.maximum(runs - 1, 1)
     return np.where(runs > 1, several, _deviations(unsure * (runs == 1), influence, shares))
-
-
-def _by_chance(step: StepRecord) -> bool:
-    """Check whether candidates of a step were drawn, or kept by chance."""
-    return bool((step.copies > 0).any() or (step.log_kept < 0).any())
 
 
 def _sums(owners: Indices, values: Floats, n: int) -> Floats:

@@ -1,13 +1,10 @@
 """Particles: the result of inference, a weighted sample of finished runs of a model.
 
-The weights are not normalised: their sum is an unbiased estimate of Z, and  E[sum_i w_i f(x_i)]  is the unnormalised
-expectation of f. `weights` are the normalised weights, W_i = w_i / sum_j w_j, with which particles are drawn and
-averaged. Only particles of positive weight are kept. `deaths` counts the others, with the step and the reason. If all
-have died, the estimate of Z is 0, and an access to a particle raises an error with the reasons.
-
-A particle is *cut* if `max_steps` ended it before its program did: it is a prefix of a run, weighted as such.
-
-A pickle of Particles excludes the language model: it contains `SavedParticle`s.
+The sum of the weights w_i is an unbiased estimate of Z, and  E[sum_i w_i f(x_i)]  is the unnormalised expectation of f.
+Particles are drawn and averaged with the normalised weights W_i = w_i / sum_j w_j. Only particles of positive weight
+are kept; `deaths` counts the others, with the step and the reason. If all have died, the estimate of Z is 0, and an
+access to a particle raises an error with the reasons. A particle is *cut* if `max_steps` ended it before its program
+did: it is a prefix of a run, weighted as such.
 
 Source: Kong, Liu & Wong (1994), "Sequential imputations and Bayesian missing data problems", for the ess.
 """
@@ -15,7 +12,7 @@ Source: Kong, Liu & Wong (1994), "Sequential imputations and Bayesian missing da
 from __future__ import annotations
 
 import html
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar, overload
@@ -41,7 +38,6 @@ HEADS = "weight", "log weight", "text"
 DEATH_HEADS = "count", "steps", "reason"
 MAX_END = 100               # characters kept of a dead particle's text
 MAX_REASON = 200            # and of the reason
-DEATH = {"step": int, "reason": str, "count": int, "text": str}        # the shape in a file
 
 
 class Particle(Protocol):
@@ -65,7 +61,7 @@ def _unknown() -> tuple[None, str]:
 
 
 class Particles(Shared, Sequence[P]):
-    """A sequence of n weighted particles, all of positive weight.
+    """A sequence of n weighted particles, all of positive weight. A pickle contains a `SavedParticle` for each.
 
     Parameters
     ----------
@@ -76,11 +72,10 @@ class Particles(Shared, Sequence[P]):
     deaths : iterable of Death, optional
         Deaths of the other particles.
     steps : iterable of StepRecord, optional
-        Steps that led to the particles.
     accuracy : callable, optional
         Computes `log_ml_se` and `log_ml_se_reason` when one of them is read.
     recorder : Recorder, optional
-        Recorder of the run, for `show`.
+        For `show`.
 
     Attributes
     ----------
@@ -96,24 +91,18 @@ class Particles(Shared, Sequence[P]):
     steps : StepRecords
         A tuple of `StepRecord`, figures of each step; its repr is a table. Empty if there were none.
     log_ml_se : float or None
-        Standard error of log_ml, estimated from this run alone. None if all particles died, if there was no step, or if
-        each step had one candidate. It reflects only events that particles have seen. If a rare event carries the mass
-        and no particle has seen it, log_ml is several nats too low and its error small. Example, an integer that must
-        end in time: log_ml -24.6 +- 0.5, and log Z above -12.1 (docs/inference.md, "The error of one run").
+        Standard error of log_ml, estimated from this run alone. It reflects only events that particles have seen. If a
+        rare event carries the mass and no particle has seen it, log_ml is several nats too low and its error small
+        (docs/inference.md, "The error of one run").
     log_ml_se_reason : str
         Reason why `log_ml_se` is None, else "".
     """
 
     def __init__(
-        self,
-        particles: Iterable[P],
-        *,
-        stats: Stats | None = None,
-        deaths: Iterable[Death] = (),
-        steps: Iterable[StepRecord] = (),
-        accuracy: Callable[[], tuple[float | None, str]] = _unknown,
+        self, particles: Iterable[P], *, stats: Stats | None = None, deaths: Iterable[Death] = (),
+        steps: Iterable[StepRecord] = (), accuracy: Callable[[], tuple[float | None, str]] = _unknown,
         recorder: object = None,
-    ) -> None:
+    ) -> None:  # fmt: skip
         everyone = list(particles)
         for i, particle in enumerate(everyone):
             if not particle.log_weight < np.inf:    # or it is NaN
@@ -165,9 +154,9 @@ class Particles(Shared, Sequence[P]):
 
     def by_text(self) -> dict[str, float]:
         """Return the different texts, each with the sum of the normalised weights of its particles, largest first."""
-        total: dict[str, float] = {}
+        total = defaultdict[str, float](float)
         for text, weight in zip(self.texts, self.weights.tolist(), strict=True):
-            total[text] = total.get(text, 0.0) + weight
+            total[text] += weight
         return dict(sorted(total.items(), key=lambda item: -item[1]))
 
     def to_dict(self) -> dict[str, Any]:
@@ -175,20 +164,16 @@ class Particles(Shared, Sequence[P]):
 
         If no particle is left, `log_ml` is None, and "deaths" lists the reasons.
         """
-        fields: dict[str, Any] = {
-            "log_ml": self.log_ml if len(self) else None,
-            "log_ml_se": self.log_ml_se,
-            "texts": self.texts,
-            "log_weights": self.log_weights.tolist(),
-            "cut": [bool(particle.cut) for particle in self],
-        }
+        fields = {
+            "log_ml": self.log_ml if len(self) else None, "log_ml_se": self.log_ml_se, "texts": self.texts,
+            "log_weights": self.log_weights.tolist(), "cut": [bool(particle.cut) for particle in self],
+        }  # fmt: skip
         return fields if len(self) else {**fields, "deaths": [vars(death) for death in self.deaths]}
 
     def to_pandas(self) -> pandas.DataFrame:
         """Return a data frame with a row for each particle: text, weight, log_weight, cut.
 
-        Add other attributes as columns: `frame["n"] = [particle.n for particle in posterior]`. Without pandas,
-        ImportError with the command to install it.
+        Add other attributes as columns: `frame["n"] = [particle.n for particle in posterior]`.
         """
         cut = [bool(particle.cut) for particle in self]
         return frame({"text": self.texts, "weight": self.weights, "log_weight": self.log_weights, "cut": cut})
@@ -197,16 +182,10 @@ class Particles(Shared, Sequence[P]):
         return {**vars(self), "_particles": [detach(particle) for particle in self], "_recorder": None}
 
     def show(self) -> None:
-        """Show the page of a recorded run, with all steps, below the cell of a notebook, otherwise in the browser.
-
-        `smc_steer(model, N, K, on_step=Recorder())` records a run. RuntimeError if the run was not recorded.
-        """
+        """Show the page of a recorded run, with all steps, below the cell of a notebook, otherwise in the browser."""
         show = getattr(self._recorder, "show", None)
         if show is None:
-            raise RuntimeError(
-                "this run was not recorded, and only its particles are left: "
-                "smc_steer(model, N, K, on_step=Recorder()) records one, with the Recorder of llmppl.report"
-            )
+            raise RuntimeError("this run was not recorded: smc_steer(model, N, K, on_step=Recorder()) records one")
         show(ended=True)
 
     @property
@@ -224,13 +203,7 @@ class Particles(Shared, Sequence[P]):
     def sample(
         self, n: int | None = None, *, seed: int | None = None, rng: np.random.Generator | None = None
     ) -> P | list[P]:
-        """Draw one particle by weight, or a list of `n` independent draws.
-
-        Raises
-        ------
-        ValueError
-            If no particle is left; if `n` is negative; if both `seed` and `rng` are given.
-        """
+        """Draw one particle by weight, or a list of `n` independent draws. ValueError if no particle is left."""
         n = optional_count("n", n, least=0)
         self._need_one()
         rng = generator(seed, rng)
@@ -244,17 +217,9 @@ class Particles(Shared, Sequence[P]):
     def expect(self, f: Callable[[P], NDArray[Any]]) -> NDArray[np.float64]: ...
 
     def expect(self, f: Callable[[P], float | NDArray[Any]]) -> float | NDArray[np.float64]:
-        """Return sum_i W_i f(particle_i), the estimate of the posterior mean of f.
+        """Return sum_i W_i f(particle_i), the estimate of the posterior mean of f. ValueError if no particle is left.
 
-        Parameters
-        ----------
-        f : function from a particle to a float, a bool or an ndarray
-            All arrays must have one shape.
-
-        Returns
-        -------
-        float, or ndarray of the shape that f returns
-            ValueError if no particle is left.
+        `f` returns a float, a bool, or an ndarray of one shape, which is also the shape of the mean.
         """
         self._need_one()
         values = [f(particle) for particle in self]
@@ -263,9 +228,8 @@ class Particles(Shared, Sequence[P]):
             mean = np.tensordot(self.weights, np.asarray(array, dtype=np.result_type(array, np.float64)), axes=1)
         except (TypeError, ValueError):
             raise TypeError(
-                f"expect averages numbers, or arrays of one shape, and of the first particle f returned "
-                f"{shown(values[0])}: for texts there is by_text(), and expect(lambda p: p.s == {str(self[0])[:20]!r}) "
-                "is a probability"
+                f"expect averages numbers, or arrays of one shape, and f returned {shown(values[0])}: for texts there "
+                f"is by_text(), and expect(lambda p: p.s == {str(self[0])[:20]!r}) is a probability"
             ) from None
         return float(mean) if mean.ndim == 0 else mean
 
@@ -273,14 +237,13 @@ class Particles(Shared, Sequence[P]):
         """Return the weighted mean over the particles of each statement's log-weight, the largest first.
 
         A particle that a statement did not weigh counts as 0. The sum over the statements is not `log_ml`: no statement
-        owns twists, particles that died or were not selected, and the changes of weight by selection and by the choice
-        of candidates. ValueError if no particle is left.
+        owns the effects of twists, deaths, selection and the choice of candidates. ValueError if no particle is left.
         """
         self._need_one()
-        total: dict[str, float] = {}
+        total = defaultdict[str, float](float)
         for weight, particle in zip(self.weights.tolist(), self, strict=True):
             for statement, log_w in particle.attribution.items():
-                total[statement] = total.get(statement, 0.0) + weight * log_w
+                total[statement] += weight * log_w
         return dict(sorted(total.items(), key=lambda item: -abs(item[1])))
 
     def __repr__(self) -> str:
@@ -290,8 +253,9 @@ class Particles(Shared, Sequence[P]):
 
     def _repr_html_(self) -> str:
         """Return the same for a notebook, with charts of the steps."""
-        shares = [self.weights[i] / np.max(self.weights) for i in self._heaviest()]
-        table = html_table(HEADS, self._rows(), shares) if len(self) else f"<p>{html.escape(self._causes())}</p>"
+        shares = np.sort(self.weights)[::-1] / np.max(self.weights, initial=0.0)
+        causes = f"<p>{html.escape(self._causes())}</p>"
+        table = html_table(HEADS, self._rows(), shares.tolist()) if len(self) else causes
         stats = "" if self.stats is None else f"<pre>{html.escape(str(self.stats))}</pre>"
         return f"<p>{html.escape(self._header())}</p>{self.steps.charts()}{table}{stats}"
 
@@ -299,16 +263,11 @@ class Particles(Shared, Sequence[P]):
         error = "" if self.log_ml_se is None else f" +- {self.log_ml_se:.2g}"
         return f"Particles({len(self)} of positive weight, log_ml={self.log_ml:.2f}{error}, ess={self.ess:.1f})"
 
-    def _heaviest(self) -> list[int]:
-        """Return the indices of the particles, the heaviest first."""
-        order: list[int] = np.argsort(-self.log_weights, kind="stable").tolist()
-        return order
-
     def _rows(self) -> list[tuple[str, str, str]]:
         """Return weight, log-weight and text of each particle, the heaviest first."""
         return [
             (f"{self.weights[i]:.3f}", f"{self.log_weights[i]:.2f}", one_line(self[i]) + " [cut]" * bool(self[i].cut))
-            for i in self._heaviest()
+            for i in np.argsort(-self.log_weights, kind="stable").tolist()
         ]
 
     def _need_one(self) -> None:
@@ -323,9 +282,8 @@ class Particles(Shared, Sequence[P]):
             f"{count} of {self.deaths.number}{f' at step {steps}' * (steps != str(last))}: {reason}"
             for count, steps, reason in rows[:MAX_REASONS]
         ]
-        if rows[MAX_REASONS:]:
-            causes.append(f"{sum(count for count, _, _ in rows[MAX_REASONS:])} for other reasons")
-        return f"all died by step {last}: {'; '.join(causes)}"
+        others = sum(count for count, _, _ in rows[MAX_REASONS:])
+        return f"all died by step {last}: {'; '.join(causes + [f'{others} for other reasons'] * bool(others))}"
 
 
 # ---- deaths: the reasons why particles got weight zero, counted by step and reason
@@ -360,7 +318,7 @@ class Death:
 class Deaths(TableView, tuple[Death, ...]):
     """The deaths of a run, one `Death` for each step and reason.
 
-    They are sorted by step, then by count, the largest first. The repr adds up the steps of a reason.
+    They are sorted by step, then by count, the largest first. The repr is a table with a row for each reason.
     """
 
     __slots__ = ()

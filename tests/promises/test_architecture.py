@@ -104,7 +104,7 @@ LINES = {
     "constraints/masks": 1110,
     "constraints/vocabulary": 2050,
     "distributions": 1220,
-    "inference": 2380,                                  # the digest of particles came from resuming
+    "inference": 2290,                                  # the digest of particles came from resuming
     "inference/resuming": 250,
     "lm": 1890,
     "lm/embedded": 30,

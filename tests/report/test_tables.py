@@ -7,12 +7,11 @@ import re
 import sys
 from types import SimpleNamespace
 
-import numpy as np
 import pytest
 from helpers.common import Cell
 from helpers.tiny import cold_lm_with_bos
 
-from llmppl import Bernoulli, Categorical, Model, beam_search, repeat, search, smc_steer
+from llmppl import Categorical, Model, beam_search, repeat, search, smc_steer
 from llmppl.constraints import Text
 from llmppl.inference import Death, Particles
 from llmppl.models.choices import describe_site
@@ -78,26 +77,6 @@ def test_deaths_show_as_a_table_in_a_notebook():
     assert "Deaths(4 particles)" in shown and "<td>4</td><td>2-4</td>" in shown
     assert "a &lt; b, one with the text &#x27;&lt;i&gt;&#x27;" in shown
     assert Particles([]).deaths._repr_html_() == "<p>Deaths(0 particles)</p>"
-
-
-def test_repeats_show_their_runs_the_largest_estimate_first():
-    repeats = repeat(lambda rng: steer(rng), 5, seed=0)
-    shown = repeats._repr_html_()
-    order = np.argsort(-repeats.log_mls, kind="stable")
-    assert [int(run) for run in re.findall(r"</svg></td><td>(\d+)</td>", shown)] == order.tolist()
-    widths = [float(width) for width in re.findall(r'rect width="([\d.]+)"', shown)]
-    assert widths == pytest.approx(80 * np.exp(repeats.log_mls[order] - repeats.log_mls.max()), abs=0.06)
-    assert repr(repeats).splitlines()[0] in shown and "<b>" not in shown
-
-
-class Doomed(Model):
-    def step(self):
-        self.condition(self.sample(Bernoulli(0.5)) > 2)
-
-
-def test_repeats_in_which_all_died_show_as_well():
-    shown = repeat(lambda rng: smc_steer(Doomed(), 2, 2, rng=rng), 2, seed=0)._repr_html_()
-    assert shown.count("all died") == 2 and "all particles died in 2 runs" in shown and shown.count("-inf") == 3
 
 
 def test_iterated_matches_show_as_a_table():
