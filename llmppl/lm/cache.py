@@ -9,8 +9,9 @@ a row holds it, and Python frees it. The tree is valid after an interrupt at any
 
 `Store` holds slots and rows under one budget in bytes, or each under its own. The parent of a node with a slot has a
 slot, too, so slots are evicted from the leaves, least recently used first. Under one budget rows are evicted before
-slots, except for a share reserved for rows. Evicted data is recomputed on demand. The store is not safe for two threads
-or for interrupts: the evaluator lets in one call at a time, and clears the cache after a call that did not end.
+slots, except for a share reserved for rows. A row counts with the nodes without a slot that it keeps alive. Evicted
+data is recomputed on demand. The store is not safe for two threads or for interrupts: the evaluator lets in one call at
+a time, and clears the cache after a call that did not end.
 """
 
 from __future__ import annotations
@@ -38,8 +39,8 @@ class Node:
     """Context: the path of tokens from the root to this node."""
 
     __slots__ = (
-        "parent", "token", "depth", "slot", "kept", "row", "log_prob", "used", "next_token", "_children", "_sweep_at",
-        "__weakref__",
+        "parent", "token", "depth", "slot", "kept", "row", "links", "log_prob", "used", "next_token", "_children",
+        "_sweep_at", "__weakref__",
     )  # fmt: skip
 
     def __init__(self, parent: Node | None, token: int) -> None:
@@ -56,8 +57,14 @@ class Node:
         self.slot = -1
         self.kept = 0                                   # number of children with a slot
         self.row: Table | None = None
+        self.links = 0                                  # number of children that lead to a node with a row
         self.log_prob: float | None = None              # of `token` given `parent`
         self.next_token: weakref.ref[Any] | None = None         # NextToken of this context, while it lives
+
+    @property
+    def held(self) -> bool:
+        """True if a row keeps this node alive, its own or that of a descendant."""
+        return self.row is not None or self.links > 0
 
     def path(self) -> Iterator[Node]:
         """Yield the nodes from this one up to the root, without the root."""
@@ -116,8 +123,8 @@ class Store:
         """Free all slots and rows, whatever state the store is in. The slab keeps its size."""
         self.owners = [None] * len(self.owners)
         self._free = list(range(len(self.owners) - 1, -1, -1))
-        self._rows: OrderedDict[Node, int] = OrderedDict()      # node -> bytes, least recently used first
-        self.row_bytes = 0                              # of the rows, and of the nodes that they alone may hold
+        self._rows: OrderedDict[Node, None] = OrderedDict()     # least recently used first
+        self.row_bytes = 0                              # of the rows, and of the nodes without a slot that they hold
         self.paths.clear()
         self._note_peak()                               # the slab may have grown before an interrupt
 
@@ -145,19 +152,20 @@ class Store:
     # ---- rows
 
     def put_row(self, node: Node, row: Table) -> None:
-        """Keep `row` if it fits the budget; evict the least recently used rows for it.
-
-        A row counts with the nodes above it up to the next one that a slot or a row holds anyway.
-        """
-        size, above = row.nbytes + ROW_OVERHEAD, node
-        while size <= self._row_room and above.slot < 0 and above.row is None and above.parent is not None:
-            size, above = size + NODE_OVERHEAD, above.parent
+        """Keep `row` if it fits the budget; evict the least recently used rows for it."""
+        new, above = list[Node](), node
+        while above.parent is not None and not above.held:
+            new.append(above)
+            above = above.parent
+        size = row.nbytes + ROW_OVERHEAD + NODE_OVERHEAD * sum(each.slot < 0 for each in new)
         if size > self._row_room:
             return
-        self.fit_rows(size)
+        for each in new:
+            each.parent.links += 1                      # type: ignore[union-attr]   # only the root has none
         node.row = row
-        self._rows[node] = size
+        self._rows[node] = None
         self.row_bytes += size
+        self.fit_rows()
         self._note_peak()
 
     def touch_row(self, node: Node) -> None:
@@ -174,9 +182,14 @@ class Store:
         """Evict the least recently used rows until the rest, and `more` bytes, fit."""
         most = self._row_room - more
         while self._rows and self.row_bytes > most:
-            node, size = self._rows.popitem(last=False)
-            self.row_bytes -= size
+            node, _ = self._rows.popitem(last=False)
+            assert node.row is not None
+            self.row_bytes -= node.row.nbytes + ROW_OVERHEAD
             node.row = None
+            while not node.held and node.parent is not None:
+                self.row_bytes -= NODE_OVERHEAD * (node.slot < 0)
+                node = node.parent
+                node.links -= 1
 
     # ---- slots
 
@@ -229,6 +242,7 @@ class Store:
             parent = node.parent
             assert parent is not None
             self.owners[slot], node.slot = None, -1
+            self.row_bytes += NODE_OVERHEAD * node.held
             self._free.append(slot)
             parent.kept -= 1
             parent.used = max(parent.used, used)
@@ -236,10 +250,12 @@ class Store:
             wanted -= 1
             if may_go(parent):
                 heapq.heappush(heap, (parent.used, parent.slot, parent))
+        self.fit_rows()
 
     def allocate(self, node: Node) -> None:
         """Give `node` a free slot. Its parent must have one, or be the root."""
         node.slot = self._free.pop()
+        self.row_bytes -= NODE_OVERHEAD * node.held
         self.owners[node.slot] = node
         assert node.parent is not None
         node.parent.kept += 1

@@ -1,4 +1,4 @@
-"""Context: tokens that a language model has read, a node of its trie. NextToken: distribution of the token after it.
+"""Context: tokens that a language model has read, a node of its trie. TokenDistribution: distribution over tokens.
 
 `context.next_token()` computes nothing until its probabilities are needed. One forward pass then computes all
 distributions asked for so far. `masked`, `tempered`, `top_k`, `top_p`, `product` and `mixture` give distributions over
@@ -9,23 +9,25 @@ from __future__ import annotations
 
 import math
 import weakref
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from itertools import islice
-from typing import Any, NoReturn, Protocol
+from typing import TYPE_CHECKING, Any, Literal, NoReturn, Protocol, get_args
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 
-from llmppl.constraints.vocabulary import EndOfText, Text, Token, Vocabulary, encode_fragment
-from llmppl.distributions import Distribution, Table
+from llmppl.constraints.vocabulary import EOS, EndOfText, Text, Token, Vocabulary, encode_fragment
+from llmppl.distributions import Distribution, Finite, Floats, Mask, Table
+from llmppl.distributions.finite import Name
 from llmppl.lm.cache import Node
 from llmppl.lm.engine import Engine
 from llmppl.lm.evaluator import CachedEvaluator
-from llmppl.lm.token_distribution import TokenDistribution
 from llmppl.support import arguments
 from llmppl.support.runtime import ContextTooLong, request
 from llmppl.support.shared import Shared
 
+End = Literal["eos", "prefix", "boundary"]              # how a text ends
+ENDS: tuple[str, ...] = get_args(End)
 NOT_PICKLED = (
     "cannot be pickled, nor can programs and particles, which hold it: the language model stays in its process. The "
     "results of inference can: pickle the Particles, or save context.text, and load the model where it is needed"
@@ -149,6 +151,59 @@ class Context(Shared):
             self.lm.evaluator.prefetch(asker, self)
 
 
+class TokenDistribution(Finite[Token]):
+    """Distribution over the tokens of a vocabulary; (V,) log-probabilities, V = len(vocab).
+
+    Values are `Token`s (or ids). `log_prob(EOS)` is the log of the summed probability of all eos ids of the model.
+    A token of another vocabulary raises a ValueError, a str a TypeError.
+    """
+
+    support: Vocabulary
+
+    def with_end(self, inside: Mask, end: End) -> Finite[Token]:
+        """Return the distribution of the token after a text of a language: a token `inside` the language, or EOS.
+
+        Tokens inside keep their probability p. The weight of EOS is sum_v p(v) over all v not inside, every eos among
+        them, if `end` is "boundary", and 1 if it is "prefix". The weights sum to 1, or to 1 + sum_v p(v) over v inside:
+        `log_total`, minus that of this distribution, is the log of this sum. `inside`, (V,) bool, must not change
+        later. Its values at eos ids do not matter.
+        """
+        if not self.support.eos_ids:
+            raise ValueError(f"an eos id ends a text, and {self.support!r} has none: give it eos_ids=[...]")
+
+        def compute() -> Table:
+            table, stays = self.table(), inside & self.support.not_eos
+            kept = table.masked(stays)
+            if end == "prefix":
+                return kept.put(self.support.eos_ids[0], table.log_total)
+            stay = math.exp(min(kept.log_total - table.log_total, 0.0)) if kept.log_total > -math.inf else 0.0
+            leave = table.log_total + math.log1p(-stay) if stay < 0.5 else table.masked(~stays).log_total
+            return kept.put(self.support.eos_ids[0], leave)
+
+        def describe(name: Name, held: Mask = inside) -> str:           # its key is an id, so it holds the mask
+            return f"{name(self)}.with_end(..., {end!r})"
+
+        return self.derive(compute, describe, key=(id(inside), end))
+
+    if TYPE_CHECKING:                                   # the types that `_like` returns
+
+        def masked(self, mask: ArrayLike) -> TokenDistribution: ...
+        def tempered(self, temperature: float) -> TokenDistribution: ...
+        def top_k(self, k: int) -> TokenDistribution: ...
+        def top_p(self, p: float) -> TokenDistribution: ...
+
+    def _like(self, compute: Callable[[], Floats | Table], parents: Sequence[Finite[Any]]) -> TokenDistribution:
+        return TokenDistribution(self.support, compute, parents)
+
+    def indices(self, value: Any) -> Sequence[int]:
+        if isinstance(value, str):
+            raise TypeError(
+                f"a str is not a token: for the text {arguments.shown(value)}, use .string(), as in "
+                "observe(self.transformer(context).string(), text)"
+            )
+        return self.support.eos_ids if value is EOS else [self.support.token(value)]
+
+
 class NextToken(TokenDistribution):
     """Distribution of the token after `context`, at temperature 1.
 
@@ -186,11 +241,8 @@ class StringDistribution(Distribution[str]):
 
     def log_prob(self, value: str | Sequence[int]) -> float:
         end = self.context
-        if isinstance(value, str):
-            end = end + value
-        else:
-            for token in value:
-                end = end + token
+        for part in [value] if isinstance(value, str) else value:
+            end = end + part
         return end.log_prob_since(self.context)
 
     def sample(self, rng: np.random.Generator) -> NoReturn:

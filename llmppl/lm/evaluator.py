@@ -15,10 +15,11 @@ import threading
 import warnings
 import weakref
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from time import perf_counter
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import numpy as np
 from numpy.typing import NDArray
@@ -63,19 +64,19 @@ class PendingRound:
             for parent, child in itertools.pairwise(question):
                 if child.log_prob is None:
                     self.children.setdefault(parent, []).append(child)
+        for node, row in [(node, node.row) for node in self.children if node.row is not None]:
+            self.resolve(node, row)
 
     def keeps(self, node: Node) -> bool:
         """Return whether the row of `node` may be needed again. Then the store keeps it."""
         return node in self.rows or any(child.slot < 0 for child in self.children[node])
 
-    def resolve(self, node: Node, row: Table) -> bool:
-        """Set all that is pending on the row of `node`, and return whether the store keeps it."""
-        keeps = self.keeps(node)
+    def resolve(self, node: Node, row: Table) -> None:
+        """Set all that is pending on the row of `node`."""
         for child in self.children.pop(node):
             child.log_prob = row.at(child.token) - row.log_total
         if node in self.rows:
             self.rows[node] = row
-        return keeps
 
 
 class _Pin(weakref.ref[Any]):
@@ -101,8 +102,7 @@ class CachedEvaluator:
         self._valid = True                              # False in a call, and after one that did not end
         self._done: dict[int, Stats] = {}
         self._thread = _Thread(self._done)
-        self._ids: dict[Node | None, list[int]] = {}    # tokens of the whole contexts of the last round
-        self._new_ids: dict[Node | None, list[int]] = {}                # and of this one
+        self._ids = WeakKeyDictionary[Node, list[int]]()        # tokens of the whole contexts of the last round
         self._round = 0
         self._unknown = np.flatnonzero(~vocab.known)
         self._scores = type(engine).log_probs is not Engine.log_probs and engine.size == len(vocab) - len(self._unknown)
@@ -142,10 +142,10 @@ class CachedEvaluator:
         """Call a function that changes the cache, in one thread at a time."""
         if self._lock.lock._is_owned():
             raise RuntimeError(f"a language model was used from inside a call of its own, by {function.__qualname__}")
-        # on one line: an interrupt between two lines could leave it locked
-        with self._lock.lock: return self._to_its_end(function, arguments)      # noqa: E701
+        return self._to_its_end(function, *arguments)
 
-    def _to_its_end(self, function: Callable[..., Any], arguments: tuple[Any, ...]) -> Any:
+    @locked
+    def _to_its_end(self, function: Callable[..., Any], *arguments: Any) -> Any:
         if not self._valid:
             self._clear()
         self._valid = False
@@ -190,37 +190,49 @@ class CachedEvaluator:
                 f"{self.engine.name or type(self.engine).__name__} was given to another CachedTransformer, which owns "
                 "its cache: share the CachedTransformer, which any number of programs and threads may use"
             )
-        start = perf_counter()
+        start, tokens = perf_counter(), self.engine.tokens
         self._round += 1
         self._release()
         alive = [context() for asker, context in prefetches if asker() is not None]
-        pending = PendingRound(itertools.chain(questions, [(each.node,) for each in alive if each is not None]))
-        for node, row in [(node, node.row) for node in pending.children if node.row is not None]:
-            pending.resolve(node, row)
-        computed = len(pending.children)
-        if self._scores:
-            self._score([question for question in questions if len(question) > 2], pending)
+        scored = self._score(questions) if self._scores else 0
+        pending = PendingRound([*questions, *((each.node,) for each in alive if each is not None)])
+        computed = len(pending.children) + scored
         while pending.children:
             self._forward(pending)
-        self._ids, self._new_ids = self._new_ids, {}
         stats = self._thread.stats
         stats.rounds += 1
         stats.rows += computed
         stats.hits += max(0, len(questions) - computed)
+        stats.tokens += self.engine.tokens - tokens
         stats.seconds_lm += perf_counter() - start
         return [[child.log_prob for child in rest] if rest else pending.rows[node] for node, *rest in questions]
 
+    def _score(self, questions: list[Question]) -> int:
+        """Set log-probabilities of strings by `engine.log_probs`; return the number of strings."""
+        starts: dict[Node, int] = {}
+        for _, *children in questions:
+            missing = [child.depth - 1 for child in children if child.log_prob is None and child.depth > 1]
+            if missing and len(children) > 1:
+                starts[children[-1]] = min(missing[0], starts.get(children[-1], missing[0]))
+        if not starts:
+            return 0
+        scores = self.engine.log_probs([end.tokens() for end in starts], [*starts.values()])
+        if scores is None:
+            return 0
+        for end, log_probs in zip(starts, scores, strict=True):
+            for node, log_prob in zip(end.path(), reversed(log_probs.tolist()), strict=False):
+                if node.log_prob is None:
+                    node.log_prob = log_prob
+        return len(starts)
+
     def _release(self) -> None:
         """Tell the engine about the contexts that nobody holds any more."""
-        dead = [self._gone.popleft() for _ in range(len(self._gone))]
-        if not dead:
-            return
-        for pin in dead:
-            self._pins.pop(id(pin), None)
-        living = [pin.node for pin in self._pins.values() if pin() is not None]
-        held = {self.trie.root, *itertools.chain.from_iterable(map(Node.path, living))}
-        topmost = {each for pin in dead for each in pin.node.path() if each not in held and each.parent in held}
-        self.engine.release([node.tokens() for node in topmost])
+        dead = [self._pins.pop(id(self._gone.popleft())) for _ in range(len(self._gone))]
+        if dead:
+            living = [pin.node for pin in self._pins.values() if pin() is not None]
+            held = {self.trie.root, *itertools.chain.from_iterable(map(Node.path, living))}
+            topmost = {each for pin in dead for each in pin.node.path() if each not in held and each.parent in held}
+            self.engine.release([node.tokens() for node in topmost])
 
     # ---- forward passes
 
@@ -285,7 +297,7 @@ class CachedEvaluator:
             tokens[i, : len(chain)] = [node.token for node in chain]
             asked |= {node: (i, j) for j, node in enumerate(chain) if node in pending.children}
         slots = self._allocate_slots(chains)
-        self._answer(lambda: engine.run(Batch(tokens, starts, lengths, slots, list(asked.values()))), asked, pending)
+        self._resolve(engine.run(Batch(tokens, starts, lengths, slots, [*asked.values()])), asked, pending)
         for chain in chains:
             chain[-1].used = self._round
 
@@ -294,56 +306,21 @@ class CachedEvaluator:
         most = max(1, _MAX_ANSWER // (4 * len(self.vocab)))
         needs = sorted(pending.children, key=lambda node: node.depth)[:most]
         min_depth, needed = needs[0].depth, set(needs)
-        contexts: list[list[int]] = []
+        new = WeakKeyDictionary[Node, list[int]]()
         asked: dict[Node, tuple[int, int]] = {}
         for end in sorted(needs, key=lambda node: -node.depth):
             if end in asked:                            # a prefix of a longer context
                 continue
-            before = self._ids.get(end.parent)
-            ids = self._new_ids[end] = end.tokens() if before is None else [*before, end.token]
-            asked[end] = len(contexts), end.depth
-            node = end
+            before = None if end.parent is None else self._ids.get(end.parent)
+            asked[end], node = (len(new), end.depth), end
+            new[end] = end.tokens() if before is None else [*before, end.token]
             while node.depth > min_depth:               # prefixes that are needed, too
                 node = node.parent                      # type: ignore[assignment]   # only the root has none
                 if node in needed:
-                    asked.setdefault(node, (len(contexts), node.depth))
-            contexts.append(ids)
-        self._answer(lambda: engine.forward(contexts, list(asked.values())), asked, pending)
-
-    def _score(self, strings: list[Question], pending: PendingRound) -> None:
-        """Set the log-probabilities of `strings` by `engine.log_probs`, where no row is asked for."""
-        starts: dict[Node, int] = {}
-        for string in strings:
-            missing = [child.depth - 1 for child in string[1:] if child.log_prob is None and child.depth > 1]
-            if missing:
-                starts[string[-1]] = min(missing[0], starts.get(string[-1], missing[0]))
-        if not starts:
-            return
-        scores = self._run_engine(lambda: self.engine.log_probs([end.tokens() for end in starts], [*starts.values()]))
-        if scores is None:
-            return
-        for end, log_probs in zip(starts, scores, strict=True):
-            for node, log_prob in zip(end.path(), reversed(log_probs.tolist()), strict=False):
-                if node.log_prob is None:
-                    node.log_prob = log_prob
-        for parent, children in [*pending.children.items()]:
-            pending.children[parent] = [child for child in children if child.log_prob is None]
-            if not pending.children[parent] and parent not in pending.rows:
-                del pending.children[parent]
-
-    def _run_engine(self, run: Callable[[], Any]) -> Any:
-        """Return the answer of a call of the engine, and count its tokens."""
-        before = self.engine.tokens
-        answer = run()
-        self._thread.stats.tokens += self.engine.tokens - before
-        return answer
-
-    def _answer(self, run: Callable[[], Any], asked: Iterable[Node], pending: PendingRound) -> None:
-        """Run a pass, and resolve the rows of the nodes it was asked for."""
-        rows: list[Table] = self._run_engine(lambda: self._rows(run(), list(asked), pending))
-        for node, row in zip(asked, rows, strict=True):
-            if pending.resolve(node, row):
-                self.store.put_row(node, row)
+                    asked.setdefault(node, (asked[end][0], node.depth))
+        self._ids = new
+        contexts = list(new.values())
+        self._resolve(engine.forward(contexts, [*asked.values()]), asked, pending)
 
     def _allocate_slots(self, chains: list[Chain]) -> NDArray[np.int64]:
         """Give slots to new nodes. Return the (B, T) slots of each chain's whole context, padded as in `Batch`."""
@@ -362,19 +339,24 @@ class CachedEvaluator:
         self.store.paths |= paths
         return slots
 
-    def _rows(self, logits: Any, nodes: list[Node], pending: PendingRound) -> Any:
-        """Return the rows, a list of Table, of `nodes` from the model's output."""
+    def _resolve(self, logits: Any, asked: Iterable[Node], pending: PendingRound) -> None:
+        """Resolve the rows of the nodes that a pass was asked for, by its logits."""
+        nodes = list(asked)
 
         def describe(i: int) -> str:
             tokens = b"".join(self.vocab.tokens[token] for token in nodes[i].tokens())
             return f"Context({shown(tokens.decode('utf-8', 'replace'))})"
 
+        keeps = [pending.keeps(node) for node in nodes]
         if isinstance(logits, np.ndarray):
-            return tables_of_logits(logits, len(self.vocab), self._unknown, describe)
-        tokens = [[child.token for child in pending.children[node]] for node in nodes]
-        return self._device_tables().tables_of_logits(
-            logits, describe, tokens, [pending.keeps(node) for node in nodes]
-        )
+            rows: Sequence[Table] = tables_of_logits(logits, len(self.vocab), self._unknown, describe)
+        else:
+            tokens = [[child.token for child in pending.children[node]] for node in nodes]
+            rows = self._device_tables().tables_of_logits(logits, describe, tokens, keeps)
+        for node, row, keep in zip(nodes, rows, keeps, strict=True):
+            pending.resolve(node, row)
+            if keep:
+                self.store.put_row(node, row)
 
     def _device_tables(self) -> Any:
         """Return the evaluator of rows that are tensors."""

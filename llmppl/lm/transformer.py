@@ -6,20 +6,25 @@ It makes contexts from texts. Its `evaluator` answers their questions from the c
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Sequence
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NoReturn, Self
 
 from llmppl.constraints.vocabulary import Text, Vocabulary
-from llmppl.lm.chat import Message, chat_ids
 from llmppl.lm.context import NOT_PICKLED, Context
 from llmppl.lm.engine import Engine, FunctionEngine, SlotEngine
 from llmppl.lm.engines import loading
 from llmppl.lm.evaluator import CachedEvaluator
 from llmppl.support import arguments
 from llmppl.support.arguments import count, optional_count, positive
+from llmppl.support.options import unknown_option
 from llmppl.support.runtime import Stats
 from llmppl.support.shared import Shared
+
+Message = Mapping[str, Any]             # a role and a content, as in transformers and most servers
+_TEMPLATE_OPTIONS = {"chat_template", "add_generation_prompt", "continue_final_message"}    # of transformers itself
+_TEMPLATE_VARIABLES = {"messages", "raise_exception", "strftime_now"}       # that transformers gives to templates
 
 DEVICE_SHARE = "LLMPPL_DEVICE_SHARE"    # environment variable: the part of each device that this process may use
 
@@ -61,23 +66,21 @@ class CachedTransformer(Shared):
         row_bytes = optional_count("row_bytes", row_bytes, least=0)
         max_batch_tokens = count("max_batch_tokens", max_batch_tokens)
         self.model = model
+        self.tokenizer: Any = None
         if isinstance(tokenizer, Vocabulary):
             self.vocab = tokenizer
-            self.tokenizer: Any = None
             if eos_ids:
                 raise ValueError("a Vocabulary has eos_ids of its own: Vocabulary(tokens, eos_ids=[...])")
-        elif not hasattr(tokenizer, "convert_ids_to_tokens"):
-            how = ""
-            if hasattr(model, "convert_ids_to_tokens"):
-                how = ": model and tokenizer are swapped"
-            elif isinstance(model, str):
+        elif hasattr(tokenizer, "convert_ids_to_tokens"):
+            self.tokenizer = tokenizer
+            ends = [*_eos_ids(model, tokenizer), *_further_eos(tokenizer, eos_ids)]
+            self.vocab = Vocabulary.from_tokenizer(tokenizer, eos_ids=ends)
+        else:
+            how = ": model and tokenizer are swapped" if hasattr(model, "convert_ids_to_tokens") else ""
+            if isinstance(model, str):
                 how = f": CachedTransformer.from_pretrained({model!r}) loads both"
             given = arguments.shown(tokenizer)
             raise TypeError(f"tokenizer must be a transformers tokenizer or a Vocabulary, not {given}{how}")
-        else:
-            self.tokenizer = tokenizer
-            further = _further_eos(tokenizer, eos_ids)
-            self.vocab = Vocabulary.from_tokenizer(tokenizer, eos_ids=[*_eos_ids(model, tokenizer), *further])
         self._limits = cache_bytes, row_bytes, max_batch_tokens
         self._use(_engine(model, self.vocab, max_batch_tokens))
         self._siblings = {} if self._adapted is None else {self._adapted.names: self}       # by their adapters
@@ -150,9 +153,8 @@ class CachedTransformer(Shared):
         reads, and for a lone surrogate.
         """
         arguments.text("text", text)
-        if self.tokenizer is None:
-            return self._encoded(self.vocab.spell(text.encode()), text)
-        return self._encoded(self.tokenizer.encode(text, verbose=False), text)
+        encode = self.tokenizer and self.tokenizer.encode
+        return self._encoded(encode(text, verbose=False) if encode else self.vocab.spell(text.encode()), text)
 
     def chat(self, messages: str | Iterable[Message], *, system: str | None = None, **options: Any) -> Context:
         """Return the context of a conversation, up to where the assistant's answer begins, by the chat template.
@@ -175,7 +177,7 @@ class CachedTransformer(Shared):
         TypeError
             The template does not read an option.
         """
-        return self._encoded(chat_ids(self.tokenizer, messages, system, options), None)
+        return self._encoded(_chat_ids(self.tokenizer, messages, system, options), None)
 
     def _encoded(self, ids: Sequence[int], text: str | None) -> Context:
         """Return the context of `ids`. Its text is `text` if the ids spell it with a space put before it."""
@@ -286,17 +288,66 @@ def _eos_ids(model: Any, tokenizer: Any) -> list[int]:
 
 def _further_eos(tokenizer: Any, ids: Iterable[int]) -> list[int]:
     """Return `ids` as a list; ValueError unless each is a special token. A token of text could not appear in texts."""
-    if isinstance(ids, (str, bytes)) or not isinstance(ids, Iterable):
-        raise TypeError(f"eos_ids must be a list of token ids, not {arguments.shown(ids)}")
     further = [arguments.integer("each of eos_ids", i) for i in ids]
-    added = getattr(tokenizer, "added_tokens_decoder", {})
-    for i in further:
-        piece = tokenizer.convert_ids_to_tokens(i) if i >= 0 else None
-        if piece is None:
-            raise ValueError(f"eos_ids: {i} is the id of no token")
-        if not (i in tokenizer.all_special_ids or (i in added and added[i].special)):
-            raise ValueError(
-                f"eos_ids: {i} is {piece!r}, a token of text, but a token that ends a text adds nothing to it: give "
-                "stop=... to a ready-made program"
-            )
+    special = {*tokenizer.all_special_ids, *(i for i, each in _added(tokenizer).items() if each.special)}
+    if wrong := [i for i in further if i not in special]:
+        raise ValueError(
+            f"eos_ids: {wrong[0]} is the id of no special token, and a token that ends a text adds nothing to it: give "
+            "stop=... to a ready-made program"
+        )
     return further
+
+
+def _added(tokenizer: Any) -> Mapping[int, Any]:
+    return getattr(tokenizer, "added_tokens_decoder", {})
+
+
+# ---- chat
+
+
+def _chat_ids(
+    tokenizer: Any, messages: str | Iterable[Message], system: str | None, options: Mapping[str, Any]
+) -> list[int]:
+    """Return the ids of a conversation, up to the beginning of the answer or its continuation."""
+    conversation = _conversation(messages, system)
+    if tokenizer is None or (tokenizer.chat_template is None and "chat_template" not in options):
+        advice = "" if tokenizer is None else ", or give one, chat_template=..."
+        raise ValueError(
+            "this tokenizer has no chat template; its model may not be trained to chat: write the conversation out and "
+            f"use context(text){advice}"
+        )
+    template = tokenizer.get_chat_template(options.get("chat_template"), options.get("tools"))
+    known = _options_of(template) | _TEMPLATE_OPTIONS
+    if unknown := options.keys() - known:
+        raise unknown_option("chat, by this template,", sorted(unknown), known | {"system"})
+    prefilled = conversation[-1]["role"] == "assistant" and not options.get("add_generation_prompt")
+    continues = options.get("continue_final_message", prefilled)
+    options = {"continue_final_message": continues, "add_generation_prompt": not continues, **options}
+    try:
+        ids: list[int] = tokenizer.apply_chat_template(conversation, **options, tokenize=True, return_dict=False)
+    except Exception as error:                          # a template can raise anything
+        raise ValueError(f"the chat template refuses this conversation: {error}") from error
+    return ids
+
+
+def _conversation(messages: str | Iterable[Message], system: str | None) -> list[dict[str, Any]]:
+    """Return the messages as a list of dicts, with `system` first."""
+    listed: list[Any] = [{"role": "user", "content": messages}] if isinstance(messages, str) else [*messages]
+    if system is not None:
+        listed.insert(0, {"role": "system", "content": arguments.text("system", system)})
+    wrong = [each for each in listed if not (isinstance(each, Mapping) and {"role"} <= each.keys() != {"role"})]
+    if wrong or not listed:
+        given = arguments.shown(wrong[0] if wrong else listed)
+        raise TypeError(
+            f"messages must be a str or a list of dicts such as {{'role': 'user', 'content': 'Hi'}}, not of {given}"
+        )
+    return [{**message} for message in listed]
+
+
+def _options_of(template: str) -> set[str]:
+    """Return the names of the options that a template reads. It would silently ignore others."""
+    from jinja2 import Environment, meta
+
+    environment = Environment(extensions=["jinja2.ext.loopcontrols"])
+    plain = re.sub(r"\{%-?\s*(end)?generation\s*-?%\}", "", template)       # a tag of transformers
+    return meta.find_undeclared_variables(environment.parse(plain)) - environment.globals.keys() - _TEMPLATE_VARIABLES

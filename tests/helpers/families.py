@@ -198,8 +198,9 @@ def check_books(lm, contexts=None):
         assert node.kept == sum(child.slot >= 0 for child in node.children)
         assert node.slot < 0 or node.parent is lm.trie.root or node.parent.slot >= 0, "a slot above a gap"
     rows = {node: node.row.nbytes + ROW_OVERHEAD for node in nodes if node.row is not None}
-    assert rows.keys() == store._rows.keys() and sum(store._rows.values()) == store.row_bytes
-    assert all(store._rows[node] in range(size, size + node.depth * NODE_OVERHEAD + 1) for node, size in rows.items())
+    leading = {each for node in rows for each in node.path() if each.slot < 0}
+    assert rows.keys() == store._rows.keys()
+    assert sum(rows.values()) + NODE_OVERHEAD * len(leading) == store.row_bytes
     slab = sum(t.numel() * t.element_size() for layer in getattr(getattr(lm.engine, "slab", None), "layers", ())
                for t in (layer.keys, layer.values) if t is not None)  # fmt: skip
     assert slab in (0, len(store.owners) * getattr(lm.engine, "slot_bytes", 0))
@@ -211,5 +212,5 @@ def check_books(lm, contexts=None):
     held = {each for context in contexts or () for each in context.node.path()}
     assert held <= set(nodes), "the node of a context has left the trie"
     kept = [node for node in nodes if node.slot >= 0 or node.row is not None]
-    kept = {each for node in [*kept, *lm.evaluator._ids] for each in node.path()}       # of the last round's contexts
+    kept = {each for node in kept for each in node.path()}
     assert contexts is None or set(nodes) == held | kept, "a node that nothing holds"

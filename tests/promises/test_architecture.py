@@ -106,7 +106,7 @@ LINES = {
     "distributions": 1220,
     "inference": 2290,                                  # the digest of particles came from resuming
     "inference/resuming": 250,
-    "lm": 1890,
+    "lm": 1820,
     "lm/embedded": 30,
     "lm/engines": 2400,
     "models": 2150,

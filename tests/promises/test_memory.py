@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 from helpers.common import repetitions
-from helpers.families import VOCAB, V, at, build, check_books, error_of, family_lm, model_of, together
+from helpers.families import VOCAB, V, at, build, check_books, error_of, family_lm, model_of, nodes_of, together
 
 from llmppl.constraints import Vocabulary
 from llmppl.inference import SMC, smc_standard, smc_steer
@@ -209,7 +209,6 @@ def test_contexts_without_slot_or_row_leave_at_once():
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         fork.log_probs()
-    prompt.log_probs()                                  # the lm remembers the last contexts that it ran as a whole
     del fork
     assert len(lm.trie) == size
 
@@ -246,17 +245,17 @@ def test_a_slab_grows_rarely_and_by_many_slots():
 
 
 def test_the_least_recently_used_row_is_dropped_first():
-    asked, vocab = [], Vocabulary([b"a", b"b", b""], eos_ids=[2])
+    asked, vocab = [], Vocabulary([b"a", b"b", b"c", b"d", b"e", b""], eos_ids=[5])
 
     def function(ids):
-        asked.append(len(ids))
-        return [0.0, 0.0, 0.0]
+        asked.extend(ids)
+        return [0.0] * 6
 
-    lm = CachedTransformer(function, vocab, cache_bytes=3 * (24 + ROW_OVERHEAD + NODE_OVERHEAD))
-    contexts = [lm.context("a" * n) for n in (1, 2, 3, 4, 5)]
+    lm = CachedTransformer(function, vocab, cache_bytes=3 * (48 + ROW_OVERHEAD + NODE_OVERHEAD))
+    contexts = [lm.context(letter) for letter in "abcde"]
     for i in (0, 1, 2, 0, 3, 1, 4, 0):                  # room for three: 1 goes for 3, 2 for 1, 0 for 4, 3 for 0
         contexts[i].log_probs()
-    assert asked == [1, 2, 3, 4, 2, 5, 1]
+    assert asked == [0, 1, 2, 3, 1, 4, 0]
     assert [context.node.row is not None for context in contexts] == [True, True, False, False, True]
 
 
@@ -267,6 +266,17 @@ def test_a_row_counts_with_the_nodes_that_it_alone_holds():
         lm.at([n] + 299 * [5]).log_probs()
         assert lm.store.row_bytes == min(n + 1, 4) * size
     assert lm.store.peak_bytes == 4 * size and len(lm.trie) <= 5 * 300
+
+
+@pytest.mark.parametrize("options", [{"cache_bytes": 20_000}, {"cache_bytes": 0, "row_bytes": 20_000}])
+def test_nodes_that_outlive_an_evicted_row_still_count(options):
+    lm, rng = toy_lm(**options), np.random.default_rng(0)
+    trunk = rng.integers(0, V, 60).tolist()
+    for n in rng.integers(0, 60, 300):
+        lm.at([*trunk[:n], *rng.integers(0, V, 4).tolist()]).log_probs()
+        rows = [node.row for node in nodes_of(lm) if node.row is not None]
+        size = sum(row.nbytes + ROW_OVERHEAD for row in rows) + NODE_OVERHEAD * len(lm.trie)
+        assert size == lm.store.row_bytes <= 20_000
 
 
 def test_a_row_larger_than_the_budget_is_not_kept():

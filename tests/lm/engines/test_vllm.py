@@ -26,7 +26,7 @@ pytest.importorskip("vllm", reason="the engine vLLM: make check-vllm")
 
 from llmppl import CachedTransformer, ConstrainedText, Model, PromptIntersection, Regex, smc_steer
 from llmppl.lm.embedded import PATH
-from llmppl.lm.engines import gguf
+from llmppl.lm.engines import loading
 from llmppl.lm.engines import vllm as module
 from llmppl.lm.engines.vllm import Rows, load
 from llmppl.testing import check_engine
@@ -122,7 +122,7 @@ def test_a_real_model_answers_as_plain_forwards_do():
     wants_model("smollm2")
     lm = CachedTransformer.from_pretrained("smollm2", engine="vllm", kv_cache_memory_bytes=1 << 28, max_model_len=512)
     engine, tokenizer = lm.engine, lm.tokenizer
-    reference = plain(gguf.converted(gguf.find("smollm2").file))
+    reference = plain(loading.converted(loading.packaged("smollm2")))
     try:
         report = check_engine(engine, reference, ids=range(300, 308), size=49152, contexts=30, tolerance=2e-4)
         assert report.total_variation < 2e-5
@@ -164,7 +164,7 @@ def test_impossible_options_are_named(options, error, message):
 
 
 def test_an_unknown_model_name_is_reported_before_the_engine_starts():
-    with pytest.raises(FileNotFoundError, match="'no/such model'"):
+    with pytest.raises(OSError, match="'no/such model'"):
         load("no/such model")
 
 
