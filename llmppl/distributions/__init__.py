@@ -10,14 +10,14 @@ from llmppl.distributions.blocks import log_sum as log_sum
 from llmppl.distributions.blocks import logsumexp as logsumexp
 from llmppl.distributions.blocks import read_blocks as read_blocks
 from llmppl.distributions.blocks import values_at as values_at
+from llmppl.distributions.finite import NO_RULE as NO_RULE
+from llmppl.distributions.finite import DecisionRule as DecisionRule
 from llmppl.distributions.finite import Distribution as Distribution
 from llmppl.distributions.finite import Finite as Finite
 from llmppl.distributions.finite import Impossible as Impossible
 from llmppl.distributions.finite import Proposal as Proposal
 from llmppl.distributions.finite import RejectionProposal as RejectionProposal
-from llmppl.distributions.rules import NO_RULE as NO_RULE
-from llmppl.distributions.rules import DecisionRule as DecisionRule
-from llmppl.distributions.rules import Rule as Rule
+from llmppl.distributions.finite import Rule as Rule
 from llmppl.distributions.standard import Bernoulli as Bernoulli
 from llmppl.distributions.standard import Categorical as Categorical
 from llmppl.distributions.standard import Delta as Delta

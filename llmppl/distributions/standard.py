@@ -204,7 +204,7 @@ def product(*dists: Finite[T], powers: Sequence[float] | None = None) -> Finite[
     suffix = f", powers=[{', '.join(f'{power:g}' for power in numbers)}]" * (powers is not None)
     return first.derive(
         lambda: _powered(parts),
-        lambda name: f"product({', '.join(map(name, dists))}{suffix})",
+        lambda: f"product({', '.join(map(repr, dists))}{suffix})",
         [dist for _, dist in parts],
     )
 
@@ -217,7 +217,7 @@ def _powered(parts: Sequence[tuple[float, Finite[Any]]]) -> Floats:
         if power < 0.0 and (log_probs[possible] == -np.inf).any():
             value = dist.support[int(np.flatnonzero(possible & (log_probs == -np.inf))[0])]
             raise ValueError(
-                f"product: {dist.brief} gives {value!r} probability 0, and power {power:g} makes that infinite; "
+                f"product: {dist!r} gives {value!r} probability 0, and power {power:g} makes that infinite; "
                 "mask in the others what it does not give"
             )
         total[possible] += power * log_probs[possible]
@@ -233,7 +233,7 @@ def mixture(dists: Sequence[Finite[T]], weights: ArrayLike) -> Finite[T]:
     parts = [(math.log(p), dist) for p, dist in zip(probs, dists, strict=True) if p > 0.0]
     return first.derive(
         lambda: np.logaddexp.reduce([log_p + dist.log_probs() for log_p, dist in parts]),
-        lambda name: f"mixture([{', '.join(map(name, dists))}], {probs.round(4).tolist()})",
+        lambda: f"mixture([{', '.join(map(repr, dists))}], {probs.round(4).tolist()})",
         [dist for _, dist in parts],
     )
 

@@ -166,11 +166,7 @@ class NextToken(TokenDistribution):
         return StringDistribution(self.context)
 
     def __repr__(self) -> str:
-        return f"NextToken(after {self.context!r})"
-
-    @property
-    def brief(self) -> str:
-        return "NextToken"
+        return "NextToken"                              # equal for all contexts, so that deaths are counted together
 
 
 class StringDistribution(Distribution[str]):
@@ -197,8 +193,4 @@ class StringDistribution(Distribution[str]):
         raise TypeError("string() only scores, for observe(); to draw text, sample its tokens one by one")
 
     def __repr__(self) -> str:
-        return f"NextToken(after {self.context!r}).string()"
-
-    @property
-    def brief(self) -> str:
         return "NextToken.string()"

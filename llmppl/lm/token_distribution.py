@@ -10,7 +10,6 @@ from numpy.typing import ArrayLike
 
 from llmppl.constraints.vocabulary import EOS, Token, Vocabulary
 from llmppl.distributions import Finite, Floats, Mask, Table
-from llmppl.distributions.finite import Name
 from llmppl.support.arguments import shown
 
 End = Literal["eos", "prefix", "boundary"]              # how a text ends
@@ -45,11 +44,7 @@ class TokenDistribution(Finite[Token]):
             stay = math.exp(min(kept.log_total - table.log_total, 0.0)) if kept.log_total > -math.inf else 0.0
             leave = table.log_total + math.log1p(-stay) if stay < 0.5 else table.masked(~stays).log_total
             return kept.put(self.support.eos_ids[0], leave)
-
-        def describe(name: Name, held: Mask = inside) -> str:           # its key is an id, so it holds the mask
-            return f"{name(self)}.with_end(..., {end!r})"
-
-        return self.derive(compute, describe, key=(id(inside), end))
+        return self.derive(compute, lambda: f"{self!r}.with_end(..., {end!r})", key=(id(inside), end))
 
     if TYPE_CHECKING:                                   # the types that `_like` returns
 

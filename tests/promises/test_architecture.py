@@ -103,7 +103,7 @@ LINES = {
     "constraints/lark": 1870,
     "constraints/masks": 1110,
     "constraints/vocabulary": 2050,
-    "distributions": 1220,
+    "distributions": 1150,
     "inference": 2380,                                  # the digest of particles came from resuming
     "inference/resuming": 250,
     "lm": 1890,
