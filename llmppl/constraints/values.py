@@ -136,7 +136,7 @@ def _annotated(type_: Any, base: Any) -> list[_Part] | None:
     found = _parts(base)
     if found is None:
         return None
-    schema, of_base = ({key: value for key, value in json_types.schema_of(each).items() if key not in _NOTES}
+    schema, of_base = ({key: value for key, value in json_types.schema_of(each)[0].items() if key not in _NOTES}
                        for each in (type_, base))  # fmt: skip
     if schema != of_base:
         if len(found) > 1:

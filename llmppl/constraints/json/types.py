@@ -1,29 +1,53 @@
 """Python types as JSON: the schema of a type, and the reader of its values. Both are pydantic's.
 
-The schema is narrowed so that every text of it can be read back. Objects have no members that their type does not name,
-and formats are regular expressions (`automata/formats.py`), because readers of schemas interpret formats differently.
+`TypeSchema` narrows pydantic's schema so that its texts can be read back. Objects have no members that their type does
+not name, and formats are patterns of what pydantic reads. `read` checks all else on the finished text.
 """
 
 from __future__ import annotations
 
 import functools
+import re
 import sys
 import typing
-from typing import TYPE_CHECKING, Any
+from datetime import date, datetime, time, timedelta
+from decimal import Decimal
+from typing import Any
 
-from llmppl.constraints.automata.formats import FORMATS
-from llmppl.constraints.json.checks import places
+from llmppl.constraints.automata.formats import FORMATS, digits_between, either, same_length, signed
+from llmppl.constraints.json.ecma import found
 from llmppl.support.arguments import is_hashable, shown
-
-if TYPE_CHECKING:
-    from pydantic import TypeAdapter
 
 __all__ = ["read", "schema_of"]
 
+Node = dict[str, Any]
+PLACES = 4                                          # of a Decimal with bounds, at most
+WHOLE = 15                                          # digits before the point of a Decimal with one bound
+BOUNDS = "ge", "gt", "le", "lt"
+_NUMBER = r"(?:0|[1-9][0-9]{0,17})(?:\.[0-9]{1,18})?"
+_OFFSET = "(?:Z|[+-](?:[01][0-9]|2[0-3]):[0-5][0-9])"
+_MOMENTS = {
+    date: FORMATS["date"], time: rf"{FORMATS['time']}", datetime: f"{FORMATS['date']}T{FORMATS['time']}",
+}  # fmt: skip
+_DURATION = (
+    r"P(?:(?:[1-9][0-9]{0,3}Y)?(?:[0-9]{1,3}D)?(?:T(?:[0-9]{1,2}H)?(?:[0-9]{1,2}M)?(?:[0-9]{1,2}(?:\.[0-9]{1,6})?S)?)?)"
+)
+_MASK = "(?:/(?:3[0-2]|[12]?[0-9]))?"
+_PATTERNS = {                                       # by pydantic's formats
+    "ipv4": FORMATS["ipv4"], "ipv4interface": FORMATS["ipv4"] + _MASK, "ipv4network": FORMATS["ipv4"] + "/32",
+    "ipvanyaddress": FORMATS["ipv4"], "ipvanyinterface": FORMATS["ipv4"] + _MASK,
+    "ipvanynetwork": FORMATS["ipv4"] + "/32",
+}  # fmt: skip
+_SPACES = r"\t-\r \x85\xa0\u1680\u2000-\u200a\u2028\u2029\u202f\u205f\u3000"
+_TRIMMED = rf"^(?:[^{_SPACES}](?:[\s\S]*[^{_SPACES}])?)?$"
 
-def schema_of(kind: Any) -> dict[str, Any]:
-    """Return the JSON schema of a type. Raises TypeError if its values have no JSON, ImportError without pydantic."""
-    return _of(kind)[1]
+
+def schema_of(kind: Any) -> tuple[dict[str, Any], list[str]]:
+    """Return the JSON schema of a type, and the constraints that it lacks, as sentences.
+
+    Raises TypeError if the values of the type have no JSON, and ImportError without pydantic.
+    """
+    return _of(kind)[1:]
 
 
 def read(kind: Any, value: Any, *, json: bool) -> Any:
@@ -38,39 +62,250 @@ def read(kind: Any, value: Any, *, json: bool) -> Any:
         raise ValueError(": ".join((".".join(map(str, first["loc"])), first["msg"])).removeprefix(": ")) from error
 
 
-def _of(kind: Any) -> tuple[TypeAdapter[Any], dict[str, Any]]:
+def _of(kind: Any) -> tuple[Any, dict[str, Any], list[str]]:
     return (_made if is_hashable(kind) else _made.__wrapped__)(kind)
 
 
 @functools.lru_cache(64)
-def _made(kind: Any) -> tuple[TypeAdapter[Any], dict[str, Any]]:
+def _made(kind: Any) -> tuple[Any, dict[str, Any], list[str]]:
     try:
         from pydantic import TypeAdapter
         from pydantic.errors import PydanticUserError
     except ImportError as error:
         raise ImportError("a type as JSON needs pydantic: pip install llmppl[json-schema]") from error
+    made: list[Any] = []
+
+    def generator(**options: Any) -> Any:
+        made.append(_type_schema()(**options))
+        return made[0]
+
     try:
         adapter = TypeAdapter(_readable(kind))
-        schema = adapter.json_schema()
+        schema = adapter.json_schema(schema_generator=generator)    # type: ignore[arg-type]
     except (PydanticUserError, NameError, RecursionError) as error:
         why = str(error).partition("\n")[0].rstrip(".")
         raise TypeError(
             f"a constraint cannot be the type {shown(kind)}: {why}. A pydantic model, a dataclass, a TypedDict, "
             "Literal[...], an Enum, int, list[...] and the like would work; for other texts Regex(...) or Grammar(...)"
         ) from None
-    for _, node in places(schema):
-        _narrow(node)
-    return adapter, schema
+    return adapter, schema, list(dict.fromkeys(made[0].missing))
 
 
-def _narrow(node: dict[str, Any]) -> None:
-    """Forbid unnamed members, replace formats by patterns, and read choices by a tag as `anyOf`."""
-    if node.get("type") == "object":
-        node.setdefault("additionalProperties", False)
-    if node.get("format") in FORMATS:
-        node["pattern"] = f"^{FORMATS[node.pop('format')]}$"
-    if node.pop("discriminator", None):
-        node["anyOf"] = node.pop("oneOf")
+@functools.lru_cache(1)
+def _type_schema() -> Any:
+    """Return pydantic's generator of schemas with the changes of this module."""
+    from pydantic.errors import PydanticInvalidForJsonSchema
+    from pydantic.json_schema import GenerateJsonSchema
+    from pydantic_core import PydanticOmit, SchemaValidator, to_json
+
+    class TypeSchema(GenerateJsonSchema):
+        """Schema of a type. `missing` lists what it lacks."""
+
+        ignored_warning_kinds = frozenset({"skipped-choice", "non-serializable-default"})
+
+        def __init__(self, **options: Any) -> None:
+            super().__init__(**options)
+            self.missing: list[str] = []
+
+        def _warn(self, what: str) -> None:
+            self.missing.append(f"{what} is checked on the finished text")
+
+        def generate_inner(self, schema: Any) -> Node:
+            node = super().generate_inner(schema)
+            name, kind = node.get("format"), schema["type"]
+            if kind.startswith("function-"):
+                function = schema["function"]["function"]
+                if not str(getattr(function, "__module__", "")).startswith(("pydantic.", "ipaddress", "typing")):
+                    self._warn(f"the validator {getattr(function, '__qualname__', repr(function))!r}")
+            if kind == "model" and (schema.get("custom_init") or (schema.get("post_init") or "model_post_init") != "model_post_init"):
+                self._warn(f"'__init__' of {schema['cls'].__name__!r}")
+            if node.get("type") == "object" and kind in ("model", "dataclass", "typed-dict"):
+                node.setdefault("additionalProperties", False)
+            if name in _PATTERNS:
+                node["pattern"] = f"^{_PATTERNS[node.pop('format')]}$"
+            if name in ("path", "file-path", "directory-path", "password", "binary", "json-string"):
+                node.pop("format")
+            return node
+
+        def tagged_union_schema(self, schema: Any) -> Node:
+            node = super().tagged_union_schema(schema)
+            tag = node.pop("discriminator", {}).get("propertyName")
+            more = {"required": [tag]} if tag else {}
+            return {"anyOf": [{"allOf": [choice, more]} if tag else choice for choice in node.pop("oneOf")]}
+
+        # ---- numbers and strings
+
+        def decimal_schema(self, schema: Any) -> Node:
+            bounds = {key: Decimal(schema[key]) for key in BOUNDS if schema.get(key) is not None}
+            if schema.get("multiple_of") is not None:
+                self._warn(f"'multiple_of' {schema['multiple_of']}")
+            digits, places = schema.get("max_digits"), schema.get("decimal_places")
+            if not bounds and digits is None and places is None:
+                return _text(rf"-?{_NUMBER}(?:E[+-]?[0-9]{{1,2}})?")
+            most = WHOLE if digits is None else max(digits - (places or 0), 1)
+            places = min(places if places is not None else PLACES, digits or PLACES)
+            found = []
+            for n in range(places + 1):
+                scale, limit = 10**n, 10 ** (most + n) - 1
+                low = max([-limit, *(bounds[key] * scale for key in ("ge", "gt") if key in bounds)])
+                high = min([limit, *(bounds[key] * scale for key in ("le", "lt") if key in bounds)])
+                low = -int(-low // 1) + (low % 1 == 0 and bounds.get("gt", low) * scale == low and "gt" in bounds)
+                high = int(high // 1) - (high % 1 == 0 and "lt" in bounds and bounds["lt"] * scale == high)
+                if low <= high:
+                    found.append(signed(low, high, True, True, functools.partial(_magnitude, n)))
+            return _text(either(found) if found else "[]")
+
+        def str_schema(self, schema: Any) -> Node:
+            node, given = super().str_schema({**schema, "pattern": None}), schema.get("pattern")
+            if schema.get("strip_whitespace") and (given or schema.get("min_length")):
+                node["allOf"] = [{"pattern": _TRIMMED}]
+            if given is not None:
+                text = given if isinstance(given, str) else given.pattern
+                pattern = re.sub(r"\(\?P<", "(?<", text).replace(r"\A", "^").replace(r"\z", "$").replace(r"\Z", "$")
+                try:
+                    if not isinstance(given, str) and given.flags & ~re.UNICODE:
+                        raise ValueError
+                    found(pattern)
+                    node["pattern"] = pattern
+                except ValueError:
+                    self._warn(f"the pattern {text!r}")
+            return node
+
+        def bytes_schema(self, schema: Any) -> Node:
+            if schema.get("min_length") or schema.get("max_length") is not None:
+                self._warn("the number of bytes")
+            return {"type": "string"}
+
+        def uuid_schema(self, schema: Any) -> Node:
+            version = schema.get("version")
+            four = "[0-9A-Fa-f]{4}"
+            middle = f"{version}[0-9A-Fa-f]{{3}}-[89ABab][0-9A-Fa-f]{{3}}"
+            return _text(f"{four}{four}-{four}-{middle}-{four}{four}{four}" if version else FORMATS["uuid"])
+
+        def url_schema(self, schema: Any) -> Node:
+            label = "[A-Za-z0-9]+(?:-[A-Za-z0-9]+)*"
+            host = rf"(?:(?:{label}\.)*[A-Za-z][A-Za-z0-9]*(?:-[A-Za-z0-9]+)*|{FORMATS['ipv4']})"
+            port = "(?:[1-9][0-9]{0,3}|[1-5][0-9]{4})"
+            schemes = "|".join(schema.get("allowed_schemes") or ["http", "https", "ftp"])
+            part = "(?:[A-Za-z0-9._~!$&'()*+,;=:@/-]|%[0-9A-Fa-f]{2})*"
+            return _text(rf"(?:{schemes})://{host}(?::{port})?(?:/{part})?(?:\?{part})?(?:#{part})?")
+
+        multi_host_url_schema = url_schema
+
+        # ---- dates and times
+
+        def date_schema(self, schema: Any) -> Node:
+            return self._moment(schema, date, 10)
+
+        def time_schema(self, schema: Any) -> Node:
+            return self._moment(schema, time, 5)
+
+        def datetime_schema(self, schema: Any) -> Node:
+            return self._moment(schema, datetime, 16)
+
+        def _moment(self, schema: Any, kind: Any, size: int) -> Node:
+            """Return dates or times; bounds compare the first characters, up to the minute."""
+            zone = schema.get("tz_constraint")
+            offset = "" if kind is date or zone == "naive" else _OFFSET if zone else f"{_OFFSET}?"
+            node, choices = _text(f"{_MOMENTS[kind]}{offset}"), list[str]()
+            bounds = {key: schema[key] for key in BOUNDS if schema.get(key) is not None}
+            if schema.get("now_op") or any(getattr(bound, "tzinfo", None) for bound in bounds.values()):
+                self._warn("the bound of a date or time")
+                return node
+            if not bounds:
+                return node
+            low = max(str(bounds.get(key, "")).replace(" ", "T") for key in ("ge", "gt"))
+            high = min(str(bounds.get(key, "~")).replace(" ", "T") for key in ("le", "lt"))
+            first, last = {date: ("0001-01-01", "9999-12-31"), time: ("00:00", "23:59"),
+                           datetime: ("0001-01-01T00:00", "9999-12-31T23:59")}[kind]       # fmt: skip
+            least = _digits_after(low[:size], 1 if kind is not date or "gt" in bounds else 0) if low else first
+            most = _digits_after(high[:size], -1 if kind is not date or "lt" in bounds else 0) if high < "~" else last
+            if least <= most:
+                choices.append(same_length(least, most))
+            if kind is not date:
+                choices += [re.escape(str(bounds[key]).replace(" ", "T")) + "$" for key in ("ge", "le") if key in bounds]
+            return node | {"allOf": [{"pattern": f"^(?:{'|'.join(choices) or '[]'})"}]}
+
+        def timedelta_schema(self, schema: Any) -> Node:
+            least = [schema[key] for key in ("ge", "gt") if schema.get(key) is not None]
+            if any(schema.get(key) is not None for key in ("gt", "le", "lt")) or any(least):
+                self._warn("the bound of a timedelta")
+            sign = "" if least and max(least) >= timedelta(0) else "-?"
+            return {**_text(f"{sign}{_DURATION}"), "allOf": [{"pattern": "[0-9][A-Z]$"}]}
+
+        # ---- choices, arrays, objects
+
+        def literal_schema(self, schema: Any) -> Node:
+            return self._listed(schema, super().literal_schema(schema))
+
+        def enum_schema(self, schema: Any) -> Node:
+            return self._listed(schema, super().enum_schema(schema))
+
+        def _listed(self, schema: Any, node: Node) -> Node:
+            """Return the choices of a node that pydantic reads from JSON."""
+            given = node["enum"] if "enum" in node else [node["const"]]
+            reads = SchemaValidator({key: each for key, each in schema.items() if key not in ("ref", "serialization")})
+            known = [value for value in given if _reads(reads, to_json(value))]
+            if not known:
+                raise PydanticInvalidForJsonSchema("no value of it can be read from JSON")
+            return node if known == given else node | {"enum": known}
+
+        def set_schema(self, schema: Any) -> Node:
+            node = super().set_schema(schema)
+            if node.get("minItems", 0) < 2:         # pydantic merges equal elements
+                node.pop("uniqueItems", None)
+            return node
+
+        frozenset_schema = set_schema
+
+        def json_schema(self, schema: Any) -> Node:
+            self._warn("the JSON in a string")
+            return {"type": "string"}
+
+        def dict_schema(self, schema: Any) -> Node:
+            node = super().dict_schema(schema)
+            names = self.generate_inner(schema["keys_schema"]) if "keys_schema" in schema else {}
+            kind = self.resolve_ref_schema(names) if "$ref" in names else names
+            if "propertyNames" not in node and "patternProperties" not in node and kind.get("type") != "string":
+                plain = {"integer": "-?(?:0|[1-9][0-9]{0,17})", "number": f"-?{_NUMBER}", "boolean": "true|false"}
+                if kind.get("type") in plain and not kind.keys() & {"minimum", "maximum", "enum", "const"}:
+                    node["propertyNames"] = {"pattern": f"^(?:{plain[kind['type']]})$"}
+                elif kind:
+                    self._warn("the key of a dict")
+            return node
+
+        def dataclass_field_schema(self, schema: Any) -> Node:
+            if schema.get("init") is False:
+                raise PydanticOmit
+            return super().dataclass_field_schema(schema)
+
+    return TypeSchema
+
+
+def _reads(validator: Any, text: bytes) -> bool:
+    try:
+        validator.validate_json(text)
+    except ValueError:
+        return False
+    return True
+
+
+def _magnitude(places: int, low: float, high: float, low_in: bool, high_in: bool) -> str:
+    return either(digits_between(int(low) + (not low_in), int(high), places))
+
+
+def _text(pattern: str) -> Node:
+    return {"type": "string", "pattern": f"^(?:{pattern})$"}
+
+
+def _digits_after(text: str, n: int) -> str:
+    """Return the date or minute n days or minutes after a text."""
+    if not n:
+        return text
+    if len(text) == 10:
+        return (date.fromisoformat(text) + timedelta(days=n)).isoformat()
+    moment = datetime.fromisoformat(text if len(text) == 16 else f"2000-01-01T{text}") + timedelta(minutes=n)
+    return moment.isoformat()[:16][-len(text) :]
 
 
 def _readable(kind: Any) -> Any:

@@ -13,7 +13,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from llmppl.constraints.constraint import Index
-from llmppl.constraints.json import JsonSchemaIndex
 from llmppl.constraints.masks import TokenIndex
 from llmppl.constraints.values import index_of
 from llmppl.constraints.vocabulary import Vocabulary
@@ -195,7 +194,7 @@ def _warn_of_seam(prompt: Context, index: Index) -> None:
     text, name = str(prompt.text), name_of_constraint(index)
     if len(text) < 3 or not prompt.lm.vocab.tokens[prompt.tokens[-1]]:
         return                                          # a word begins after a special token, as in a chat
-    if not isinstance(index, TokenIndex | JsonSchemaIndex):
+    if not isinstance(index, TokenIndex):
         return
     data, state = text.encode(), index.start
     first = index.next_bytes(state)
