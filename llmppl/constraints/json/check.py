@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from collections.abc import Iterator
 from decimal import Decimal
 from fractions import Fraction
@@ -97,7 +98,16 @@ def _formats() -> FormatChecker:
     for name in FormatChecker.checkers:
         if format_language(name) is not None:
             checker.checkers[name] = holds(name), ()
+    checker.checkers["regex"] = lambda text: not isinstance(text, str) or _is_regex(text), ()
     return checker
+
+
+def _is_regex(text: str) -> bool:
+    try:
+        found(text)
+    except ValueError:
+        return False
+    return not re.match(r"\(\?[a-z]+\)", text)
 
 
 def _multiple_of(validator: Any, step: Any, value: Any, schema: Any) -> Iterator[ValidationError]:

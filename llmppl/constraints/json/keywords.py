@@ -137,7 +137,8 @@ def foreign(schema: Any) -> tuple[str | None, list[str]]:
     for place, node in todo:                        # grows
         if not isinstance(node, dict):
             continue
-        unknown = [key for key in node if key not in KEYWORDS and key not in NOTES and not key.lower().startswith(("x-", "$"))]
+        unknown = [key for key in node if key not in KEYWORDS and key not in NOTES]
+        unknown = [key for key in unknown if key[:1].isalpha() and not key.lower().startswith("x-")]    # no extensions
         for key in unknown:
             if meant := _meant(key, node):
                 return f"{place}: {key!r} is no keyword: did you mean {meant!r}?", notes

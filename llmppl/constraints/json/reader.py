@@ -282,7 +282,9 @@ class Reader:
             self._check(schema["pattern"], place, "pattern")
             languages.append(("pattern", schema["pattern"], True))
         if "format" in schema:
-            if format_language(schema["format"]) is None:
+            if schema["format"] == "regex":
+                self._leave_out(place, "format")
+            elif format_language(schema["format"]) is None:
                 self.notes[f"{place.pointer}, 'format': {schema['format']!r} is no known format, and is ignored"] = None
             else:
                 languages.append(("format", schema["format"], True))

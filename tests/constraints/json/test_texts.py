@@ -14,7 +14,7 @@ from helpers.common import FULL, ROOT, repetitions
 from helpers.tiny import table_lm
 from llguidance import LLMatcher, LLTokenizer, TokenizerWrapper
 
-from llmppl import ConstrainedText, JsonSchema, Vocabulary, enumerate_exact, importance_sampling
+from llmppl import ConstrainedText, JsonSchema, TokenIndex, Vocabulary, enumerate_exact, importance_sampling
 from llmppl.constraints import END, JsonSchemaIndex, OpenTexts, TooLarge
 from llmppl.constraints.json import texts as json_texts
 
@@ -358,16 +358,19 @@ def test_a_schema_that_grows_too_large_is_left_to_llguidance(monkeypatch):
     assert JsonSchema(some).automaton is not None
 
 
-def test_a_schema_can_be_pickled():
+def test_an_index_of_a_schema_can_be_saved_and_pickled(tmp_path):
     constraint = JsonSchema(RECORD)
     index = constraint.index(SMALL)
+    index.save(tmp_path / "record.npz")
+    loaded = TokenIndex.load(tmp_path / "record.npz", SMALL)
     again = pickle.loads(pickle.dumps(constraint)).index(SMALL)
     data = b'{"name": "a\xc3\xa9", "age": 12, "kind": "b"}'
-    state, same = index.start, again.start
-    for token in SMALL.spell(data):
-        assert np.array_equal(index.mask(state), again.mask(same))
-        state, same = index.advance(state, token), again.advance(same, token)
-    assert again.accepts(same) and again.advance(same, EOS) is END
+    for other in (loaded, again):
+        state, same = index.start, other.start
+        for token in SMALL.spell(data):
+            assert np.array_equal(index.mask(state), other.mask(same))
+            state, same = index.advance(state, token), other.advance(same, token)
+        assert other.accepts(same) and other.advance(same, EOS) is END
     assert constraint.automaton.count(len(data), unit="bytes") > 0
 
 
@@ -432,7 +435,7 @@ def test_the_promised_distance_to_an_end_of_nested_json_is_reachable(i):
     assert np.mean(found) > 0.7
 
 
-def test_free_json_may_nest_deeply_and_has_no_whole_index():
+def test_free_json_may_nest_deeply_and_its_index_is_not_saved(tmp_path):
     constraint = JsonSchema({"type": "object", "properties": {"n": {"type": "integer"}}, "required": ["n"]})
     index = constraint.index(SMALL)
     deep = b'{"n": 1, "x": ' + b"[" * 200 + b'{"a": null}' + b"]" * 200 + b"}"
@@ -440,7 +443,7 @@ def test_free_json_may_nest_deeply_and_has_no_whole_index():
     with pytest.raises(ValueError, match="leaves the language"):
         index.after(deep.replace(b"null}]", b"null]"))
     with pytest.raises(TooLarge, match="infinitely many states; \"additionalProperties\": false"):
-        index.build_all()
+        index.save(tmp_path / "open.npz")
     again = pickle.loads(pickle.dumps(constraint)).index(SMALL)
     assert again.accepts(again.after(deep)) and repr(again).startswith("TokenIndex(JsonSchema(")
 
