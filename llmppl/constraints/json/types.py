@@ -7,6 +7,7 @@ not name, and formats are patterns of what pydantic reads. `read` checks all els
 from __future__ import annotations
 
 import functools
+import math
 import re
 import sys
 import typing
@@ -29,8 +30,9 @@ _OFFSET = "(?:Z|[+-](?:[01][0-9]|2[0-3]):[0-5][0-9])"
 _MOMENTS = {
     date: FORMATS["date"], time: rf"{FORMATS['time']}", datetime: f"{FORMATS['date']}T{FORMATS['time']}",
 }  # fmt: skip
+_YEARS = f"{either(digits_between(0, 2739722))}Y(?:[0-9]{{1,3}}D)?|273972[3-6]Y(?:[0-9]D)?"        # of a timedelta
 _DURATION = (
-    r"P(?:(?:[1-9][0-9]{0,3}Y)?(?:[0-9]{1,3}D)?(?:T(?:[0-9]{1,2}H)?(?:[0-9]{1,2}M)?(?:[0-9]{1,2}(?:\.[0-9]{1,6})?S)?)?)"
+    rf"P(?:{_YEARS}|[0-9]{{1,8}}D)?(?:T(?:[0-9]{{1,2}}H)?(?:[0-9]{{1,2}}M)?(?:[0-9]{{1,2}}(?:\.[0-9]{{1,6}})?S)?)?"
 )
 _MASK = "(?:/(?:3[0-2]|[12]?[0-9]))?"
 _PATTERNS = {                                       # by pydantic's formats
@@ -149,14 +151,16 @@ def _type_schema() -> Any:
                 scale, limit = 10**n, 10 ** (most + n) - 1
                 low = max([-limit, *(bounds[key] * scale for key in ("ge", "gt") if key in bounds)])
                 high = min([limit, *(bounds[key] * scale for key in ("le", "lt") if key in bounds)])
-                low = -int(-low // 1) + (low % 1 == 0 and bounds.get("gt", low) * scale == low and "gt" in bounds)
-                high = int(high // 1) - (high % 1 == 0 and "lt" in bounds and bounds["lt"] * scale == high)
+                low = math.ceil(low) + ("gt" in bounds and bounds["gt"] * scale == math.ceil(low))
+                high = math.floor(high) - ("lt" in bounds and bounds["lt"] * scale == math.floor(high))
                 if low <= high:
-                    found.append(signed(low, high, True, True, functools.partial(_magnitude, n)))
+                    zeros = "0*" if n else r"(?:\.0+)?"
+                    found.append(f"(?:{signed(low, high, True, True, functools.partial(_magnitude, n))}){zeros}")
             return _text(either(found) if found else "[]")
 
         def str_schema(self, schema: Any) -> Node:
-            node, given = super().str_schema({**schema, "pattern": None}), schema.get("pattern")
+            given = schema.get("pattern")
+            node = super().str_schema({key: each for key, each in schema.items() if key != "pattern"})
             if schema.get("strip_whitespace") and (given or schema.get("min_length")):
                 node["allOf"] = [{"pattern": _TRIMMED}]
             if given is not None:
@@ -263,15 +267,24 @@ def _type_schema() -> Any:
             return {"type": "string"}
 
         def dict_schema(self, schema: Any) -> Node:
-            node = super().dict_schema(schema)
-            names = self.generate_inner(schema["keys_schema"]) if "keys_schema" in schema else {}
-            kind = self.resolve_ref_schema(names) if "$ref" in names else names
-            if "propertyNames" not in node and "patternProperties" not in node and kind.get("type") != "string":
-                plain = {"integer": "-?(?:0|[1-9][0-9]{0,17})", "number": f"-?{_NUMBER}", "boolean": "true|false"}
-                if kind.get("type") in plain and not kind.keys() & {"minimum", "maximum", "enum", "const"}:
-                    node["propertyNames"] = {"pattern": f"^(?:{plain[kind['type']]})$"}
-                elif kind:
-                    self._warn("the key of a dict")
+            values = self.generate_inner(schema["values_schema"]) if "values_schema" in schema else {}
+            node: Node = {"type": "object", "additionalProperties": values or True}
+            names = self.generate_inner(schema["keys_schema"]) if "keys_schema" in schema else {"type": "string"}
+            names = dict(self.resolve_ref_schema(names) if "$ref" in names else names)
+            if names.get("type") == "integer" and not names.keys() & {"enum", "const", "multipleOf"}:
+                low = max(names.get("minimum", -(10**18)), names.get("exclusiveMinimum", -(10**18)) + 1)
+                high = min(names.get("maximum", 10**18), names.get("exclusiveMaximum", 10**18) - 1)
+                whole = signed(low, high, True, True, functools.partial(_magnitude, 0)) if low <= high else "[]"
+                names = {"type": "string", "pattern": f"^(?:{whole})$"}
+            if names.get("type") == "string" or "const" in names or "enum" in names:
+                listed = names.get("enum", [names["const"]] if "const" in names else [])
+                more = {"enum": [each if isinstance(each, str) else to_json(each).decode() for each in listed]}
+                skipped = ("title", "description", "default", "type", "const")
+                found = {key: each for key, each in names.items() if key not in skipped}
+                node |= {"propertyNames": found | (more if listed else {})} if found or listed else {}
+            elif names:
+                self._warn("the key of a dict")
+            self.update_with_validations(node, schema, self.ValidationsMapping.object)
             return node
 
         def dataclass_field_schema(self, schema: Any) -> Node:
