@@ -29,7 +29,7 @@ class Spent:
 
     def __init__(self) -> None:
         self.cpu = self.wall = 0.0
-        for name in ("__enter__", "after", "close"):
+        for name in ("__enter__", "__call__"):
             setattr(Checkpoint, name, self.timed(getattr(Checkpoint, name)))
 
     def timed(self, method: Callable[..., Any]) -> Callable[..., Any]:

@@ -134,14 +134,12 @@ class Simulated:
     """Workers for `schedule`, in virtual time.
 
     life : mean seconds until a worker dies
-    lost : the fraction of its results that do not arrive
     """
 
     size: int
     together: int
     cost: Cost
     life: float = math.inf
-    lost: float = 0.0
     rng: np.random.Generator = field(default_factory=lambda: np.random.default_rng(0))
 
     def __post_init__(self) -> None:
@@ -162,8 +160,8 @@ class Simulated:
         return Result(index, task, Particles([SavedParticle(f"{task}, {index}", -index / 7)]))
 
     def _start(self, worker: int) -> None:
-        self._at(self.cost.start, worker, "ready")
-        self._at(self.cost.start + self.rng.exponential() * self.life, worker, "dead")
+        self._at(self.cost.start, worker, [])
+        self._at(self.cost.start + self.rng.exponential() * self.life, worker, None)
 
     def _at(self, seconds: float, worker: int, event: Any) -> None:
         if seconds < math.inf:
@@ -178,18 +176,16 @@ class Simulated:
             end, index, task = heapq.heappop(under_way)
             now += (end - done) * (self.cost.a + self.cost.c * (len(under_way) + 1))
             done = end
-            if self.rng.random() >= self.lost:
-                self._at(now, worker, self.result(index, task))
             for index, task in itertools.islice(rest, 1):
                 heapq.heappush(under_way, (done + self.rounds(index), index, task))
-        self._at(now, worker, "ready")
+        self._at(now, worker, [self.result(index, task) for index, task in chunk])
 
     def wait(self) -> tuple[int, Any]:
         while True:
             self.clock, _, worker, life, event = heapq.heappop(self._events)
             if life == self._lives[worker]:
                 break
-        if event == "dead":
+        if event is None:
             self.deaths += 1
             self._lives[worker] += 1
             self._start(worker)
@@ -229,7 +225,7 @@ def simulations(num_tasks: int) -> None:
     for life in (math.inf, 3600, 600, 120):
         with tempfile.TemporaryDirectory() as folder:
             path, stops = Path(folder) / "results.db", [num_tasks // 3, num_tasks // 2]
-            clusters = simulate(path, num_tasks, stops, size=64, together=16, cost=cost, life=life, lost=0.001)
+            clusters = simulate(path, num_tasks, stops, size=64, together=16, cost=cost, life=life)
             seconds = sum(each.clock for each in clusters)
             parts = np.diff([0, *stops, num_tasks]).tolist()
             predicted = sum(cost.seconds(part, 16, 64, life=life) for part in parts)

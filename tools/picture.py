@@ -16,7 +16,7 @@ ROOT = Path(__file__).resolve().parent.parent
 PACKAGE = ROOT / "llmppl"
 FOLDERS = [
     "support", "report", "constraints/vocabulary", "constraints/masks", "constraints/automata", "constraints/json",
-    "constraints/lark", "distributions", "lm", "lm/engines", "models", "models/programs", "inference",
+    "constraints/lark", "distributions", "lm", "lm/engines", "models", "inference",
     "inference/resuming", "queries", "tasks", "cli",
 ]  # fmt: skip
 ROW, LEFT, COLUMN, WIDTH = 30, 200, 18, 1130            # pixels

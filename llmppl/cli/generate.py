@@ -169,13 +169,13 @@ def many(
     """
     from llmppl.support.values import identity
     from llmppl.tasks import load_results
-    from llmppl.tasks.many import TOGETHER, in_lanes, recorded
+    from llmppl.tasks.many import TOGETHER, lanes, recorded
 
     job, texts = Continuation(given), _prompts(prompts)
     program = {name: value for name, value in vars(given).items() if name not in ("seed", "resume", "workers")}
     program |= {"grammar": given.grammar and given.grammar.read_text(encoding="utf-8")}
     if given.workers == 1:
-        run_all = in_lanes(functools.partial(job.steer, job.lm()), TOGETHER)
+        run_all: Any = functools.partial(lanes, functools.partial(job.steer, job.lm()), TOGETHER)
     else:
         from llmppl.tasks.ray import on_workers
 

@@ -8,6 +8,7 @@ steps are rows of a table.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any, Protocol, runtime_checkable
 
@@ -94,8 +95,11 @@ class Index(Shared):
         made_from = getattr(self, "constraint", None) or getattr(self, "recognizer", None)
         return getattr(made_from, "parse", str)(text)
 
-    def tokens_to_accept(self, state: State) -> float:
-        """Return a lower bound of the tokens from `state` to one that accepts, eos not counted; 0 if none is known."""
+    def tokens_to_accept(self, state: State, most: float = math.inf) -> float:
+        """Return a lower bound of the tokens from `state` to one that accepts, eos not counted; 0 if none is known.
+
+        The result may be infinity if it is above `most`.
+        """
         return 0
 
     def mask_within(self, state: State, n: float) -> Bools:

@@ -178,7 +178,7 @@ def index_of(constraint: Any, vocab: VocabularyLike) -> Index | None:
 
     Parameters
     ----------
-    constraint : Constraint, Recognizer, interegular.FSM, Index, type, list of str, callable or None
+    constraint : Constraint, Recognizer, Index, type, list of str, callable or None
     vocab : VocabularyLike
 
     Raises
@@ -192,8 +192,6 @@ def index_of(constraint: Any, vocab: VocabularyLike) -> Index | None:
         constraint = constraint_of(constraint)
     elif isinstance(constraint, list | tuple):
         constraint = DFA.from_strings(constraint)
-    elif type(constraint).__name__ == "FSM":        # of interegular
-        constraint = DFA.from_interegular(constraint)
     if hasattr(constraint, "index") and not isinstance(constraint, str):
         made, constraint = constraint, constraint.index(vocab)
         if not isinstance(constraint, Index):

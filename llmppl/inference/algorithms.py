@@ -9,7 +9,7 @@ import functools
 import html
 import math
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Generic, TypedDict, TypeVar, Unpack
@@ -19,13 +19,12 @@ from numpy.typing import NDArray
 
 from llmppl.distributions import logsumexp
 from llmppl.inference.expansion import EXPANSIONS, Copies, ExpansionName, check_model
-from llmppl.inference.genealogy import StepRecord
 from llmppl.inference.particles import Particles
 from llmppl.inference.resampling import DownSample, ResampleBelow, Scheme, systematic
 from llmppl.inference.resuming.checkpoint import Checkpoint
 from llmppl.inference.smc import SMC, Expand, Observer, Select, Step, describe, paced_collector
 from llmppl.models.model import Model
-from llmppl.report.progress import Bar, finished
+from llmppl.report.progress import Bar
 from llmppl.report.tables import frame, html_table, one_line
 from llmppl.support.arguments import count, function, generator, one_of, optional_count
 from llmppl.support.options import list_options, unknown_option
@@ -49,29 +48,6 @@ class RunOptions(TypedDict, total=False):
     every: int | None
 
 
-class _OnStep:
-    """Observer that calls a user's `on_step` with each `Step`."""
-
-    def __init__(self, on_step: Callable[[Step], None]) -> None:
-        self._on_step = on_step
-
-    def after(self, run: SMC[Any], record: StepRecord, candidates: Sequence[Any]) -> None:
-        self._on_step(run.as_step(record, candidates))
-
-    def close(self, run: SMC[Any], error: BaseException | None) -> None:
-        pass
-
-
-class _Progress(Bar):
-    """Observer that shows a progress bar."""
-
-    def after(self, run: SMC[Any], record: StepRecord, candidates: Sequence[Any]) -> None:
-        self(run.t, run.particles)
-
-    def close(self, run: SMC[Any], error: BaseException | None) -> None:
-        pass
-
-
 def _run(name: str, model: M, expand: Expand, select: Select, options: RunOptions) -> Particles[M]:
     known = RunOptions.__annotations__
     if unknown := {option: value for option, value in options.items() if option not in known}:
@@ -86,15 +62,15 @@ def _run(name: str, model: M, expand: Expand, select: Select, options: RunOption
     run = SMC(model, expand, select, seed=seed, rng=rng)
     observers = list[Observer]()
     if on_step is not None:
-        observers.append(_OnStep(function("on_step", on_step, 'Recorder("run.jsonl")')))
-        run.recorder = on_step
+        run.recorder = call = function("on_step", on_step, 'Recorder("run.jsonl")')
+        observers.append(lambda run, record, candidates: call(run.as_step(record, candidates)))
     with ExitStack() as stack:
         if path is not None:
             seeded = seed is not None or rng is not None
             saved = Checkpoint(path, every, run, model, on_step, max_steps, seeded=seeded)
             observers.append(stack.enter_context(saved))
-        bar = _Progress(progress, max_steps, lambda particles: f"{finished(particles)}, {describe(particles)}")
-        observers.append(stack.enter_context(bar))
+        show = stack.enter_context(Bar(progress, max_steps, describe))
+        observers.append(lambda run, record, candidates: show(run.t, run.particles))
         return run.run(max_steps=max_steps, observers=observers)
 
 

@@ -30,7 +30,6 @@ from llmppl.distributions import BLOCK, Floats, Ints, log_sum, logsumexp, read_b
 from llmppl.inference.resampling import threshold
 from llmppl.models.choices import (
     Choice,
-    Fixed,
     ListedChoice,
     Pick,
     Sampled,
@@ -132,31 +131,27 @@ class Branch:
 
     def __init__(self, start: Any, asker: str = "", picks: tuple[Pick, ...] = (), log_q: float = 0.0) -> None:
         self.start, self.picks, self.log_q, self.asker = start, picks, log_q, asker
-        self.error: Exception | None = None             # the reason why nothing can be drawn at the listed choice
-        self._errors = list[Exception]()                # those of earlier runs, which its samples raise in turn
+        self.error: Exception | None = None             # raised by the distribution of the listed choice
 
     def run(self) -> None:
         """Run the step to its end, or to its first choice after the picks."""
-        self._errors += [] if self.error is None else [self.error]
-        chooser = StopAtChoice(self.picks, self.asker, self._errors)
+        chooser = StopAtChoice(self.picks, self.asker, self.error)
         self.particle, self._exit = self.start._spawn_(chooser), None
         try:
             self.particle.step()
         except Suspended as left:
             self._exit = left
-        self.error, self.listing, self.suspended = None, chooser.listing, chooser.left
+        self.listing, self.suspended = chooser.listing, chooser.left
         self.particle._log_weight_ += self.log_q
 
     def evaluate(self) -> None:
         """Evaluate the listed choice, and every other distribution that the step has made.
 
         The exception that suspended the step holds these in its frames, so one pass of a language model computes all.
-        If the distribution raises an exception or no value is possible, the step runs again, and its `sample` raises
-        the error.
         """
         assert self.listing is not None
         try:
-            self.error = self.listing.impossible()
+            self.listing.check()
         except Exception as error:
             self.error = error
         self._exit = None
@@ -170,25 +165,22 @@ class Branch:
         return [Branch(self.start, self.asker, (*self.picks, pick), self.log_q + pick.log_prob) for pick in picks]
 
 
-Advance = Callable[[Sequence[Callable[[], Any]], Sequence[int]], None]      # runs functions of numbered branches
+def follow(branches: Mapping[int, Branch], advance: Callable[[list[Callable[[], Any]], list[int]], None]) -> None:
+    """Run branches to the end of the step, or to a choice whose probabilities are then known.
 
-
-def follow(branches: Mapping[int, Branch], advance: Advance) -> None:
-    """Run branches to the end of the step, or to a choice whose probabilities are then known."""
+    If a distribution raises an exception, or none of its values is possible, the step runs again, and its `sample`
+    raises the error. `advance` runs functions of numbered branches.
+    """
     advance([branch.run for branch in branches.values()], [*branches])
-    todo = [*branches]
-    while todo := [i for i in todo if branches[i].listing is not None]:
-        raised = None
-        try:
-            for some in todo[:1], todo[1:]:             # the first one waits, and its round answers all others
-                advance([branches[i].evaluate for i in some], some)
-        except Exception as error:
-            raised = error
-            if all(branch.error is not error for branch in branches.values()):
-                raise                                   # not of a distribution
-        failed = [i for i in todo if branches[i].error is not None]
-        advance([branches[i].run for i in failed], failed)
-        todo = failed if raised is None else todo       # the exception came before the others were evaluated
+    listed = [i for i, branch in branches.items() if branch.listing is not None]
+    try:
+        for some in listed[:1], listed[1:]:             # the first one waits, and its round answers all others
+            advance([branches[i].evaluate for i in some], some)
+    except Exception as error:
+        if all(branch.error is not error for branch in branches.values()):
+            raise                                       # not of a distribution
+    failed = [i for i in listed if branches[i].error is not None]
+    advance([branches[i].run for i in failed], failed)
 
 
 # ---- expansions
@@ -259,70 +251,44 @@ class Distinct:
     def __call__(self, run: Run) -> list[Extension]:
         probes = {i: Branch(particle) for i, particle in enumerate(run.particles) if not particle.finished}
         follow(probes, run.advance)
-        listed = {i: probe.listing for i, probe in probes.items() if probe.listing is not None}
-        kept = self._kept_choices(run, listed)
+        kept = self._kept(run, {i: probe.listing for i, probe in probes.items() if probe.listing is not None})
         groups, streams, extensions = itertools.count(), spawned(run.rng), list[Extension]()
         for i, particle in enumerate(run.particles):
             if i in kept:
-                extensions += self._fixed(probes[i], i, kept[i], groups, streams)
+                for pick, log_weight, log_kept in kept[i]:
+                    copy = _started(particle, Sampled(next(streams), pick), log_weight)
+                    extensions.append(Extension(copy, i, next(groups), pick=pick, log_kept=log_kept))
             elif i in probes and probes[i].suspended:
-                number = self.N * self.K if len(run.particles) == 1 else self.K
-                extensions += self._copied(particle, i, number, next(groups), streams)
-            else:
-                extensions.append(self._carried(particle, i, probes.get(i), next(groups)))
+                number, group = self.N * self.K if len(run.particles) == 1 else self.K, next(groups)
+                copies = [Extension(particle._spawn_(Sampled(next(streams))), i, group) for _ in range(number)]
+                for each in copies:
+                    each.split_weight(number)
+                extensions += copies
+            else:                                       # it has finished, or its step has ended without a choice
+                if i in probes:
+                    probes[i].particle._chooser_, particle = particle.chooser, probes[i].particle
+                extensions.append(Extension(particle, i, next(groups), moving=False))
         _step(run, extensions)
         fixed = [each for each in extensions if each.pick is not None]
         return sorted(_merged(extensions + self._reruns(run, fixed, streams)), key=lambda each: each.parent)
 
-    def _kept_choices(self, run: Run, listed: dict[int, ListedChoice]) -> dict[int, list[tuple[int, float, float]]]:
-        """Return the kept first choices of each particle: index, new log-weight, log-probability of being kept."""
-        particles = [run.particles[i] for i in listed]
-        totals = [listing.log_total for listing in listed.values()]
-        starts = np.array([p.log_weight - p.log_twist - total for p, total in zip(particles, totals, strict=True)])
-        tables = [listing.table for listing in listed.values()]
-        log_sums = [start + table.log_sums for start, table in zip(starts, tables, strict=True)]
+    def _kept(self, run: Run, listed: dict[int, ListedChoice]) -> dict[int, list[tuple[Pick, float, float]]]:
+        """Return the kept first choices of each particle, with new log-weight and log-probability of being kept."""
+        numbers, listings = [*listed], [*listed.values()]
+        particles = [run.particles[i] for i in numbers]
+        starts = np.array([p.log_weight - p.log_twist for p in particles]) - [each.log_total for each in listings]
+        tables = [listing.table for listing in listings]
 
         def read(rows: Ints, blocks: Ints) -> Floats:
             return starts[rows, None] + read_blocks(tables, rows, blocks)
 
-        kept: dict[int, list[tuple[int, float, float]]] = {i: [] for i in listed}
-        chosen = choose(run.rng, log_sums, read, self.N * self.K)
-        rows = np.repeat(np.arange(len(chosen)), [len(indices) for indices, _ in chosen])
-        indices, log_weights = map(np.concatenate, zip(*chosen, strict=True)) if chosen else (rows, starts)
+        log_sums = [start + table.log_sums for start, table in zip(starts, tables, strict=True)]
+        rows, indices, log_weights = choose(run.rng, log_sums, read, self.N * self.K)
         log_kept = np.minimum(starts[rows] + values_at(tables, rows, indices) - log_weights, 0.0)
-        numbers = [*listed]
-        for row, *each in zip(*map(np.ndarray.tolist, (rows, indices, log_weights, log_kept)), strict=True):
-            kept[numbers[row]].append(tuple(each))
+        kept: dict[int, list[tuple[Pick, float, float]]] = {i: [] for i in numbers}
+        for row, index, *weights in zip(*map(np.ndarray.tolist, (rows, indices, log_weights, log_kept)), strict=True):
+            kept[numbers[row]].append((Pick(listings[row], index), *weights))
         return kept
-
-    def _fixed(
-        self, probe: Branch, i: int, kept: list[tuple[int, float, float]], groups: Iterator[int],
-        streams: Iterator[Stream],
-    ) -> list[Extension]:  # fmt: skip
-        """Return an extension for each kept first choice."""
-        assert probe.listing is not None
-        extensions = []
-        for index, log_weight, log_kept in kept:
-            pick = Pick(probe.listing, index)
-            copy = _started(probe.start, Fixed(next(streams), pick), log_weight)
-            extensions.append(Extension(copy, i, next(groups), pick=pick, log_kept=log_kept))
-        return extensions
-
-    def _copied(
-        self, particle: Model, i: int, number: int, group: int, streams: Iterator[Stream]
-    ) -> list[Extension]:
-        copies = [particle._spawn_(Sampled(next(streams))) for _ in range(number)]
-        for copy in copies:
-            copy._log_weight_ -= math.log(number)
-        return [Extension(copy, i, group) for copy in copies]
-
-    def _carried(self, particle: Model, i: int, probe: Branch | None, group: int) -> Extension:
-        """Return the extension of a finished particle, or of one whose step has ended in its probe without a choice."""
-        carried = Extension(particle, i, group, moving=False)
-        if probe is not None:
-            carried.particle = probe.particle
-            carried.particle._chooser_ = particle.chooser
-        return carried
 
     def _reruns(self, run: Run, fixed: list[Extension], streams: Iterator[Stream]) -> list[Extension]:
         """Run extensions that made further choices again, until there are about N K in all, and return these runs."""
@@ -339,7 +305,7 @@ class Distinct:
             particle = run.particles[each.parent]
             for _ in range(number - 1):
                 assert each.pick is not None
-                copy = _started(particle, Fixed(next(streams), each.pick), each.log_start)
+                copy = _started(particle, Sampled(next(streams), each.pick), each.log_start)
                 more.append(Extension(copy, each.parent, each.group, pick=each.pick, log_kept=each.log_kept))
         _step(run, more)
         return more
@@ -387,11 +353,10 @@ def _merged(extensions: list[Extension]) -> list[Extension]:
 # ---- choice of candidates
 
 
-Read = Callable[[Ints, Ints], Floats]
-
-
-def choose(rng: np.random.Generator, log_sums: Sequence[Floats], read: Read, most: int) -> list[tuple[Ints, Floats]]:
-    """Return the increasing indices of the kept values of each row, and their new log-weights.
+def choose(
+    rng: np.random.Generator, log_sums: Sequence[Floats], read: Callable[[Ints, Ints], Floats], most: int
+) -> tuple[Ints, Ints, Floats]:
+    """Return the rows, the indices in them, and the new log-weights of the kept values, in increasing order.
 
     `most` values are kept in all, and the sum of all weights stays the same. If at most `most` are alive, all are kept
     as they are.
@@ -422,20 +387,20 @@ def choose(rng: np.random.Generator, log_sums: Sequence[Floats], read: Read, mos
         after the end of a row. It is called at most twice.
     most : int, at least 1
     """
-    shape = len(log_sums), max(map(len, log_sums), default=0)
-    padded = np.full(shape, -np.inf)
+    width = max(map(len, log_sums), default=1)
+    padded = np.full((len(log_sums), width), -np.inf)
     for row, each in zip(padded, log_sums, strict=True):
         row[: len(each)] = each
     sums = padded.ravel()                               # a block is identified by its index here
     opened = np.flatnonzero(sums > -np.inf)
     if opened.size > most:
         opened = threshold(sums, most)[1]
-    values = read(*np.divmod(opened, shape[1])) if opened.size else np.empty((0, BLOCK))
+    values = read(*np.divmod(opened, width)) if opened.size else np.empty((0, BLOCK))
     ids = opened[:, None] * BLOCK + np.arange(BLOCK)    # (m, BLOCK) of values: index of the block, and in the block
     sums[opened] = -np.inf
     units = np.concatenate([values.ravel(), sums])
     if np.count_nonzero(units > -np.inf) <= most:
-        return _by_row(ids[values > -np.inf], values[values > -np.inf], shape)
+        return (*np.divmod(ids[values > -np.inf], width * BLOCK), values[values > -np.inf])
     log_c, reached = threshold(units, most)
     certain = reached[reached < values.size]
     kept, log_weights = ids.ravel()[certain], values.ravel()[certain]
@@ -449,11 +414,11 @@ def choose(rng: np.random.Generator, log_sums: Sequence[Floats], read: Read, mos
     known = known[blocks]
     inside[known >= 0] = values[known[known >= 0]]
     if (known < 0).any():
-        inside[known < 0] = read(*np.divmod(blocks[known < 0], shape[1]))
+        inside[known < 0] = read(*np.divmod(blocks[known < 0], width))
     kept = np.concatenate([kept, found, blocks * BLOCK + _draw(rng, inside)])
     log_weights = np.concatenate([log_weights, np.full(kept.size - log_weights.size, -log_c)])
     order = np.argsort(kept)
-    return _by_row(kept[order], log_weights[order], shape)
+    return (*np.divmod(kept[order], width * BLOCK), log_weights[order])
 
 
 def _meetings(rng: np.random.Generator, log_shares: Floats, values: Floats, ids: Ints) -> tuple[Ints, Ints]:
@@ -509,13 +474,6 @@ def _draw(rng: np.random.Generator, log_weights: Floats) -> Ints:
     times = rng.standard_exponential(weights.shape) + 1e-300        # never 0 / 0
     places: Ints = np.argmax(weights / times, axis=1)
     return places
-
-
-def _by_row(ids: Ints, log_weights: Floats, shape: tuple[int, int]) -> list[tuple[Ints, Floats]]:
-    """Split increasing ids of values in `shape` blocks into indices within each row, with their log-weights."""
-    starts = np.arange(shape[0] + 1) * shape[1] * BLOCK
-    cuts = itertools.pairwise(np.searchsorted(ids, starts).tolist())
-    return [(ids[a:b] - start, log_weights[a:b]) for start, (a, b) in zip(starts.tolist(), cuts, strict=False)]
 
 
 # ---- beginning and end of a run

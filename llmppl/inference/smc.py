@@ -30,6 +30,7 @@ from llmppl.inference.genealogy import Genealogy, StepRecord, log_ml_error
 from llmppl.inference.particles import Death, Particles, deaths_of
 from llmppl.models.choices import Sampled, Stream, spawned
 from llmppl.models.model import Model, untwist
+from llmppl.report.progress import finished
 from llmppl.support.arguments import function, generator, optional_count
 from llmppl.support.runtime import Runtime
 
@@ -48,6 +49,7 @@ class Expand(Protocol):
 
 
 Select = Callable[[np.random.Generator, Floats, bool], tuple[Indices, Floats]]
+Observer = Callable[["SMC[Any]", StepRecord, Sequence[Any]], None]      # acts after a complete step with its candidates
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -64,16 +66,6 @@ class Step(StepRecord):
     candidates: tuple[Any, ...]
     particles: Particles[Any]
     roots: Indices
-
-
-class Observer(Protocol):
-    """Object that watches a run: a progress bar, a recorder, a checkpoint."""
-
-    def after(self, run: SMC[Any], record: StepRecord, candidates: Sequence[Any], /) -> None:
-        """Act after a complete step."""
-
-    def close(self, run: SMC[Any], error: BaseException | None, /) -> None:
-        """Act when the run ends, or `error` has ended it; the particles are then those of the last complete step."""
 
 
 class SMC(Generic[M]):
@@ -181,19 +173,17 @@ class SMC(Generic[M]):
     def run(self, *, max_steps: int | None = None, observers: Sequence[Observer] = ()) -> Particles[M]:
         """Run to the end, or up to step `max_steps`, where unfinished particles are marked `cut`.
 
-        Observers act after each step, and when the run ends. If no particle has ended after 200 steps and there is no
-        `max_steps`, a warning says so.
+        Observers, such as a progress bar, act after each step. If no particle has ended after 200 steps and there is
+        no `max_steps`, a warning says so.
         """
         optional_count("max_steps", max_steps)
         self._warnings.bounded = max_steps is not None
-        with self._partial_result(observers), paced_collector():
+        with self._partial_result(), paced_collector():
             while self.active and self.t < (max_steps or math.inf):
                 record, candidates = self._next()
                 for observer in observers:
-                    observer.after(self, record, candidates)
+                    observer(self, record, candidates)
                 del record, candidates                  # frees them before the next step waits for the language model
-            for observer in observers:
-                observer.close(self, None)
         cut(self.particles)
         return self._result(self.particles)
 
@@ -213,7 +203,7 @@ class SMC(Generic[M]):
         return Particles(particles, stats=self.runtime.stats, recorder=self.recorder, **diagnostics)
 
     @contextlib.contextmanager
-    def _partial_result(self, observers: Sequence[Observer] = ()) -> Iterator[None]:
+    def _partial_result(self) -> Iterator[None]:
         """Bring the run back to its last complete step if an exception leaves it, which then carries `.particles`.
 
         A step that was interrupted may have changed objects inside attributes, such as lists. They keep the changes.
@@ -228,17 +218,13 @@ class SMC(Generic[M]):
             self.particles = [particle for particle, _ in snapshot]
             self.deaths = [death for death in self.deaths if death.step <= self.t]
             self.genealogy.records = self.genealogy.records[: self.t]
-            for observer in observers:
-                observer.close(self, error)
             cut(self.particles)
             partial = self._particles(self.particles, deaths=self.deaths, steps=self.genealogy.records)
             setattr(error, "particles", partial)        # noqa: B010
             raise
 
     def __repr__(self) -> str:
-        finished = sum(particle.finished for particle in self.particles)
-        state = f"step {self.t}, {len(self.particles)} particles, {finished} finished, {describe(self.particles)}"
-        return f"<SMC {self.expand}, {self.select}: {state}>"
+        return f"<SMC {self.expand}, {self.select}: step {self.t}, {describe(self.particles)}>"
 
 
 def _take(candidates: list[M], ancestors: Indices, log_weights: Floats, streams: Iterator[Stream]) -> list[M]:
@@ -256,8 +242,9 @@ def _take(candidates: list[M], ancestors: Indices, log_weights: Floats, streams:
 
 
 def describe(particles: list[Any]) -> str:
-    """Return the estimate of log Z after the last step in words, for progress bars."""
-    return f"log Z-hat {logsumexp(np.array([p.log_weight - p.log_twist for p in particles])):.2f}"
+    """Return the number of finished particles and the estimate of log Z after the last step in words."""
+    log_weights = np.array([particle.log_weight - particle.log_twist for particle in particles])
+    return f"{finished(particles)}, log Z-hat {logsumexp(log_weights):.2f}"
 
 
 # ---- pace of the garbage collector

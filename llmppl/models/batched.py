@@ -9,7 +9,6 @@ arguments, whatever the other arguments of the call are.
 from __future__ import annotations
 
 import functools
-import inspect
 import sys
 from collections.abc import Callable, Hashable, Iterable, Mapping, Set
 from dataclasses import replace
@@ -28,7 +27,6 @@ from llmppl.support.shared import Shared
 A = TypeVar("A", bound=Hashable)
 B = TypeVar("B")
 _MAX_CACHED = 1 << 14                                   # answers
-_EXAMPLE = "def sentiment(texts): return [...]"
 
 
 class Batched(Shared, Evaluator, Generic[A, B]):
@@ -49,12 +47,7 @@ class Batched(Shared, Evaluator, Generic[A, B]):
         functools.update_wrapper(self, function, updated=())
 
     def __call__(self, argument: A) -> B:
-        """Return the answer for `argument`, cached or from a call that also has the arguments of other particles."""
-        if not arguments.is_hashable(argument):
-            raise TypeError(
-                f"{self} is asked once for equal arguments, and {shown(argument)} has no hash: "
-                "give it a text, a number or a tuple of them"
-            )
+        """Return the answer for `argument`, which is hashable, cached or from a call for other particles as well."""
         answer: B = request(self, argument)
         return answer
 
@@ -67,8 +60,8 @@ class Batched(Shared, Evaluator, Generic[A, B]):
 
     @locked
     def evaluate(self, questions: list[A]) -> list[B]:
-        found = {question: self._answers.get(question) for question in questions}
-        new = [question for question, answer in found.items() if answer is None]
+        found = {question: self._answers[question] for question in questions if question in self._answers}
+        new = [question for question in dict.fromkeys(questions) if question not in found]
         size = self.max_batch or max(1, len(new))
         for start in range(0, len(new), size):
             batch = new[start : start + size]
@@ -77,7 +70,7 @@ class Batched(Shared, Evaluator, Generic[A, B]):
             self._answers |= answers
         while len(self._answers) > _MAX_CACHED:
             del self._answers[next(iter(self._answers))]
-        return [found[question] for question in questions]          # type: ignore[misc]    # none is None any more
+        return [found[question] for question in questions]
 
     def _stats(self) -> Stats:
         return self._done.setdefault(get_ident(), Stats())
@@ -89,43 +82,36 @@ class Batched(Shared, Evaluator, Generic[A, B]):
         stats.arguments += len(questions)
         try:
             answers: Any = self.function(list(questions))
-            is_iterable = isinstance(answers, Iterable) and getattr(answers, "ndim", None) != 0
-            is_list = is_iterable and not isinstance(answers, (str, bytes, Mapping, Set))
-            listed = list(answers) if is_list else None
+            is_list = isinstance(answers, Iterable) and not isinstance(answers, (str, bytes, Mapping, Set))
+            listed = list(answers) if is_list else []
         except Exception as error:
             error.add_note(f"in {self}, called with a list of {len(questions)}: {shown(questions)}")
             raise
         finally:
             stats.seconds_batched += perf_counter() - start
-        if listed is None:
-            raise TypeError(
-                f"{self} returned {shown(answers)} for a list of {len(questions)}: a batched function takes a list, "
-                "and returns a list of as many answers, in the same order"
-            )
         if len(listed) != len(questions):
             raise ValueError(
-                f"{self} returned {len(listed)} answers for a list of {len(questions)}: one is wanted for each, in the "
-                "same order"
+                f"{self} returned {shown(answers)} for a list of {len(questions)}: a batched function takes a list, "
+                "and returns a list of as many answers, in the same order"
             )
         return [self._checked(question, answer) for question, answer in zip(questions, listed, strict=True)]
 
     def _checked(self, question: A, answer: Any) -> Any:
         """Return a scalar of numpy or torch as a Python number, an array as a read-only copy."""
-        if getattr(answer, "ndim", None) == 0:
-            answer = answer.item()
-        elif isinstance(answer, np.ndarray):
+        if isinstance(answer, np.ndarray):
             answer = answer.copy()
             answer.setflags(write=False)
-        is_float = isinstance(answer, float) or getattr(getattr(answer, "dtype", None), "kind", "") == "f"
-        if answer is None or (is_float and np.isnan(answer).any()):
+        if getattr(answer, "ndim", None) == 0:
+            answer = answer.item()
+        numbers = np.asarray(answer) if isinstance(answer, (float, np.ndarray)) else np.empty(0)
+        if answer is None or np.any(numbers != numbers):        # NaN
             raise ValueError(f"{self} answered {shown(answer)} for {shown(question)}")
         return answer
 
     def __reduce__(self) -> str | tuple[Any, ...]:
         """Pickle by name if the name leads to this object; else, as in `__main__`, with the function."""
         name = getattr(self, "__qualname__", "")
-        module: Any = sys.modules.get(self.__module__)
-        found: Any = functools.reduce(lambda part, name: getattr(part, name, None), name.split("."), module)
+        found = getattr(sys.modules.get(self.__module__), name, None)
         is_named = found is self and self.__module__ != "__main__"
         return name if is_named else (Batched, (self.function, self.max_batch))
 
@@ -168,21 +154,10 @@ def batched(function: Any = None, /, *, max_batch: int | None = None) -> Any:
     Raises
     ------
     TypeError, ValueError
-        If `function` does not take one list. On a call: for an argument without a hash, a wrong number of answers, and
-        the answers None and NaN. Exceptions of the function get a note with its arguments.
+        If `function` does not take one list. On a call: for an argument without a hash, for a result that is no list of
+        as many answers, and for the answers None and NaN. Exceptions of the function get a note with its arguments.
     """
     if function is None:
         return functools.partial(batched, max_batch=max_batch)
-    arguments.function("batched: function", function, _EXAMPLE)
-    if inspect.iscoroutinefunction(function):
-        raise TypeError(f"{name_of(function)} is a coroutine (async def), and batched takes a plain function")
-    try:
-        inspect.signature(function).bind([])
-    except TypeError as error:
-        raise TypeError(
-            f"batched takes a function of one argument, a list, as {_EXAMPLE}; {name_of(function)} cannot be called so "
-            f"({error}). A method is taken from its object: batched(critic.score)"
-        ) from None
-    except ValueError:                                  # a built-in function without a signature
-        pass
+    arguments.function("batched: function", function, "def sentiment(texts): return [...]", takes=1)
     return Batched(function, max_batch)

@@ -1,9 +1,8 @@
 """Choosers: objects that make the choices of a program. They are the only seam between programs and inference.
 
-Every `sample` asks the particle's *chooser* for a value and notes the answer. There are four choosers:
+Every `sample` asks the particle's *chooser* for a value and notes the answer. There are three choosers:
 
-    Sampled(rng)            draws every value from a random stream
-    Fixed(rng, pick)        takes one value that was listed before, then draws
+    Sampled(rng, pick)      takes one value that was listed before, if given, then draws from a random stream
     StopAtChoice(picks)     takes values that were listed before, then leaves the step and lists the next choice
     Replayed(steps, rng)    repeats the choices that another particle noted
 
@@ -200,18 +199,14 @@ def _from_list(items: Iterable[Choice | StreamState | None]) -> Noted:
 
 def last_choices(particle: Any) -> list[Choice | StreamState]:
     """Return the choices of the last step of a particle."""
-    items, node = list[Choice | StreamState](), particle._noted_
-    while node.item is not None:                        # None at the beginning of the step, and of the list
-        items.append(node.item)
-        node = node.before
-    return items[::-1]
+    return [*itertools.takewhile(lambda item: item is not None, particle._noted_)][::-1]
 
 
 # ---- choosers
 
 
 class Sampled:
-    """Chooser that draws every value from the random stream `rng`, a Generator or a `Stream`.
+    """Chooser that takes the `pick`, if any, then draws from the random stream `rng`, a Generator or a `Stream`.
 
     weighs : False if `sample` and `observe` do not weigh the particle
     by_hand : True if the model may choose outside of a step; a particle of a run may not
@@ -219,8 +214,8 @@ class Sampled:
 
     weighs = True
 
-    def __init__(self, rng: Any, *, by_hand: bool = False) -> None:
-        self.stream, self.by_hand = rng, by_hand
+    def __init__(self, rng: Any, pick: Pick | None = None, *, by_hand: bool = False) -> None:
+        self.stream, self._pick, self.by_hand = rng, pick, by_hand
 
     @property
     def rng(self) -> Any:
@@ -244,7 +239,8 @@ class Sampled:
         return choice
 
     def choose(self, proposal: Proposal) -> tuple[Any, float]:
-        return proposal.propose(self.rng)
+        pick, self._pick = self._pick, None
+        return proposal.propose(self.rng) if pick is None else pick.take(proposal)
 
     def hand_out_rng(self, particle: Any, name: str) -> Any:
         """Return the stream to a program that draws from it directly, by `rng.name`."""
@@ -254,18 +250,6 @@ class Sampled:
 
     def note_stream(self, particle: Any) -> None:
         particle._noted_ = Noted(particle._noted_, StreamState(state_of(self.rng)))
-
-
-class Fixed(Sampled):
-    """Chooser that takes the `pick` first, then draws from `rng`."""
-
-    def __init__(self, rng: Any, pick: Pick) -> None:
-        super().__init__(rng)
-        self._pick: Pick | None = pick
-
-    def choose(self, proposal: Proposal) -> tuple[Any, float]:
-        pick, self._pick = self._pick, None
-        return proposal.propose(self.rng) if pick is None else pick.take(proposal)
 
 
 class Suspended(BaseException):
@@ -280,24 +264,28 @@ class StopAtChoice(Sampled):
     `asker`, which needs every choice, a weighted proposal is listed, and the other cases are a TypeError in its name.
 
     The probabilities are not computed here, so that many steps can compute them together. If that failed, the step runs
-    again with the `errors`, one for each choice, which its samples raise.
+    again, its `sample` raises the `error`, and the probabilities of later choices are computed here.
     """
 
-    def __init__(self, picks: Sequence[Pick] = (), asker: str = "", errors: Sequence[Exception] = ()) -> None:
+    def __init__(self, picks: Sequence[Pick] = (), asker: str = "", error: Exception | None = None) -> None:
         super().__init__(None)
         self.listing: ListedChoice | None = None
         self.left = False
-        self._picks, self._asker, self._errors = iter(picks), asker, iter(errors)
+        self._picks, self._asker, self._error, self._checks = iter(picks), asker, error, error is not None
 
     def choose(self, proposal: Proposal) -> tuple[Any, float]:
-        pick = None if self.left else next(self._picks, None)
-        if pick is not None:
+        if self.left:                                   # the step has caught the first exception
+            raise Suspended
+        if (pick := next(self._picks, None)) is not None:
             return pick.take(proposal)
-        error = None if self.left else next(self._errors, None)
+        error, self._error = self._error, None
         if error is not None:
             raise error
-        if not self.left and (self._asker or (isinstance(proposal, Distribution) and proposal.support is not None)):
-            self.listing = ListedChoice(proposal)
+        if self._asker or (isinstance(proposal, Distribution) and proposal.support is not None):
+            listing = ListedChoice(proposal)
+            if self._checks:
+                listing.check()
+            self.listing = listing
         self.left = True
         raise Suspended
 
@@ -309,15 +297,15 @@ class StopAtChoice(Sampled):
 
 
 class Replayed(Sampled):
-    """Chooser that repeats the choices of `steps`, the first of which is step `first`.
+    """Chooser that repeats the choices of `steps`.
 
     If the program makes other choices, a ValueError names the step and the choice. Unless the chooser `weighs`, no
     probability is computed.
     """
 
-    def __init__(self, steps: Steps, rng: Any, *, first: int = 1, weighs: bool = True) -> None:
+    def __init__(self, steps: Steps, rng: Any, *, weighs: bool = True) -> None:
         super().__init__(rng)
-        self._steps, self._t, self._first, self.weighs = steps, 0, first, weighs
+        self._steps, self._t, self.weighs = steps, 0, weighs
         self._remaining: deque[Choice | StreamState] = deque(*steps[:1])
 
     def choose(self, proposal: Proposal) -> tuple[Any, float]:
@@ -351,8 +339,7 @@ class Replayed(Sampled):
 
     def _error(self, event: str) -> ValueError:
         number = len(self._steps[self._t]) - len(self._remaining) + 1
-        where = f"at step {self._first + self._t}, choice {number}"
-        return ValueError(f"the program makes other choices: {where}, {event}")
+        return ValueError(f"the program makes other choices: at step {self._t + 1}, choice {number}, {event}")
 
 
 def replay(model: M, choices: Steps, rng: np.random.Generator | None = None) -> M:
@@ -444,11 +431,10 @@ class ListedChoice:
             return self.proposal.log_total()
         return self.table.log_total if isinstance(self.proposal, Distribution) else 0.0
 
-    def impossible(self) -> Impossible | None:
-        """Return the error that a draw would raise; None if some value has positive probability."""
-        if self.table.log_total > -np.inf:
-            return None
-        return Impossible(f"{self.proposal.brief} has no value of positive probability")
+    def check(self) -> None:
+        """Compute the table. Raise `Impossible`, as a draw would, if no value has positive probability."""
+        if self.table.log_total == -np.inf:
+            raise Impossible(f"{self.proposal.brief} has no value of positive probability")
 
 
 # ---- the line of a statement

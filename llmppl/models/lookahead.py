@@ -58,11 +58,10 @@ class Lookahead(Shared):
     """
 
     def __init__(self, index: Index, dist: TokenDistribution, max_tokens: int, end: End = "boundary") -> None:
-        if not isinstance(index, Index):
-            raise TypeError(f"Lookahead wants an index, Regex(...).index(lm.vocab), not {index!r}")
-        if not isinstance(dist, TokenDistribution):
+        if not isinstance(index, Index) or not isinstance(dist, TokenDistribution):
             raise TypeError(
-                f"Lookahead wants a distribution over tokens, such as mean_next_token(context, 200), not {dist!r}"
+                "Lookahead wants an index, Regex(...).index(lm.vocab), and a distribution over tokens, such as "
+                f"mean_next_token(context, 200), not {index!r} and {dist!r}"
             )
         if dist.support != index.vocab:
             raise ValueError(f"the distribution is over {dist.support}, and {index!r} over another vocabulary")

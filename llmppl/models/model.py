@@ -23,13 +23,12 @@ from __future__ import annotations
 
 import copy
 import functools
-import inspect
 import math
 import operator
 import types
 import weakref
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, Protocol, Self, SupportsFloat, TypeVar
+from typing import TYPE_CHECKING, Any, Self, SupportsFloat, TypeVar
 
 import numpy as np
 
@@ -43,20 +42,9 @@ from llmppl.support.runtime import ContextTooLong, running
 from llmppl.support.shared import Shared
 
 if TYPE_CHECKING:
-    from llmppl.lm import Context
+    from llmppl.lm import Context, NextToken
 
 T = TypeVar("T")
-Next_co = TypeVar("Next_co", bound=Proposal, covariant=True)
-
-
-class HasNextToken(Protocol[Next_co]):
-    """Context as a program uses it."""
-
-    def next_token(self) -> Next_co:
-        """Return the distribution of the next token."""
-
-
-_PACKAGE = __name__.partition(".")[0] + "."
 
 
 class Dead(BaseException):
@@ -71,27 +59,15 @@ def _read_only(name: str) -> Any:
 # ---- checks of what a program passes to its verbs
 
 
-def _check_step(step: Callable[..., Any], program: str) -> None:
-    """Raise a TypeError if `step` is a coroutine or a generator."""
-    layer = inspect.unwrap(step)
-    if inspect.iscoroutinefunction(layer) or inspect.isasyncgenfunction(layer):
-        raise TypeError(f"{program}.step is a coroutine (async def); {_PLAIN}drop async and await, {_RETURNS}")
-    if inspect.isgeneratorfunction(layer):
-        raise TypeError(f"{program}.step is a generator (yield); {_PLAIN}drop yield, {_RETURNS}")
-
-
 def _check_result(result: Any, program: str) -> None:
-    """Raise a TypeError if a step returned anything but None."""
+    """Raise a TypeError if a step returned anything but None, as a coroutine or a generator does."""
     if result is not None:
         getattr(result, "close", int)()                 # else Python also warns of a coroutine
         raise TypeError(
-            f"{program}.step returned {shown(result)}; {_PLAIN}they return nothing, add text to self.s, keep other "
-            "values in attributes of self, and end the program by self.finish()"
+            f"{program}.step returned {shown(result)}; steps are plain functions here that return nothing: drop async, "
+            "await and yield, since self.sample(...) returns the value itself; add text to self.s, keep other values "
+            "in attributes of self, and end the program by self.finish()"
         )
-
-
-_PLAIN = "steps are plain functions here: "
-_RETURNS = "self.sample(...) returns the value itself"
 
 
 def _check_time(model: Model, verb: str) -> None:
@@ -111,9 +87,7 @@ def _check_time(model: Model, verb: str) -> None:
 
 def _as_bool(holds: Any) -> bool:
     """Return the argument of `condition` as a bool. TypeError unless it is True, False, 0 or 1."""
-    if holds is True or holds is False:
-        return holds
-    if isinstance(holds, (int, np.generic, np.ndarray)) and np.shape(holds) == () and holds in (0, 1):
+    if isinstance(holds, (int, np.bool_, np.integer)) and holds in (0, 1):
         return bool(holds)
     raise TypeError(
         f"condition wants True or False, not {shown(holds)}: compare, as in condition(n > 0) or "
@@ -123,7 +97,7 @@ def _as_bool(holds: Any) -> bool:
 
 def _as_log_weight(verb: str, log_w: Any) -> float:
     """Return the log weight given to `verb` as a float. TypeError unless it is a number."""
-    if hasattr(log_w, "__float__") and not isinstance(log_w, (bool, np.bool_)):       # float("3") is 3
+    if not isinstance(log_w, (bool, np.bool_, str, bytes)):
         try:
             return float(log_w)
         except (TypeError, OverflowError, ValueError):
@@ -131,13 +105,13 @@ def _as_log_weight(verb: str, log_w: Any) -> float:
     raise TypeError(f"{verb} wants a log weight, one number, not {shown(log_w)}")
 
 
-def _check_proposal(verb: str, *proposals: Any) -> None:
-    """Raise a TypeError if one of the arguments of `verb` is no distribution."""
-    for each in proposals:
-        if not isinstance(each, Proposal):
-            close = f": give Categorical({shown(each)})" if isinstance(each, dict) else ""
-            close = ": give self.transformer(context)" if hasattr(each, "next_token") else close
-            raise TypeError(f"{verb} wants a Distribution or another Proposal first, not {shown(each)}{close}")
+def _check_proposal(verb: str, value: Any) -> None:
+    """Raise a TypeError if an argument of `verb` is no distribution."""
+    if not isinstance(value, Proposal):
+        raise TypeError(
+            f"{verb} wants a Distribution or another Proposal, not {shown(value)}: give self.transformer(context) for "
+            "a context, and Categorical({'a': 0.5, 'b': 0.5}) for a dict of probabilities"
+        )
 
 
 # ---- copies
@@ -146,16 +120,10 @@ _OWN = frozenset(("_chooser_", "_noted_", "_stepping_", "_attribution_"))
 _ATOMS = (str, bytes, int, float, complex, bool, type(None), types.FunctionType, *weakref.ProxyTypes)
 
 
-class _OwnCopies(dict[type, bool]):
-    """Types whose instances are their own copies."""
-
-    def __missing__(self, cls: type) -> bool:
-        is_atom = cls in _ATOMS or issubclass(cls, type)
-        self[cls] = found = is_atom or getattr(cls, "__deepcopy__", None) is Shared.__deepcopy__
-        return found
-
-
-_IS_OWN_COPY = _OwnCopies()
+@functools.cache
+def _is_own_copy(cls: type) -> bool:
+    """Return True if instances of `cls` are immutable, so that a copy shares them."""
+    return cls in _ATOMS or issubclass(cls, type) or getattr(cls, "__deepcopy__", None) is Shared.__deepcopy__
 
 
 @functools.cache
@@ -222,8 +190,7 @@ class Model:
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
-        taken = [] if cls.__module__.startswith(_PACKAGE) else vars(cls)
-        for name in taken:
+        for name in vars(cls):
             if isinstance(vars(Model).get(name), property):
                 raise TypeError(f"{cls.__name__}.{name}: this name is inference's; my_{name}, say, is free")
         if isinstance(cls.shared, str):
@@ -301,7 +268,7 @@ class Model:
             A string that the text of the span contains, or `until(text) -> bool` of that text.
         max_tokens : int, optional
             The span is cut off after this many tokens, with no weight; one with a constraint is complete by then.
-        constraint : Regex, Grammar, JsonSchema, type, list of str, index, recognizer, interegular.FSM, or callable
+        constraint : Regex, Grammar, JsonSchema, type, list of str, index, recognizer, or callable
             It applies to the text of the span alone. If it has `parse`, as types have, `parsed` is the object. EOS is
             allowed only where the constraint accepts the text. A callable must hold of the text so far after every
             token. It is checked after the draw and cannot plan the end. Create the constraint outside of the step.
@@ -365,7 +332,7 @@ class Model:
         _check_time(self, "twist")
         self._log_twist_ += log_w
 
-    def transformer(self, context: HasNextToken[Next_co]) -> Next_co:
+    def transformer(self, context: Context) -> NextToken:
         """Return the distribution of the next token after `context`. Particles share their forward passes."""
         if not hasattr(context, "next_token"):
             raise TypeError(f"transformer wants a Context, lm.context(text), not {context!r}")
@@ -389,11 +356,7 @@ class Model:
         return self.__deepcopy__({})
 
     def __copy__(self) -> Self:
-        if type(self).copy is Model.copy:
-            return self.copy()
-        new = object.__new__(type(self))                # an overridden copy() decides itself what to share
-        vars(new).update({**vars(self), "_stepping_": False, "_chooser_": None})
-        return new
+        return self.__deepcopy__({})
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Self:
         new: Self = object.__new__(type(self))
@@ -401,9 +364,10 @@ class Model:
         cls: Any = type(self)
         kept, attributes = _kept_names(cls), vars(new)
         for name, value in vars(self).items():
-            if name in kept or _IS_OWN_COPY[type(value)]:
+            kind: Any = type(value)
+            if name in kept or _is_own_copy(kind):
                 attributes[name] = value
-            elif type(value) in (list, set) and all(map(_IS_OWN_COPY.__getitem__, map(type, value))):
+            elif kind in (list, set) and all(map(_is_own_copy, map(type, value))):
                 attributes[name] = memo.setdefault(id(value), value.copy())
             else:
                 attributes[name] = copy.deepcopy(value, memo)
@@ -435,13 +399,15 @@ class Model:
     ) -> Any:
         """Draw as `sample` does, as a part of the statement `verb`. `explain` returns why there is nothing to draw."""
         _check_time(self, verb)
+        _check_proposal(verb, dist)
+        if proposal is not None:
+            _check_proposal(verb, proposal)
         source = dist if proposal is None else proposal
-        _check_proposal(verb, dist, source)
         try:
             chooser = self._chooser_ or self._own_chooser_()
             value, log_w = chooser.draw(self, source)
         except Impossible as error:
-            self._die_(verb, f"{verb}: {error.brief if explain is None else explain()}")
+            self._die_(verb, f"{verb}: {error.brief}" if explain is None else explain())
             return None
         if not chooser.weighs:
             return value
@@ -502,19 +468,18 @@ def untwist(particle: Model) -> None:
 
 
 def wrap_step(cls: type[Model]) -> None:
-    """Wrap the step of `cls`, whether it was written in the class, inherited from a mixin, or assigned."""
-    if not hasattr(cls.step, "_wrapped"):
-        _check_step(cls.step, cls.__name__)
-        setattr(cls, "step", _wrap_step(cls.step))          # noqa: B010
+    """Add to the step of `cls` what belongs to every step: it removes and adds twists, and catches deaths.
 
-
-def _wrap_step(step: Callable[[Model], Any]) -> Callable[[Model], Any]:
-    """Return `step` with what belongs to every step: it removes and adds twists, and catches deaths."""
+    The step may be written in the class, inherited from a mixin, or assigned.
+    """
+    step: Callable[[Model], Any] = cls.step
+    if hasattr(step, "_wrapped"):
+        return
 
     @functools.wraps(step)
-    def whole(self: Model) -> Any:
+    def whole(self: Model) -> None:
         if self._stepping_:                             # super().step() is part of the step that calls it
-            return step(self)
+            return _check_result(step(self), type(self).__name__)
         if self.finished:
             raise RuntimeError(f"step() of a particle that has finished: {self!r}")
         untwist(self)
@@ -536,4 +501,4 @@ def _wrap_step(step: Callable[[Model], Any]) -> Callable[[Model], Any]:
             self._log_weight_ += self._log_twist_
 
     setattr(whole, "_wrapped", True)                    # noqa: B010
-    return whole
+    setattr(cls, "step", whole)                         # noqa: B010

@@ -5,6 +5,8 @@ allowed, it is proposed from the allowed ones. With A_i the tokens allowed at pl
 log-probability  sum_i log p(v_i)  is drawn with the weight  prod_i p(A_i).  Under inference it then has the probability
 prod_i p(v_i), restricted to the allowed spans. There is no selection between the tokens of a span. If a constraint is
 rarely satisfied, use one step for each token instead.
+
+The tokens that a constraint allows within a bound are the subject of `Guide`, which `ConstrainedText` uses as well.
 """
 
 from __future__ import annotations
@@ -18,7 +20,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from llmppl.constraints.constraint import Index
-from llmppl.constraints.masks import TokenIndex
 from llmppl.constraints.values import index_of
 from llmppl.constraints.vocabulary import EOS, Text, Token, Vocabulary
 from llmppl.distributions import Finite
@@ -59,7 +60,110 @@ class Span(NamedTuple):
     parsed: Any = None
 
 
-class Extent:
+class Guide(Shared):
+    """Tokens that a constraint and a bound allow in a text, and the reasons of deaths by them.
+
+    A reason is one sentence that names the constraint or the bound, and nothing that differs between particles.
+
+    Parameters
+    ----------
+    kind : "text" or "span", for errors
+    constraint : as in `Model.extend`
+    vocab : Vocabulary
+    complete : bool, optional
+        True if the text must end. By default it must if it has a constraint, which is no function, and a bound.
+    max_tokens : int, optional
+    room : float
+        Number of tokens that the model can still read.
+
+    Attributes
+    ----------
+    index : Index of the constraint, or None
+    function : the constraint if it is a function of the text, or None
+    must_end_by : float
+        Number of tokens after which the text must have ended; infinity if it may be cut.
+
+    Raises
+    ------
+    TypeError, ValueError
+        For a wrong constraint, and if the text must end, but has no bound or cannot end within it.
+    """
+
+    def __init__(
+        self, kind: str, constraint: Any, vocab: Vocabulary, complete: bool | None, max_tokens: int | None,
+        room: float = math.inf,
+    ) -> None:  # fmt: skip
+        self.index, self.vocab, self.max_tokens, self.room = _index_of(constraint, vocab), vocab, max_tokens, room
+        self.function = constraint if self.index is None else None
+        self.must_end_by = must_end_by(kind, complete, max_tokens, self.index, room)
+        self._plans_from = NEAR if max_tokens is None else math.inf     # tokens left
+
+    @property
+    def start(self) -> Any:
+        """State of the constraint before the text."""
+        return None if self.index is None else self.index.start
+
+    @property
+    def name(self) -> str:
+        """Short name of the constraint."""
+        given = self.index or self.function
+        return "the text" if given is None else name_of_constraint(given)
+
+    @property
+    def bound(self) -> str:
+        """Bound on the tokens, in words."""
+        return name_of_bound(self.max_tokens, self.room)
+
+    @property
+    def demands(self) -> list[str]:
+        """Names of the restrictions that the masks express."""
+        plans_its_end = self.must_end_by < math.inf and self._plans_from == math.inf
+        return [self.name] * (self.index is not None) + [f"an end within {self.bound}"] * plans_its_end
+
+    def masks(self, state: Any, num_tokens: int) -> Iterator[NDArray[np.bool_]]:
+        """Yield masks that the token after the first `num_tokens` must satisfy."""
+        left = self.must_end_by - num_tokens
+        if self.index is not None:
+            with mask_timer():
+                is_far = left == math.inf or left > self._plans_from
+                yield self.index.mask(state) if is_far else self.index.mask_within(state, left)
+        if left == 0:
+            yield self.vocab.only_eos
+
+    def advance(self, state: Any, token: Token) -> Any:
+        """Return the state of the constraint after one more token."""
+        if self.index is None:
+            return None
+        with mask_timer():
+            return self.index.advance(state, token)
+
+    def parse(self, text: str) -> Any:
+        """Return the value of a text that has ended."""
+        return str(text) if self.index is None else self.index.parse(text)
+
+    def refusal(self, text: str) -> str:
+        """Return why `parse` of the constraint rejects a finished text that the masks allowed; "" if it does not."""
+        try:
+            self.parse(text)
+        except ValueError as error:
+            return f"{self.name} refuses the finished text, larger N would try more of them: {error}"
+        return ""
+
+    def fails(self, text: str) -> str:
+        """Return why the text so far does not satisfy the constraint, a function; "" if it does."""
+        holds = self.function is None or arguments.truth("constraint", self.function, text)
+        return "" if holds else f"{self.name} is false of the text"
+
+    def explain_no_token(self, state: Any, num_tokens: int, rule: DecisionRule, demands: str) -> str:
+        """Return why no token could be drawn: the text cannot end in time, or the `demands` leave none."""
+        index, left = self.index, self.must_end_by - num_tokens
+        under = "" if rule == NO_RULE else f" under {rule!r}"
+        if left == 0 or (index is not None and left < math.inf and not index.mask_within(state, left).any()):
+            return f"{self.name} cannot end within {self.bound}: give room{under}"
+        return f"no token{' allowed by ' * (demands != '')}{demands} has positive probability{under}"
+
+
+class Extent(Guide):
     """Arguments of `Model.extend`, checked: the allowed tokens and the end of a span.
 
     Raises
@@ -78,42 +182,15 @@ class Extent:
             raise ValueError('until must be a text of at least one character, not ""')
         if until is not None and not isinstance(until, str):
             arguments.function("until", until, "ends_sentence")
-        self.vocab, self.until = context.lm.vocab, until
-        self.max_tokens = arguments.optional_count("max_tokens", max_tokens)
-        self.index = _index_of(constraint, self.vocab)
-        self.constraint = constraint if self.index is None else None
+        max_tokens = arguments.optional_count("max_tokens", max_tokens)
+        super().__init__("span", constraint, context.lm.vocab, complete, max_tokens)
         if until is None and max_tokens is None and self.index is None:
             raise ValueError(
                 "extend wants to know where the span ends: give until='.', a constraint such as Regex(...), or "
                 "max_tokens=20"
             )
-        self.start = None if self.index is None else self.index.start
-        self.must_end_by = must_end_by("span", complete, self.max_tokens, self.index)
-        self.cut_after = self.max_tokens if self.must_end_by == math.inf else None
-
-    def masks(self, state: Any, num_tokens: int) -> Iterator[NDArray[np.bool_]]:
-        """Yield masks that the token after the first `num_tokens` must satisfy."""
-        left = self.must_end_by - num_tokens
-        if self.index is not None:
-            with mask_timer():
-                yield self.index.mask(state) if left == math.inf else self.index.mask_within(state, left)
-        if left == 0:
-            yield self.vocab.only_eos
-
-    def explain_no_token(self, state: Any, num_tokens: int, rule: DecisionRule) -> str:
-        bound = f"max_tokens={self.max_tokens}"
-        return explain_no_token(self.index, state, self.must_end_by - num_tokens, bound, rule)
-
-    def advance(self, state: Any, token: Token) -> Any:
-        """Return the state of the constraint after one more token."""
-        if self.index is None:
-            return None
-        with mask_timer():
-            return self.index.advance(state, token)
-
-    def parse(self, text: Text) -> Any:
-        """Return the value of the text of a span that has ended."""
-        return str(text) if self.index is None else self.index.parse(text)
+        self.until = until
+        self.cut_after = max_tokens if self.must_end_by == math.inf else None
 
     def is_over(self, state: Any, text: Text) -> bool:
         """Return True if the span ends with `text`: `until` holds, and the constraint accepts it."""
@@ -123,7 +200,7 @@ class Extent:
             over = arguments.truth("until", self.until, text)
         else:
             over = self.index is not None if self.until is None else self.until in text
-        return over and not explain_refusal(self.index, text)
+        return over and not self.refusal(text)
 
 
 def extend(model: Any, context: Context, extent: Extent, rule: DecisionRule) -> Span:
@@ -131,33 +208,30 @@ def extend(model: Any, context: Context, extent: Extent, rule: DecisionRule) -> 
     arguments.function("rule", rule, "Rule(top_k=40)")
     text, log_prob, state, num_tokens = Text(), 0.0, extent.start, 0
     while num_tokens != extent.cut_after and not model.finished:
-        dist: TokenDistribution = model.transformer(context)
-        if rule is not NO_RULE:
-            dist = rule(dist)
+        dist: TokenDistribution = rule(model.transformer(context))
         proposal: Finite = dist
         for mask in extent.masks(state, num_tokens):
             proposal = proposal.masked(mask)
-        explain = functools.partial(extent.explain_no_token, state, num_tokens, rule)
-        token = model._draw_("extend", dist, None if proposal is dist else proposal, explain)
+        token = model._draw_(
+            "extend", dist, None if proposal is dist else proposal,
+            lambda: extent.explain_no_token(state, num_tokens, rule, " and ".join(extent.demands)),     # noqa: B023
+        )  # fmt: skip
         if token is None:                               # the particle died by hand, outside of a step
             break
         log_prob += dist.log_prob(token)
-        if token == EOS:
-            refusal = explain_refusal(extent.index, text)
-            if not refusal:
-                return Span(text, context, log_prob, "eos", extent.parse(text))
-            model._die_("extend", f"extend: {refusal}")
-            break
-        text, context, num_tokens = text + token, context + token, num_tokens + 1
-        state = extent.advance(state, token)
-        if extent.constraint is not None and not arguments.truth("constraint", extent.constraint, text):
-            model._die_("extend", f"extend: {name_of_constraint(extent.constraint)} is false of the text")
-        elif extent.is_over(state, text):
-            return Span(text, context, log_prob, "until", extent.parse(text))
+        ends = token == EOS
+        if not ends:
+            text, context, num_tokens = text + token, context + token, num_tokens + 1
+            state = extent.advance(state, token)
+        refusal = extent.refusal(text) if ends else extent.fails(text)
+        if refusal:
+            model._die_("extend", refusal)
+        elif ends or extent.is_over(state, text):
+            return Span(text, context, log_prob, "eos" if ends else "until", extent.parse(text))
     return Span(text, context, log_prob, "max_tokens")
 
 
-# ---- reasons of deaths: one sentence that names the constraint or bound, and nothing that differs between particles
+# ---- names and bounds of constraints
 
 
 def name_of_constraint(constraint: Any) -> str:
@@ -167,82 +241,31 @@ def name_of_constraint(constraint: Any) -> str:
     made_from = getattr(constraint, "constraint", None) or getattr(constraint, "recognizer", constraint)
     made_from = getattr(made_from, "constraint", made_from)
     strings = getattr(made_from, "strings", None)
-    if strings is not None:
-        name = f"the list {[*strings]}"
-        return name if len(name) <= MAX_NAME else f"the list of {len(strings)} strings"
-    name = repr(made_from)
-    return type(made_from).__name__ if len(name) > MAX_NAME or name.startswith("<") else name
-
-
-def explain_refusal(index: Index | None, text: str) -> str:
-    """Return why `parse` of the constraint rejects a finished text that the masks allowed; "" if it does not."""
-    try:
-        _ = None if index is None else index.parse(text)
-    except ValueError as error:
-        return f"{name_of_constraint(index)} refuses the finished text, larger N would try more of them: {error}"
-    return ""
-
-
-def explain_no_token(
-    index: Index | None, state: Any, left: float, bound: str, rule: DecisionRule, *, masked: bool = False
-) -> str:
-    """Return why no token could be drawn after `state`: the text cannot end in time or go on, or has probability 0.
-
-    `left` is the number of tokens within which the text must end, and `bound` names the bound on all tokens, as
-    "max_tokens=20". `masked` is True if the user's mask also restricts the tokens.
-    """
-    name = "the text" if index is None else name_of_constraint(index)
-    under = "" if rule == NO_RULE else f" under {rule!r}"
-    if left == 0 or (index is not None and left < math.inf and not index.mask_within(state, left).any()):
-        return f"{name} cannot end within {bound}: give room{under}"
-    if index is not None and not index.mask(state).any():
-        return f"{name} cannot go on: no token of the vocabulary continues it"
-    if index is None:
-        return f"no token{' that the mask allows' * masked} has positive probability{under}"
-    allow = f"{name} and the mask allow" if masked else f"{name} allows"
-    return f"no token that {allow} has positive probability{under}"
+    name = repr(made_from) if strings is None else f"the list {[*strings]}"
+    if len(name) <= MAX_NAME and not name.startswith("<"):
+        return name
+    return type(made_from).__name__ if strings is None else f"the list of {len(strings)} strings"
 
 
 def must_end_by(
     kind: str, complete: bool | None, max_tokens: int | None, index: Index | None, room: float = math.inf
 ) -> float:
-    """Return the number of tokens after which a text must have ended; infinity if it may be cut.
-
-    Parameters
-    ----------
-    kind : "text" or "span", for errors
-    complete : bool, optional
-        True if the text must end. By default it must if it has a constraint and a bound.
-    max_tokens : int, optional
-    index : Index of the constraint, optional
-    room : float
-        Number of tokens that the model can still read.
-
-    Raises
-    ------
-    ValueError
-        If the text must end and has no bound, or if no text of the constraint ends within it.
-    """
-    bound = room if max_tokens is None else min(max_tokens, room)
+    """Return the number of tokens after which a text must have ended, as `Guide` describes its arguments."""
+    bound = min(room, math.inf if max_tokens is None else max_tokens)
     if complete is None:
         complete = index is not None and bound < math.inf
     if not complete:
         return math.inf
     if bound == math.inf:
         raise ValueError(f"complete=True wants max_tokens, after which the {kind} must have ended")
-    if index is None or (max_tokens is None and room > NEAR):
-        return bound
-    if isinstance(index, TokenIndex):
-        if index.mask_within(index.start, bound).any():
-            return bound                                # the shortest text takes longer to find
-        shortest = index.tokens_to_accept(index.start, 4 * bound)       # the question of an error is bounded
-    else:
-        shortest = index.tokens_to_accept(index.start)
-    if shortest > bound:
-        takes = f", the shortest takes {shortest} tokens" * (shortest < math.inf)
-        within = f"{index!r}: no {kind} ends within {name_of_bound(max_tokens, room)}{takes}"
-        raise ValueError(f"{within}: give room, or complete=False to cut it there")
-    return bound
+    if index is None or (max_tokens is None and room > NEAR) or index.mask_within(index.start, bound).any():
+        return bound                                    # the shortest text would take longer to find
+    shortest = index.tokens_to_accept(index.start, 4 * bound)           # the question of an error is bounded
+    takes = f", the shortest takes {shortest} tokens" * (shortest < math.inf)
+    raise ValueError(
+        f"{index!r}: no {kind} ends within {name_of_bound(max_tokens, room)}{takes}: give room, or complete=False to "
+        "cut it there"
+    )
 
 
 def name_of_bound(max_tokens: int | None, room: float) -> str:
@@ -256,9 +279,8 @@ def _index_of(constraint: Any, vocab: Vocabulary) -> Index | None:
     """Return the index of a constraint. It is cached, because a step needs it again and again."""
     constraint = tuple(constraint) if isinstance(constraint, list) else constraint
     is_constant = isinstance(constraint, Shared | tuple) or arguments.is_type(constraint)
-    if is_constant and not isinstance(constraint, Index) and arguments.is_hashable(constraint):
-        return _cached_index_of(constraint, vocab)
-    return index_of(constraint, vocab)
+    find = _cached_index_of if is_constant and arguments.is_hashable(constraint) else index_of
+    return find(constraint, vocab)
 
 
-_cached_index_of = functools.lru_cache(16)(index_of)
+_cached_index_of: Callable[[Any, Any], Index | None] = functools.lru_cache(16)(index_of)

@@ -8,7 +8,6 @@ Source: Kuchnik, Smith & Amvrosiadis 2023, "Validating Large Language Models wit
 
 from llmppl.constraints.automata import any_case as any_case
 from llmppl.constraints.automata import any_whitespace as any_whitespace
-from llmppl.constraints.automata import homoglyphs as homoglyphs
 from llmppl.constraints.automata import optional_punctuation as optional_punctuation
 from llmppl.constraints.automata import rewrite as rewrite
 from llmppl.constraints.automata import synonyms as synonyms
@@ -20,17 +19,17 @@ from llmppl.queries.comparison import Exact as Exact
 from llmppl.queries.comparison import chi_square_tail as chi_square_tail
 from llmppl.queries.comparison import compare as compare
 from llmppl.queries.compile import Edits as Edits
-from llmppl.queries.explanation import Certificate as Certificate
-from llmppl.queries.explanation import Conformity as Conformity
-from llmppl.queries.explanation import Explanation as Explanation
-from llmppl.queries.explanation import can_generate as can_generate
-from llmppl.queries.explanation import conformity as conformity
-from llmppl.queries.explanation import explain as explain
 from llmppl.queries.matches import Match as Match
 from llmppl.queries.matches import Matches as Matches
 from llmppl.queries.matches import MatchList as MatchList
+from llmppl.queries.query import Certificate as Certificate
+from llmppl.queries.query import Conformity as Conformity
+from llmppl.queries.query import Explanation as Explanation
 from llmppl.queries.query import Query as Query
 from llmppl.queries.query import QueryOptions as QueryOptions
+from llmppl.queries.query import can_generate as can_generate
+from llmppl.queries.query import conformity as conformity
+from llmppl.queries.query import explain as explain
 from llmppl.queries.query import probability as probability
 from llmppl.queries.query import search as search
 from llmppl.queries.sampling import Probability as Probability

@@ -20,34 +20,27 @@ import itertools
 import math
 import operator
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, field
-from functools import cached_property, partial, reduce
+from dataclasses import dataclass
+from functools import cached_property, lru_cache, partial, reduce
 from typing import Any, NamedTuple
-from weakref import WeakKeyDictionary
 
 import numpy as np
-from numpy.typing import NDArray
 
-from llmppl.constraints.automata import DFA, Edit
+from llmppl.constraints.automata import DFA
 from llmppl.constraints.constraint import Index
-from llmppl.constraints.vocabulary import Text
-from llmppl.constraints.vocabulary.canonical import Canonical, CanonicalState
-from llmppl.distributions import NO_RULE, DecisionRule, logsumexp
+from llmppl.constraints.vocabulary import Canonical, CanonicalState, Text
+from llmppl.distributions import NO_RULE, DecisionRule, Floats, Ints, logsumexp
 from llmppl.lm import CachedTransformer, Context, TokenDistribution
 from llmppl.queries.compile import MAX_LISTED_PREFIXES, Compiled, Part
 from llmppl.queries.matches import Match
+from llmppl.support.graphs import Memo
 from llmppl.support.runtime import Runtime
 
 MAX_PUSHED = 16                                         # children pushed at once; later four times as many
 MAX_BARREN_EXPANSIONS = 10_000                          # in a row without a match, before an error
 ROUNDING = 1e-12                                        # smaller masses outside the language count as zero
 
-Floats = NDArray[np.float64]
-Ints = NDArray[np.int64]
-
 NOTHING: Floats = np.zeros(0)                           # for a node that needs no row
-
-_canonical: WeakKeyDictionary[Any, Canonical] = WeakKeyDictionary()     # by tokenizer
 
 
 # ---- the search space
@@ -94,8 +87,6 @@ class Space:
     max_tokens: int | None = None
     only_canonical: bool = False
     first: bool = False
-    _alignments: dict[tuple[int, bytes], tuple[Edit, ...]] = field(default_factory=dict)    # by id of part, and text
-    _indices: dict[int, Index] = field(default_factory=dict)
 
     @cached_property
     def prefixes(self) -> DFA:
@@ -108,20 +99,14 @@ class Space:
         return any(part.prefixes.accepts_text("") for part in self.compiled.parts) and not len(self.lm.context())
 
     @cached_property
-    def canonical(self) -> Canonical | None:
+    def canonical(self) -> Any:
         """Masks that exclude tokens which are not canonical; None if the tokenizer has no rules to read."""
-        tokenizer = self.lm.tokenizer
-        if not hasattr(tokenizer, "backend_tokenizer"):
-            return None
-        if tokenizer not in _canonical:
-            _canonical[tokenizer] = Canonical(tokenizer, self.lm.vocab)
-        return _canonical[tokenizer]
+        return _canonical(self.lm.tokenizer, self.lm.vocab)
 
-    def _index(self, language: DFA) -> Index:
-        """Return the index of a language; roots share it."""
-        if id(language) not in self._indices:
-            self._indices[id(language)] = language.index(self.lm.vocab)
-        return self._indices[id(language)]
+    @cached_property
+    def indices(self) -> Memo[DFA, Index]:
+        """Indices of the languages; roots share them."""
+        return Memo(lambda language: language.index(self.lm.vocab))
 
     # ---- prefixes
 
@@ -134,41 +119,35 @@ class Space:
         listed = self.compiled.prefixes()
         if listed is None:
             return None
-        contexts = [self.lm.context(text) for text, _ in listed]
-        log_probs = [0.0] * len(listed)
+        starts = [Start(text, self.lm.context(text), 0.0, part) for text, part in listed]
 
         def score(i: int) -> None:
-            given = contexts[i].tokens[: 0 if self.counts_first else 1]
-            log_probs[i] = contexts[i].log_prob_since(reduce(operator.add, given, self.lm.at(())))
+            context = starts[i].context
+            given = context.tokens[: 0 if self.counts_first else 1]
+            log_prob = context.log_prob_since(reduce(operator.add, given, self.lm.at(())))
+            starts[i] = starts[i]._replace(log_prob=log_prob)
 
-        Runtime().run([partial(score, i) for i in range(len(listed))], [f"prefix {text!r}" for text, _ in listed])
-        texts, parts = zip(*listed, strict=True)
-        return list(map(Start, texts, contexts, log_probs, parts))
+        Runtime().run([partial(score, i) for i in range(len(starts))], [f"prefix {text!r}" for text, _ in listed])
+        return starts
 
     def root(self, start: Start) -> Node:
         """Return the node after a prefix."""
-        rules = self.canonical if self.only_canonical else None
-        after = None if rules is None else rules.after(start.context.tokens)
-        return Node(start, start.context, self._index(start.part.follow), start.part.start, after)
+        after = self.canonical.after(start.context.tokens) if self.only_canonical and self.canonical else None
+        return Node(start, start.context, self.indices[start.part.follow], start.part.start, after)
 
     def prefix_root(self) -> Node:
         """Return the node before all prefixes: after the special tokens that the tokenizer puts before a text."""
         text = next(filter(None, self.prefixes.enumerate()))
-        context = self.lm.context(text)
-        if b"".join(token.bytes for token in context.tokens) != text.encode():
+        tokens = self.lm.context(text).tokens
+        special = list(itertools.takewhile(lambda token: not token.bytes, tokens))
+        empty_differs = self.prefixes.accepts_text("") and self.lm.context().tokens != special
+        if empty_differs or b"".join(token.bytes for token in tokens) != text.encode():
             raise ValueError(
-                f"this tokenizer adds a space before a text, so more than {MAX_LISTED_PREFIXES} prefix strings cannot "
-                f"be searched: give a prefix with fewer strings"
+                f"this tokenizer adds a space before a text, or a BOS before the empty text alone, so more than "
+                f"{MAX_LISTED_PREFIXES} prefix strings cannot be searched: give a prefix with fewer strings"
             )
-        special = tuple(itertools.takewhile(lambda token: not token.bytes, context.tokens))
-        if self.prefixes.accepts_text("") and tuple(self.lm.context().tokens) != special:
-            raise ValueError(
-                f"this tokenizer puts a BOS before the empty text alone, so the empty prefix cannot be searched among "
-                f"more than {MAX_LISTED_PREFIXES} prefix strings: ask for it by itself, prefix=''"
-            )
-        begin = reduce(operator.add, special, self.lm.at(()))
-        after = None if self.canonical is None else self.canonical.start
-        return Node(None, begin, self._index(self.prefixes), self.prefixes.start, after)
+        begin, after = reduce(operator.add, special, self.lm.at(())), self.canonical and self.canonical.start
+        return Node(None, begin, self.indices[self.prefixes], self.prefixes.start, after)
 
     # ---- children
 
@@ -177,17 +156,16 @@ class Space:
         dist: TokenDistribution = self.rule(node.context.next_token())
         return dist
 
-    def log_probs(self, nodes: Iterable[Node]) -> list[Floats]:
-        """Return the log-probabilities of the next token after each node, (V,) each, in one round."""
-        counts, nodes = self.counts_first, list(nodes)
-        dists = [n.context.next_token() if n.depth or counts or len(n.context) else None for n in nodes]
-        return [self._log_probs(*each) for each in zip(nodes, dists, strict=True)]      # the first asks for all
+    def log_probs(self, nodes: list[Node]) -> list[Floats]:
+        """Return the log-probabilities of the next token after each node, (V,) each, in one round.
 
-    def _log_probs(self, node: Node, dist: TokenDistribution | None) -> Floats:
-        if dist is None:                                # the first token of a context has no probability
-            return np.zeros(len(self.lm.vocab))
-        shaped: TokenDistribution = dist if node.start is None else self.rule(dist)
-        return shaped.log_probs()
+        The first token of a context has no probability, unless it counts. No rule applies in an incomplete prefix.
+        """
+        known = [node.depth or len(node.context) or self.counts_first for node in nodes]
+        dists = [node.context.next_token() if given else None for node, given in zip(nodes, known, strict=True)]
+        rules = [NO_RULE if node.start is None else self.rule for node in nodes]        # the first row asks for all
+        return [np.zeros(len(self.lm.vocab)) if dist is None else rule(dist).log_probs()
+                for rule, dist in zip(rules, dists, strict=True)]  # fmt: skip
 
     def inside(self, node: Node) -> Ints:
         """Return the tokens after a node that stay in the language, without eos."""
@@ -200,18 +178,15 @@ class Space:
         if cut or node.context.room == 0:
             return np.zeros(0, np.int64)
         ids = self.inside(node)
-        if node.canonical is not None and self.canonical is not None and ids.size:
-            ids = ids[self.canonical.mask(node.canonical)[ids]]
-        return ids
+        return ids if node.canonical is None else ids[self.canonical.mask(node.canonical)[ids]]
 
     def child(self, node: Node, token: int, log_prob: float, noise: float = 0.0) -> Node:
-        rules = None if node.canonical is None else self.canonical
         return Node(
             node.start,
             node.context + token,
             node.masks,
             node.masks.advance(node.state, token),
-            None if rules is None or node.canonical is None else rules.advance(node.canonical, token),
+            None if node.canonical is None else self.canonical.advance(node.canonical, token),
             node.log_prob + log_prob,
             noise,
             node.data + self.lm.vocab.tokens[token],
@@ -225,10 +200,8 @@ class Space:
         text, ignored, start = node.data.decode(), self.compiled.ignored, node.start
         if start is None:
             return self.lm.context(text) == node.context
-        if ignored is not None and text in ignored:
-            return False
-        if not self.only_canonical:
-            return True
+        if not self.only_canonical or (ignored is not None and text in ignored):
+            return ignored is None or text not in ignored
         own = self.lm.context(start.prefix + text)
         if start.prefix or not text:
             return own == node.context
@@ -245,24 +218,19 @@ class Space:
         total = float(outside.sum())
         return math.log(total) if total > 0.0 else -math.inf
 
-    # ---- results
-
     def match(self, node: Node, log_prob: float, upper: float | None = None, *, log_weight: float = 0.0) -> Match:
         """Return the match that ends at a node; `log_prob` is that of the whole part after the prefix."""
         start = node.start
         assert start is not None
         text, tokens = Text(start.prefix.encode() + node.data), tuple(node.context.tokens[len(start.context) :])
-        upper, edits = log_prob if upper is None else upper, self._edits(start.part, node.data)
+        upper = log_prob if upper is None else upper
+        edits = self.compiled.alignments[start.part, node.data] if self.compiled.edits else ()
         return Match(text, start.prefix, tokens, log_prob, upper, start.log_prob + log_prob, log_weight, edits)
 
-    def _edits(self, part: Part, data: bytes) -> tuple[Edit, ...]:
-        """Return the edits that make the part after the prefix from the nearest string of the pattern."""
-        if self.compiled.edits is None:
-            return ()
-        key = id(part), data
-        if key not in self._alignments:
-            self._alignments[key] = tuple(self.compiled.edits.alignment(part.unedited, data.decode()))
-        return self._alignments[key]
+
+@lru_cache(2)
+def _canonical(tokenizer: Any, vocab: Any) -> Canonical | None:
+    return Canonical(tokenizer, vocab) if hasattr(tokenizer, "backend_tokenizer") else None
 
 
 # ---- the heap
@@ -306,16 +274,18 @@ class Item(NamedTuple):
 class _TextNode:
     """Node of the trie of texts: the items with this text, and the most that one text through here can still get."""
 
-    __slots__ = ("own", "below", "children")
+    __slots__ = ("best", "children", "own")
 
     def __init__(self) -> None:
         self.own: dict[int, float] = {}                 # log-probabilities of the items here
-        self.below = -math.inf                          # the largest `best` of the children
         self.children: dict[int, _TextNode] = {}
+        self.best = -math.inf
 
-    @property
-    def best(self) -> float:
-        return float(reduce(np.logaddexp, self.own.values(), self.below)) if self.own else self.below
+    def updates(self) -> bool:
+        """Compute `best` again, and return True if it changed."""
+        before, below = self.best, max([child.best for child in self.children.values()], default=-math.inf)
+        self.best = float(reduce(np.logaddexp, self.own.values(), below))
+        return self.best != before
 
 
 class StringBound:
@@ -326,52 +296,31 @@ class StringBound:
     of a prefix that counts in the order of the search.
     """
 
-    def __init__(self, base: Callable[[Start | None], float], items: Iterable[Item]) -> None:
-        self.base = base
-        self.roots: dict[int, _TextNode] = {}           # id of the start -> trie
+    def __init__(self, base: Callable[[Start | None], float]) -> None:
+        self.base, self.root = base, _TextNode()        # the children of the root are the starts, by their id
         self.num_incomplete = 0                         # items of incomplete prefixes
-        self.add(items)
 
     def log_most(self, next_cost: float) -> float:
         """Return the bound as a log-probability. Texts of an incomplete prefix have at most -`next_cost`."""
-        most = max((node.best for node in self.roots.values()), default=-math.inf)
-        return max(most, -next_cost) if self.num_incomplete else most
+        return max(self.root.best, -next_cost) if self.num_incomplete else self.root.best
 
-    def add(self, items: Iterable[Item]) -> None:
-        for item in items:
-            if item.node.start is None:
-                self.num_incomplete += 1
-                continue
-            path = self._path(item)
-            path[-1].own[item.number] = self.base(item.node.start) + (item.node.log_prob + item.most)
-            for below, node in itertools.pairwise(reversed(path)):
-                if below.best <= node.below:
-                    break
-                node.below = below.best
-
-    def remove(self, item: Item) -> None:
+    def put(self, item: Item, *, remove: bool = False) -> None:
+        """Add an item, or remove it."""
         if item.node.start is None:
-            self.num_incomplete -= 1
+            self.num_incomplete += -1 if remove else 1
             return
-        path = self._path(item)
-        before = path[-1].best
-        del path[-1].own[item.number]
-        for byte, (below, node) in zip(reversed(item.data), itertools.pairwise(reversed(path)), strict=True):
-            changed, was = before == node.below, node.best
-            if not below.own and not below.children:
-                del node.children[byte]
-            if changed:
-                node.below = max((child.best for child in node.children.values()), default=-math.inf)
-            before = was
-        if not path[0].own and not path[0].children:
-            del self.roots[id(item.node.start)]
-
-    def _path(self, item: Item) -> list[_TextNode]:
-        """Return the nodes from the root to the text of an item; missing nodes are created."""
-        path = [self.roots.setdefault(id(item.node.start), _TextNode())]
-        for byte in item.data:
-            path.append(path[-1].children.setdefault(byte, _TextNode()))
-        return path
+        keys = (id(item.node.start), *item.data)
+        path = [self.root]
+        for key in keys:
+            path.append(path[-1].children.setdefault(key, _TextNode()))
+        path[-1].own[item.number] = self.base(item.node.start) + (item.node.log_prob + item.most)
+        if remove:
+            del path[-1].own[item.number]
+        for i in range(len(keys), -1, -1):
+            if not path[i].updates():
+                return
+            if i and path[i].best == -math.inf:         # nothing is left below
+                del path[i - 1].children[keys[i - 1]]
 
 
 # ---- the search
@@ -380,37 +329,20 @@ class StringBound:
 class Search:
     """Matches of a query, the most probable first. The search can be stopped and continued at any time.
 
-    Parameters
-    ----------
-    order : "joint" or "conditional"
-        By the probability of prefix and match, or of the match given its prefix.
-    batch : int
-        Number of nodes to expand together.
-    width : int
-        Number of children of a node to push at once.
-    max_expansions : int, optional
-        Stop after so many; if None, MAX_BARREN_EXPANSIONS in a row without a match are an error.
-
-    Attributes
-    ----------
-    expansions : int
-        Number of nodes whose next-token distribution was computed.
-    found_mass : float
-        Sum of the probabilities of all matches, each token sequence counted by itself.
+    `order`, `batch` and `max_expansions` are those of `Query.best`. A node pushes `width` children at once.
     """
 
     lists_prefixes = False                              # True if all prefixes must be known at the start
 
     def __init__(
-        self, space: Space, *, order: str = "joint", batch: int = 16, width: int = MAX_PUSHED,
-        max_expansions: int | None = None,
-    ) -> None:  # fmt: skip
+        self, space: Space, order: str, batch: int, max_expansions: int | None, width: int = MAX_PUSHED
+    ) -> None:
         self.space, self.order, self.batch, self.width = space, order, batch, width
         self.max_expansions = max_expansions
-        self.expansions = self.fruitful = 0             # fruitful: those before the last match
+        self.expansions = self.fruitful = 0             # next-token distributions, and those before the last match
         self.heap: list[Item] = []
         self.bound: StringBound | None = None
-        self.found_mass = 0.0
+        self.found_mass = 0.0                           # of all matches, each token sequence counted by itself
         self._numbers = itertools.count()
         self._known = set[tuple[int, bytes]]()          # strings already summed: (id of start, text)
 
@@ -444,8 +376,8 @@ class Search:
     def _push(self, items: list[Item]) -> None:
         for item in items:
             heapq.heappush(self.heap, item)
-        if self.bound is not None:
-            self.bound.add(items)
+            if self.bound is not None:
+                self.bound.put(item)
 
     def expand(self) -> None:
         """Expand the best nodes of the heap, up to `batch` of them, in one round."""
@@ -454,12 +386,12 @@ class Search:
         allowed = [space.allowed(node) for node in nodes]
         accepts = [item.kind is TOKEN and space.accepts(node) for item, node in zip(items, nodes, strict=True)]
         asked = [ids.size > 0 or (ends and space.end != "prefix") for ids, ends in zip(allowed, accepts, strict=True)]
-        rows = iter(space.log_probs(itertools.compress(nodes, asked)))
+        rows = iter(space.log_probs(list(itertools.compress(nodes, asked))))
         self.expansions += sum(asked)
         for item, node, ids, ends, needs_row in zip(items, nodes, allowed, accepts, asked, strict=True):
             log_probs = next(rows) if needs_row else NOTHING
             if self.bound is not None:
-                self.bound.remove(item)
+                self.bound.put(item, remove=True)
             if node.start is None and ends:             # a prefix is complete
                 self.add(space.start(node.data.decode(), node.log_prob))
                 ends = False
@@ -500,44 +432,36 @@ class Search:
         best = np.flatnonzero(own >= own[best].min())   # ties: lower ids first
         best = best[np.lexsort((ids[best], -own[best]))][: width + 1]
         chosen, following = best[:width], float(own[best[width]])
-        rest = np.ones(ids.size, bool)
-        rest[chosen] = False
-        mass = one = float(np.logaddexp.reduce(own[rest]))
+        others = np.delete(ids, chosen)
+        mass = one = float(np.logaddexp.reduce(log_probs[others]))
         if self.bound is not None:                      # tokens of one text begin each other: their lengths differ
-            one = math.log(np.unique(self.space.lm.vocab.lengths[ids[rest]]).size) + following
+            one = math.log(np.unique(self.space.lm.vocab.lengths[others]).size) + following
         item = self._item(REST, node, int(ids[chosen[-1]]), following)
-        item = item._replace(width=4 * width, mass=mass, most=min(mass, one), data=node.data)
-        return ids[chosen], item
+        return ids[chosen], item._replace(width=4 * width, mass=mass, most=min(mass, one), data=node.data)
 
     # ---- the rest of the search space
 
-    def open_items(self) -> list[Item]:
-        """Return the items that can still be expanded."""
-        return [item for item in self.heap if item.kind is not MATCH]
-
-    def log_mass(self, item: Item) -> float:
-        """Return the log-probability of all texts that continue from an item."""
-        return self.base(item.node.start) + (item.node.log_prob + item.mass)
+    def open_items(self) -> tuple[list[Item], list[float]]:
+        """Return the items that can still be expanded, and the log-probability of all texts that continue from each."""
+        items = [item for item in self.heap if item.kind is not MATCH]
+        return items, [self.base(item.node.start) + (item.node.log_prob + item.mass) for item in items]
 
     def open_mass(self) -> float:
         """Return the total probability of all texts that were not searched yet."""
-        return float(np.exp(list(map(self.log_mass, self.open_items()))).sum())
+        return float(np.exp(self.open_items()[1]).sum())
 
-    def given_up(self, log_bound: float = math.inf) -> bool:
-        """Return True at `max_expansions`; without it, raise ValueError after too many. No match exceeds the bound."""
+    def given_up(self) -> bool:
+        """Return True at `max_expansions`; without it, raise a ValueError after too many without a match."""
         if self.max_expansions is not None:
             return self.expansions >= self.max_expansions
         barren = self.expansions - self.fruitful
         if barren < MAX_BARREN_EXPANSIONS:
             return False
-        more = "further match" if self.fruitful else "match"
-        bound = f", and none of it above {math.exp(log_bound):.2g}" if log_bound < math.inf else ""
         raise ValueError(
-            f"no {more} in {barren:,} expansions; further matches have probability "
-            f"{self.open_mass():.2g} at most, all together{bound}. To search on, give a larger max_expansions, such as "
-            f"{10 * MAX_BARREN_EXPANSIONS:,} (cached contexts are not run again). rule=Rule(top_k=...) or max_tokens= "
-            f"leave less to search, best(beam_width=...) searches the best contexts only, and probability(..., runs=0) "
-            f"bounds all matches together"
+            f"no {'further ' * bool(self.fruitful)}match in {barren:,} expansions; further matches have probability "
+            f"{self.open_mass():.2g} at most, all together. To search on, give a larger max_expansions, such as "
+            f"{10 * MAX_BARREN_EXPANSIONS:,}. rule=Rule(top_k=...) or max_tokens= leave less to search, "
+            f"best(beam_width=...) searches the best contexts only, and probability(..., runs=0) bounds all matches"
         )
 
     # ---- matches
@@ -553,39 +477,36 @@ class Search:
             if self.heap[0].kind is MATCH:
                 found, self.fruitful = True, self.expansions
                 yield heapq.heappop(self.heap)
-            elif self.given_up(self.log_bound()):
+            elif self.given_up():
                 return
             else:
                 self.expand()
-        bounded = self.space.rule != NO_RULE or self.space.max_tokens is not None
-        if self.space.only_canonical and not bounded and not found:
+        if self.space.only_canonical and not found and self.space.rule == NO_RULE and self.space.max_tokens is None:
             raise ValueError(
                 "no text of the language is the tokenizer's own encoding after that of the prefix; "
                 'tokenization="all" takes any tokens that spell it'
             )
-
-    def log_bound(self) -> float:
-        """Return the largest log-probability of a token sequence on the heap."""
-        return -self.heap[0].cost
 
     def strings(self, tolerance: float) -> Iterator[Match]:
         """Yield every string once, with the sum over its token sequences."""
         if self.space.only_canonical:                   # one token sequence each
             yield from self.sequences()
             return
-        self.bound = StringBound(self.base, self.heap)
+        self.bound = StringBound(self.base)
+        for item in self.heap:
+            self.bound.put(item)
         ready: list[tuple[float, int, Match]] = []      # known, not yet returned
         while self.heap or ready:
             while self.heap and self.heap[0].kind is MATCH:
                 item = heapq.heappop(self.heap)
-                self.bound.remove(item)
+                self.bound.put(item, remove=True)
                 for match in self.summed([item], tolerance):
                     heapq.heappush(ready, (-(self.base(item.node.start) + match.log_prob_upper), item.number, match))
             best = self.bound.log_most(self.heap[0].cost) if self.heap else -math.inf
             if ready and best <= -ready[0][0]:
                 self.fruitful = self.expansions
                 yield heapq.heappop(ready)[2]
-            elif self.given_up(best):
+            elif self.given_up():
                 return
             else:
                 self.expand()
@@ -607,7 +528,7 @@ def beam(
     space: Space, order: str, width: int, max_expansions: int | None, results: str, tolerance: float
 ) -> Iterator[Match]:
     """Yield the best matches of a beam search, the most probable first."""
-    search = Search(space, order=order, batch=width, width=width, max_expansions=max_expansions)
+    search = Search(space, order, width, max_expansions, width)
     search.add_all()
     matches: list[Item] = []
     while search.heap and not search.given_up():
@@ -664,8 +585,8 @@ class DistinctSearch(Search):
 
     lists_prefixes = True
 
-    def __init__(self, space: Space, rng: np.random.Generator, **options: Any) -> None:
-        super().__init__(space, **options)
+    def __init__(self, *options: Any, rng: np.random.Generator) -> None:
+        super().__init__(*options)
         self.rng = rng
 
     def add(self, start: Start) -> None:
@@ -689,9 +610,6 @@ class DistinctSearch(Search):
             shifted = node.noise - noisy + np.log1p(-np.exp(noisy - noisy.max()))
             divided: Floats = node.noise - np.maximum(0.0, shifted) - np.log1p(np.exp(-np.abs(shifted)))
         return divided[:-1]
-
-    def log_bound(self) -> float:
-        return math.inf                                 # unknown: the order is random
 
     def strings(self, tolerance: float) -> Iterator[Match]:
         """Yield every string once; the first spelling has the maximum of all its spellings."""

@@ -8,8 +8,7 @@ tables are drawn under the null hypothesis, those of two samples with the same m
 The distance is the total variation,  TV = sum |a - b| / 2.  Between samples it is too large on average, and bootstrap
 intervals hardly ever contain a true TV near 0. The interval here is Newcombe's for the difference of the probabilities
 of the set S of strings that are more frequent in a. Its lower end is reduced by the bias from choosing S after seeing
-the samples,  sum (E|Z| - |E Z|) / 2,  for normal Z with the variance of a - b and the smallest plausible |E Z|. At
-95 %, it contained the TV in 93 to 100 % of 1,000 simulated comparisons each (2 to 50 strings, 20 to 2,000 samples).
+the samples,  sum (E|Z| - |E Z|) / 2,  for normal Z with the variance of a - b and the smallest plausible |E Z|.
 
 Sources: Phipson & Smyth (2010), "Permutation p-values should never be zero"; Wilson (1927), "Probable inference";
 Newcombe (1998), "Interval estimation for the difference between independent proportions", method 10.
@@ -21,6 +20,7 @@ import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from statistics import NormalDist
 from typing import Any, NamedTuple
 
@@ -28,32 +28,26 @@ import numpy as np
 from numpy.typing import NDArray
 
 from llmppl.report.tables import text_table
-from llmppl.support.arguments import count, generator, number
+from llmppl.support import arguments
 from llmppl.support.options import readable_tuple
 
 Array = NDArray[Any]                                # (C,) int64 counts or float64 probabilities
 
 MAX_CELLS = 1_000_000                               # cells of the tables drawn at a time
 ROUNDING = 1e-9                                     # relative difference below which statistics are equal
-MAX_TEXT = 60                                       # characters of a string in the table
 
 
 class Exact:
     """Known distribution, in place of a sample: `Exact({"yes": 0.7, "no": 0.3})`.
 
-    Parameters
-    ----------
-    probabilities : mapping of str to float
-        At least 0 each, with the sum 1 (to 1e-6; they are divided by the exact sum). Otherwise a ValueError.
+    The probabilities sum to 1, to 1e-6, and are divided by their exact sum.
     """
 
     def __init__(self, probabilities: Mapping[str, float]) -> None:
-        _check_strings("Exact", probabilities)
-        for text, probability in probabilities.items():
-            if number(f"Exact: the probability of {text!r}", probability) < 0:
-                raise ValueError(f"Exact: the probability of {text!r} is {probability}; it is at least 0")
+        for text, p in probabilities.items():
+            arguments.probability(f"Exact: the probability of {arguments.text('Exact: each string', text)!r}", p)
         total = math.fsum(probabilities.values())
-        if not abs(total - 1) <= 1e-6:
+        if abs(total - 1) > 1e-6:
             raise ValueError(f"Exact: the probabilities sum to {total:.6g}, not to 1; counts are given without Exact")
         self.probabilities = {text: float(p) / total for text, p in probabilities.items() if p}
 
@@ -63,21 +57,12 @@ class Exact:
 
 @readable_tuple
 class ChiSquare(NamedTuple):
-    """Test of the null hypothesis that both sides have one distribution.
+    """Pearson's test of the null hypothesis that both sides have one distribution.
 
-    Attributes
-    ----------
-    p : float
-        Probability, under this hypothesis, of a statistic at least as large; at least 1 / (1 + draws).
-    statistic : float
-        Pearson's chi-square; inf where a sample has a string to which the exact side gives probability 0.
-    df : int
-        Degrees of freedom: the number of strings on either side (on the exact side, if there is one) minus 1.
-    draws : int
-        Number R of drawn tables.
-    p_asymptotic : float
-        The p of the chi-square distribution, as reported in the literature. It is near p if all expected counts are 5
-        or more; if p is at its minimum, it gives the order of magnitude.
+    `p` is the probability of a statistic at least as large under this hypothesis, from `draws` drawn tables; it is at
+    least 1 / (1 + draws). `statistic` is inf where a sample has a string of exact probability 0. `df` is the number of
+    strings on either side (on the exact side, if there is one) minus 1. `p_asymptotic` is the p of the chi-square
+    distribution, as the literature reports it. It is near p if all expected counts are 5 or more.
     """
 
     p: float
@@ -91,25 +76,9 @@ class ChiSquare(NamedTuple):
 class Comparison:
     """Result of `compare`; its repr is a table.
 
-    Attributes
-    ----------
-    categories : tuple of C str
-        Strings on either side, the most frequent first.
-    a, b : (C,) ndarray, read-only
-        int64 counts of samples, or float64 probabilities if the side is exact.
-    num_a, num_b : int or None
-        Number of samples; None if the side is exact.
-    test : ChiSquare or None
-        None if both sides are exact.
-    tv : float
-        Total variation between the frequencies or probabilities; on average too large for samples.
-    tv_interval : (float, float) or None
-        Interval for the total variation of the two distributions, at `level`; None if both sides are exact.
-    level : float
-    cramers_v : float or None
-        sqrt(X2 / (num_a + num_b)), from 0 to 1, of two samples.
-    kl : float or None
-        Kullback-Leibler divergence KL(a || b) in nats if both sides are exact; inf if b lacks a string of a.
+    `categories` are the C strings on either side, the most frequent first. `a` and `b`, (C,) ndarray, are int64 counts
+    of samples, or float64 probabilities of an exact side, where `num_a` or `num_b` is None. `tv_interval` contains the
+    total variation of the two distributions at `level`. It is None if both sides are exact, as are `test` and `p`.
     """
 
     categories: tuple[str, ...]
@@ -118,25 +87,46 @@ class Comparison:
     num_a: int | None
     num_b: int | None
     test: ChiSquare | Any                               # | Any: None only for two exact sides
-    tv: float
     tv_interval: tuple[float, float] | Any
     level: float
-    cramers_v: float | None
-    kl: float | None
 
     @property
     def p(self) -> float | Any:
-        """p of the test; None if both sides are exact."""
-        return None if self.test is None else self.test.p
+        """p of the test."""
+        return self.test and self.test.p
+
+    @cached_property
+    def shares(self) -> tuple[Array, Array]:
+        """(C,) frequencies or probabilities of each side."""
+        return self.a / (self.num_a or 1), self.b / (self.num_b or 1)
+
+    @property
+    def tv(self) -> float:
+        """Total variation between the frequencies or probabilities; on average too large for samples."""
+        return float(np.abs(np.subtract(*self.shares)).sum() / 2)
+
+    @property
+    def cramers_v(self) -> float | None:
+        """sqrt(X2 / (num_a + num_b)), from 0 to 1; None unless both sides are samples."""
+        return math.sqrt(self.test.statistic / (self.num_a + self.num_b)) if self.num_a and self.num_b else None
+
+    @property
+    def kl(self) -> float | None:
+        """KL(a || b) in nats, inf if b lacks a string of a; None unless both sides are exact."""
+        if self.test is not None:
+            return None
+        p_a, p_b = (share[self.a > 0] for share in self.shares)
+        with np.errstate(divide="ignore"):
+            return float(np.sum(p_a * np.log(p_a / p_b)))
 
     def __repr__(self) -> str:
         sides = (("a", self.a, self.num_a), ("b", self.b, self.num_b))
         sizes = [f"{name}: exact" if num is None else f"{name}: {num:,} drawn" for name, _, num in sides]
         head = f"Comparison({', '.join(sizes)}, strings: {len(self.categories):,})"
-        differences = 100 * (self.a / (self.num_a or 1) - self.b / (self.num_b or 1))
         columns = [[f"{100 * x:.1f} %" if num is None else f"{x:,} ({100 * x / num:.1f} %)" for x in side.tolist()]
                    for _, side, num in sides]  # fmt: skip
-        rows = [*zip(*columns, map("{:+.1f} %".format, differences), map(_shown, self.categories), strict=True)]
+        differences = map("{:+.1f} %".format, 100 * np.subtract(*self.shares))
+        rows = [*zip(*columns, differences, map(arguments.shown, self.categories), strict=True)]
         return "\n".join([head, "", *text_table(["a", "b", "a - b", "string"], rows), "", self._results()])
 
     def _results(self) -> str:
@@ -174,45 +164,31 @@ def compare(
         Number R of tables to draw for p.
     level : float between 0 and 1
         Confidence level of the interval for the total variation.
-
-    Raises
-    ------
-    TypeError, ValueError
-        For a sample that is no str, a count that is no integer of at least 0, and a side without a sample.
     """
-    count("permutations", permutations)
-    if not 0 < number("level", level) < 1:
+    arguments.count("permutations", permutations)
+    if not 0 < arguments.number("level", level) < 1:
         raise ValueError(f"level is {level!r}; it is between 0 and 1, as 0.95 is")
-    rng = generator(seed, rng)
-    (by_text_a, num_a), (by_text_b, num_b) = _side("a", a), _side("b", b)
-    joint = {t: by_text_a.get(t, 0) / (num_a or 1) + by_text_b.get(t, 0) / (num_b or 1) for t in by_text_a | by_text_b}
+    rng, ((of_a, num_a), (of_b, num_b)) = arguments.generator(seed, rng), (_side("a", a), _side("b", b))
+    joint = {text: of_a.get(text, 0) / (num_a or 1) + of_b.get(text, 0) / (num_b or 1) for text in of_a | of_b}
     categories = tuple(sorted(joint, key=lambda text: (-joint[text], text)))
-    left, right = (
-        np.array([by_text.get(text, 0) for text in categories], np.float64 if num is None else np.int64)
-        for by_text, num in ((by_text_a, num_a), (by_text_b, num_b))
-    )
+    left = np.array([of_a.get(text, 0) for text in categories], np.int64 if num_a else np.float64)
+    right = np.array([of_b.get(text, 0) for text in categories], np.int64 if num_b else np.float64)
     left.flags.writeable = right.flags.writeable = False
-    p_a, p_b = left / (num_a or 1), right / (num_b or 1)
-    tv, test, interval, cramers_v, kl = float(np.abs(p_a - p_b).sum() / 2), None, None, None, None
-    if num_a is None and num_b is None:
-        with np.errstate(divide="ignore"):
-            kl = float(np.sum(p_a[p_a > 0] * np.log(p_a[p_a > 0] / p_b[p_a > 0])))
-    else:
+    test = interval = None
+    if num_a and num_b:
+        test = _homogeneity(left, right, permutations, rng)
+    elif num_a or num_b:
+        test = _goodness(*((left, right) if num_a else (right, left)), permutations, rng)
+    if test is not None:
         z = NormalDist().inv_cdf((1 + level) / 2)
-        interval = _interval(p_a, num_a or math.inf, p_b, num_b or math.inf, z)
-        if num_a is None or num_b is None:
-            test = _goodness(*((right, p_a) if num_a is None else (left, p_b)), permutations, rng)
-        else:
-            test = _homogeneity(left, right, permutations, rng)
-            cramers_v = math.sqrt(test.statistic / (num_a + num_b))
-    return Comparison(categories, left, right, num_a, num_b, test, tv, interval, level, cramers_v, kl)
+        interval = _interval(left / (num_a or 1), num_a or math.inf, right / (num_b or 1), num_b or math.inf, z)
+    return Comparison(categories, left, right, num_a, num_b, test, interval, level)
 
 
 def chi_square_tail(statistic: float, df: int) -> float:
     """Return P(X >= statistic) for a chi-square variable X with `df` degrees of freedom; 1 for df = 0.
 
-    This is the regularised upper incomplete gamma function Q(df / 2, statistic / 2). For integer df it is a finite sum
-    of positive terms, so small values lose no precision.
+    This is the regularised upper incomplete gamma function Q(df / 2, statistic / 2), as a finite sum of positive terms.
     """
     half = statistic / 2
     if df == 0 or half <= 0:
@@ -230,25 +206,14 @@ def _side(name: str, given: Iterable[str] | Mapping[str, int] | Exact) -> tuple[
         return given.probabilities, None
     if isinstance(given, str):
         raise TypeError(f"{name} is the str {given!r}; samples are strings in a list, as in [{given!r}]")
-    given = given if isinstance(given, Mapping) else list(given)
-    _check_strings(name, given)
-    counts: Counter[str] = Counter(given)           # of a mapping, Counter takes the values
+    counts: Counter[str] = Counter(given if isinstance(given, Mapping) else list(given))
     for text, times in counts.items():
-        if isinstance(times, bool) or not isinstance(times, int | np.integer) or times < 0:
-            raise ValueError(
-                f"{name}: {times!r} of {text!r} is no count, which is an integer of at least 0; known probabilities "
-                f"are given as Exact({{...}}), and weighted samples have no counts to compare"
-            )
+        arguments.text(f"{name}: each string", text)
+        arguments.count(f"{name}: the number of {text!r} (known probabilities need Exact({{...}}))", times, least=0)
     found: dict[str, float] = {text: int(times) for text, times in counts.items() if times}
     if not found:
         raise ValueError(f"{name} has no sample; at least one is needed")
     return found, int(sum(found.values()))
-
-
-def _check_strings(name: str, texts: Iterable[object]) -> None:
-    for text in texts:
-        if not isinstance(text, str):
-            raise TypeError(f"{name}: {text!r} is no str; distributions are compared over strings")
 
 
 def _homogeneity(left: Array, right: Array, draws: int, rng: np.random.Generator) -> ChiSquare:
@@ -310,7 +275,3 @@ def _wilson(p: float, num: float, z: float) -> tuple[float, float]:
     middle = (p + z * z / (2 * num)) / (1 + z * z / num)
     half = z / (1 + z * z / num) * math.sqrt(max(0.0, p * (1 - p)) / num + (z / num) ** 2 / 4)
     return middle - half, middle + half
-
-
-def _shown(text: str) -> str:
-    return repr(text) if len(text) <= MAX_TEXT else f"{text[: MAX_TEXT - 1]!r}…"

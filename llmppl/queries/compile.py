@@ -7,24 +7,23 @@ automaton after the prefix. There are as many parts as such states; most queries
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial, reduce
+from functools import cached_property
 from itertools import islice
-from operator import or_
 from typing import Any, TypeVar
 
 import numpy as np
 
-from llmppl.constraints.automata import DFA, Edit, Regex, alignment, within
+from llmppl.constraints.automata import DFA, Edit, Regex, TooLarge, alignment, within
 from llmppl.constraints.json import JsonSchema
 from llmppl.constraints.values import constraint_of
 from llmppl.support.arguments import count, function, is_type, optional_count
+from llmppl.support.graphs import Memo, reachable
 
 MAX_DIFFERENCE_STATES = 100_000                         # pattern x ignored strings; above: deferred
 MAX_COUNTED_STATES = 200_000                            # states of a language that `max_chars` cuts
 MAX_LISTED_PREFIXES = 1000
-DEFERRED = "ignored strings are left out during the search: the difference would be too large"
 MAX_PLANNED_STATES = 20_000                             # states that `plan` counts at most
 
 Language = str | DFA | JsonSchema | Sequence[str] | Any     # | Any: types such as int | None
@@ -63,13 +62,13 @@ class Edits:
         return alignment(language, text, self.max_cost, **self._kinds()) or []
 
     def _kinds(self) -> dict[str, Any]:
-        return {"insert": self.insert, "delete": self.delete, "substitute": self.substitute, "alphabet": self.alphabet}
+        return {name: value for name, value in vars(self).items() if name != "max_cost"}
 
 
 EditsLike = int | Edits | Mapping[str, int | Edits]     # {"prefix": 1, "suffix": 2} edits both
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Part:
     """Prefix strings, and the language that may follow them."""
 
@@ -94,9 +93,15 @@ class Part:
 class Compiled:
     """Compiled query: pattern and prefix after rewriting, edits, `ignore` and `max_chars`."""
 
-    parts: tuple[Part, ...]
+    parts: list[Part]
     ignored: DFA | None                                 # strings to skip that could not be removed from `follow`
     edits: Edits | None                                 # edits of the part after the prefix
+
+    @cached_property
+    def alignments(self) -> Memo[tuple[Part, bytes], tuple[Edit, ...]]:
+        """Edits that make a text after the prefix from the nearest string of the pattern, by part and text."""
+        edits = self.edits or Edits(0)
+        return Memo(lambda key: tuple(edits.alignment(key[0].unedited, key[1].decode())))
 
     def prefixes(self) -> list[tuple[str, Part]] | None:
         """Return all prefix strings with their parts; None if there are more than MAX_LISTED_PREFIXES."""
@@ -122,37 +127,39 @@ def compile_query(
     if not isinstance(rewrite, Iterable) or isinstance(rewrite, str):
         raise TypeError(f"rewrite must be a list of functions from DFA to DFA, such as [any_case], not {rewrite!r}")
     for change in rewrite:
-        language, prefixes = (function("each of rewrite", change, "any_case")(each) for each in (language, prefixes))
-        if not isinstance(language, DFA) or not isinstance(prefixes, DFA):
+        language, prefixes = map(function("each of rewrite", change, "any_case"), (language, prefixes))
+        if not (isinstance(language, DFA) and isinstance(prefixes, DFA)):
             raise TypeError(f"rewrite: {change!r} must return a DFA")
     for name, given in (f"{pattern!r}", language), (f"the prefix {prefix!r}", prefixes):
         if given.is_empty():
             raise ValueError(f"{name} matches no text at all")
     regions = dict(edits) if isinstance(edits, Mapping) else {"suffix": edits}
-    if not set(regions) <= {"prefix", "suffix"}:
-        raise ValueError(f'edits by region are {{"prefix": ..., "suffix": ...}}, not {regions!r}')
-    before, after = (_edits(regions.get(region, 0)) for region in ("prefix", "suffix"))
+    before, after = (_edits(regions.pop(region, 0)) for region in ("prefix", "suffix"))
+    if regions:
+        raise ValueError(f'edits by region are {{"prefix": ..., "suffix": ...}}, not {edits!r}')
     unwanted = None if ignore is None else _language(ignore, "ignore")
     optional_count("max_chars", max_chars, least=0)
-    changes: list[Rewrite] = [after] if after.max_cost else []
-    if max_chars is not None:
-        changes.append(partial(_cut, max_chars=max_chars))
 
-    parts, deferred = list[Part](), False
+    parts, deferred = list[Part](), None
     for start, strings in _split(language, prefixes, prefix):
         follow = unedited = language
-        if changes or unwanted is not None:
+        if after.max_cost or max_chars is not None or unwanted is not None:
             unedited = _from_state(language, start)
-            follow = reduce(lambda follow, change: change(follow), changes, unedited)
-            follow, too_large = _difference(follow, unwanted)
-            start, deferred = follow.start, deferred or too_large
+            follow = after(unedited) if after.max_cost else unedited
+            if max_chars is not None:
+                follow = follow.explore(MAX_COUNTED_STATES) & Regex(f"(?s:.{{0,{max_chars}}})")
+            try:
+                follow = follow if unwanted is None else _difference(follow, unwanted)
+            except TooLarge:
+                deferred = unwanted
+            start = follow.start
         if not follow.is_empty():
             parts.append(Part(before(strings) if before.max_cost else strings, follow, start, unedited))
     if not parts:
         limits = {"ignore": ignore, "max_chars": max_chars}
         named = " and ".join(f"{name}={limit!r}" for name, limit in limits.items() if limit is not None)
         raise ValueError(f"no text of {pattern!r} is left by {named}")
-    return Compiled(tuple(_disjoint(parts)), unwanted if deferred else None, after if after.max_cost else None)
+    return Compiled(_disjoint(parts), deferred, after if after.max_cost else None)
 
 
 def _language(language: Language, name: str) -> DFA:
@@ -170,12 +177,10 @@ def _language(language: Language, name: str) -> DFA:
         raise TypeError(f"{name} must be {kinds}, not {language!r}")
     if isinstance(language.automaton, DFA) and not language.warnings:
         return language.automaton
-    why = f"there is no automaton of {language.fallback_reason}"
-    if language.automaton is not None:
-        why = "a part of it may be any JSON, which nests: say what is inside, and additionalProperties=false of objects"
-    if language.warnings:
-        why = f"{language.warnings[0]}, which a query does not do"
-    raise ValueError(f"{name} {language!r}: {why}")
+    open_ended = "a part may be any JSON, which nests: say what is inside, and additionalProperties=false of objects"
+    reason = language.fallback_reason
+    why = [*language.warnings, f"there is no automaton of {reason}" if reason else open_ended][0]
+    raise ValueError(f"{name} {language!r} cannot be searched: {why}")
 
 
 def _edits(edits: int | Edits) -> Edits:
@@ -188,23 +193,10 @@ def _listed(found: Iterable[T]) -> list[T] | None:
     return some if len(some) <= MAX_LISTED_PREFIXES else None
 
 
-def _cut(language: DFA, max_chars: int) -> DFA:
-    """Return the strings of at most `max_chars` characters."""
-    try:
-        return language.explore(MAX_COUNTED_STATES) & Regex(f"(?s:.{{0,{max_chars}}})")
-    except ValueError as error:
-        raise ValueError(f"max_chars: {error}, too many to count characters in: use max_tokens") from error
-
-
-def _difference(language: DFA, unwanted: DFA | None) -> tuple[DFA, bool]:
-    """Return `language` without `unwanted`, and False; `language` itself and True if the result would be too large."""
-    if unwanted is None:
-        return language, False
-    try:
-        limit = MAX_DIFFERENCE_STATES // unwanted.explore(MAX_DIFFERENCE_STATES).num_states
-        return language.explore(limit) - unwanted, False
-    except ValueError:
-        return language, True
+def _difference(language: DFA, unwanted: DFA) -> DFA:
+    """Return `language` without `unwanted`; TooLarge if the result would be."""
+    limit = MAX_DIFFERENCE_STATES // unwanted.explore(MAX_DIFFERENCE_STATES).num_states
+    return language.explore(limit) - unwanted
 
 
 def _from_state(language: DFA, state: int) -> DFA:
@@ -222,27 +214,26 @@ def _split(language: DFA, prefixes: DFA, shown: Language) -> list[tuple[int, DFA
         return _split_endless(language.explore(), prefixes.explore(), shown)
     groups: dict[int, list[str]] = {}
     for text in texts:
-        state = reduce(lambda state, byte: language.step(state, byte) or 0, text.encode(), language.start)
-        if not state:
-            raise _no_prefix(text, shown)
-        groups.setdefault(state, []).append(text)
+        groups.setdefault(language.after(language.start, text.encode()), []).append(text)
+    for text in groups.get(0, ()):
+        raise _no_prefix(text, shown)
     return [(state, DFA.from_strings(group)) for state, group in groups.items()]
 
 
 def _split_endless(language: DFA, prefixes: DFA, shown: Language) -> list[tuple[int, DFA]]:
     """Do the same for prefixes that are too many to list."""
     states = np.arange(len(language.table))
-    stray = prefixes - DFA.from_table(language.table, states > 0, language.start)
-    if not stray.is_empty():
-        raise _no_prefix(stray.shortest() or "", shown)
-    todo = [(prefixes.start, language.start)]           # pairs of states after the same text
-    ends = set(todo)
-    for a, b in todo:
-        pairs = np.unique(np.stack([prefixes.table[a], language.table[b]]), axis=1).T
-        fresh = set(map(tuple, pairs[pairs[:, 0] > 0].tolist())) - ends
-        ends |= fresh
-        todo += fresh
-    after = sorted({b for a, b in ends if prefixes.accepts(a)})
+    stray = (prefixes - DFA.from_table(language.table, states > 0, language.start)).shortest()
+    if stray is not None:
+        raise _no_prefix(stray, shown)
+
+    def following(pair: tuple[int, int]) -> Iterable[tuple[int, int]]:
+        """Return the pairs of states after one more byte."""
+        pairs = np.unique(np.stack([prefixes.table[pair[0]], language.table[pair[1]]]), axis=1).T
+        return map(tuple, pairs[pairs[:, 0] > 0].tolist())
+
+    pairs = reachable([(prefixes.start, language.start)], following)
+    after = sorted({b for a, b in pairs if prefixes.accepts(a)})
     return [(each, prefixes & DFA.from_table(language.table, states == each, language.start)) for each in after]
 
 
@@ -253,23 +244,17 @@ def _no_prefix(text: str, shown: Language) -> ValueError:
     )
 
 
-def _disjoint(parts: list[Part]) -> Iterator[Part]:
-    """Yield parts in which no prefix string occurs twice: edits may turn two prefixes into one string."""
-    atoms = [(parts[0].prefixes, parts[:1])]            # disjoint languages, with the parts that contain them
-    for part in parts[1:]:
-        left, split = part.prefixes, list[tuple[DFA, list[Part]]]()
-        for strings, owners in atoms:
-            both = strings & left
-            if both.is_empty():
-                split.append((strings, owners))
-            else:
-                split += [(both, [*owners, part]), (strings - left, owners)]
-                left -= both
-        atoms = [(strings, owners) for strings, owners in (*split, (left, [part])) if not strings.is_empty()]
-    for strings, owners in atoms:
-        if len(owners) == 1:
-            yield replace(owners[0], prefixes=strings)
-        else:
-            follow = reduce(or_, [_from_state(owner.follow, owner.start) for owner in owners])
-            unedited = reduce(or_, [owner.unedited for owner in owners])
-            yield Part(strings, follow, follow.start, unedited)
+def _disjoint(parts: list[Part]) -> list[Part]:
+    """Return parts in which no prefix string occurs twice: edits may turn two prefixes into one string."""
+    done = list[Part]()
+    for part in parts:
+        split = list[Part]()
+        for each in done:
+            both = each.prefixes & part.prefixes
+            if not both.is_empty():
+                follow = _from_state(each.follow, each.start) | _from_state(part.follow, part.start)
+                split.append(Part(both, follow, follow.start, each.unedited | part.unedited))
+                each, part = (replace(one, prefixes=one.prefixes - both) for one in (each, part))
+            split.append(each)
+        done = [each for each in (*split, part) if not each.prefixes.is_empty()]
+    return done

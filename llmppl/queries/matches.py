@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, fields, replace
 from typing import TYPE_CHECKING, Any
 
@@ -24,13 +24,11 @@ if TYPE_CHECKING:
 class Match:
     """String of the language with its probability under the model.
 
+    `text` is the whole string, with `prefix`. `tokens` are those after the prefix; if `log_prob` sums over several
+    spellings, those of the most probable one.
+
     Attributes
     ----------
-    text : Text
-        The whole string, prefix included.
-    prefix : str
-    tokens : tuple of Token
-        Tokens of the part after the prefix; the most probable spelling if `log_prob` sums over several.
     log_prob : float
         Log-probability of the part after the prefix given the prefix, under the decision rule. It includes the end of
         the text if the query requires one.
@@ -77,48 +75,34 @@ class MatchList(TableView, list[Match]):
 
     def to_pandas(self) -> pandas.DataFrame:
         """Return a DataFrame with a row for each match; an ImportError names the package to install."""
-        rows = [match.as_dict() for match in self]
-        return frame({field.name: [row[field.name] for row in rows] for field in fields(Match)})
+        return frame({field.name: [match.as_dict()[field.name] for match in self] for field in fields(Match)})
 
     def _header(self) -> str:
         return f"{len(self)} match{'es' * (len(self) != 1)}"
 
     def _table(self) -> tuple[list[str], list[list[str]]]:
         """Return heads and rows; columns of weights and edits only if some match has them."""
-        columns = {"log prob": [f"{match.log_prob:.3f}" for match in self]}
+        columns: dict[str, Callable[[Match], str]] = {"log prob": lambda match: f"{match.log_prob:.3f}"}
         if any(match.log_weight for match in self):
-            columns["log weight"] = [f"{match.log_weight:.3f}" for match in self]
+            columns["log weight"] = lambda match: f"{match.log_weight:.3f}"
         if any(match.edits for match in self):
-            columns["edits"] = [str(len(match.edits)) for match in self]
-        columns["tokens"] = [str(len(match.tokens)) for match in self]
-        columns["text"] = [one_line(match) for match in self]
-        return list(columns), [list(row) for row in zip(*columns.values(), strict=True)]
+            columns["edits"] = lambda match: str(len(match.edits))
+        columns |= {"tokens": lambda match: str(len(match.tokens)), "text": one_line}
+        return list(columns), [[show(match) for show in columns.values()] for match in self]
 
 
 class Matches(Iterator[Match]):
-    """Iterator over the matches of a query, as they are found.
-
-    Attributes
-    ----------
-    num_matches : int
-        Number of matches returned so far.
-    stats : Stats
-        Counts of the language model since the query began.
-    expansions : int
-        Number of next-token distributions that were computed.
-    complete : bool
-        True if every match was found.
-    """
+    """Iterator over the matches of a query, as they are found; `num_matches` counts those returned so far."""
 
     def __init__(
         self, lm: CachedTransformer, matches: Iterator[Match], progress: bool | None, search: Any = None
     ) -> None:
-        alone = sys.stderr.isatty() and not running()   # bars of concurrent tasks would mix
-        shown = alone if progress is None else progress
+        if progress is None:
+            progress = sys.stderr.isatty() and not running()        # bars of concurrent tasks would mix
         self._lm, self._matches, self._search = lm, matches, search
         self._before = replace(lm.stats)
         self.num_matches = 0
-        self._bar = Bar(shown, None, lambda matches: matches, "match")      # its text is read again and again
+        self._bar = Bar(progress, None, lambda matches: matches, "match")       # its text is read again and again
 
     def __next__(self) -> Match:
         with self._bar as show:                         # shown only during the search
@@ -134,14 +118,17 @@ class Matches(Iterator[Match]):
 
     @property
     def stats(self) -> Stats:
+        """Counts of the language model since the query began."""
         return self._lm.stats - self._before
 
     @property
     def expansions(self) -> int:
+        """Number of next-token distributions that were computed."""
         return self.stats.rows if self._search is None else self._search.expansions
 
     @property
     def complete(self) -> bool:
+        """True if every match was found."""
         return self._search is not None and not self._search.heap
 
     def __str__(self) -> str:

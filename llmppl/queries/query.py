@@ -1,4 +1,4 @@
-"""Query: a question about the strings of a language under a model, and the ways to answer it.
+"""Query: a question about the strings of a language under a model, the ways to answer it, and reasons for the answer.
 
     query = Query(lm, "The ((cat)|(dog)) .*", prefix="The", end="boundary", rule=Rule(top_k=40))
     query.best()      query.samples(seed=0)      query.distinct(seed=0)      query.probability()      query.plan()
@@ -6,27 +6,35 @@
 
 from __future__ import annotations
 
+import itertools
+import math
+import operator
 from collections.abc import Iterable
 from dataclasses import KW_ONLY, dataclass, fields, replace
 from functools import cached_property
-from typing import Literal, TypedDict, Unpack, cast, get_args
+from itertools import repeat
+from typing import Any, Literal, NamedTuple, TypedDict, Unpack, cast, get_args
 
 import numpy as np
 
+from llmppl.constraints.values import index_of
+from llmppl.constraints.vocabulary import EOS, Token
 from llmppl.distributions import NO_RULE, DecisionRule, Rule
-from llmppl.lm import ENDS, CachedTransformer, End
-from llmppl.queries import explanation
-from llmppl.queries.best_first import DistinctSearch, Search, Space, beam
-from llmppl.queries.compile import DEFERRED, Compiled, EditsLike, Language, Rewrite, compile_query
+from llmppl.lm import ENDS, CachedTransformer, Context, End, TokenDistribution
+from llmppl.models.programs import as_context
+from llmppl.queries.best_first import DistinctSearch, Search, Space, Start, beam
+from llmppl.queries.compile import Compiled, EditsLike, Language, Rewrite, compile_query
 from llmppl.queries.matches import Matches
-from llmppl.queries.sampling import Probability, blocks_of_starts, bounded, samples
-from llmppl.support.arguments import count, function, generator, number, one_of, optional_count, text
-from llmppl.support.options import list_options
+from llmppl.queries.sampling import Probability, bounded, samples, uniform_starts
+from llmppl.support import arguments
+from llmppl.support.arguments import count, generator, number, one_of, optional_count
+from llmppl.support.options import list_options, readable_tuple
 
 Tokenization = Literal["all", "canonical", "canonical_prefix"]
 Results = Literal["strings", "tokens"]
 Order = Literal["joint", "conditional"]
 Prefixes = Literal["model", "uniform"]
+ExplainedEnd = Literal["prefix", "eos"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -62,8 +70,7 @@ class Query:
     Raises
     ------
     TypeError, ValueError
-        An invalid regular expression (marked by a caret), an empty language, a prefix with which no string of the
-        pattern begins, edits that make the automaton too large, or a bad argument.
+        A bad argument, an empty language, or a prefix with which no string of the pattern begins.
     """
 
     lm: CachedTransformer
@@ -87,7 +94,7 @@ class Query:
         if self.end == "eos" and not self.lm.vocab.eos_ids:
             raise ValueError('this vocabulary has no eos token, so no text ends: take end="prefix" or end="boundary"')
         optional_count("max_tokens", self.max_tokens, least=0)
-        function("rule", self.rule, "Rule(top_k=40)")
+        arguments.function("rule", self.rule, "Rule(top_k=40)")
         _ = self.compiled                               # raises the errors of a wrong pattern now
 
     @cached_property
@@ -101,8 +108,7 @@ class Query:
     @cached_property
     def space(self) -> Space:
         """Search space of the query."""
-        only_canonical = self.tokenization == "canonical"
-        return Space(self.lm, self.compiled, self.rule, self.end, self.max_tokens, only_canonical)
+        return Space(self.lm, self.compiled, self.rule, self.end, self.max_tokens, self.tokenization == "canonical")
 
     # ---- answers
 
@@ -126,8 +132,8 @@ class Query:
         batch : int
             Contexts in a round of the language model; the order does not depend on it. A beam is one round.
         max_expansions : int, optional
-            Stop after so many next-token distributions; `Matches.complete` is False if matches may be missing. If left
-            out, the iterator raises a ValueError after 10,000 in a row without a match.
+            Stop after so many next-token distributions. If left out, the iterator raises a ValueError after 10,000 in a
+            row without a match.
         progress : bool, optional
             Show on stderr the number of matches and expansions; if left out, only on a terminal.
         """
@@ -135,8 +141,7 @@ class Query:
         if beam_width is not None:
             width = count("beam_width", beam_width)
             return Matches(self.lm, beam(self.space, order, width, max_expansions, results, tolerance), progress)
-        search = Search(self.space, order=order, batch=batch, max_expansions=max_expansions)
-        return self._matches(search, results, tolerance, progress)
+        return self._matches(Search(self.space, order, batch, max_expansions), results, tolerance, progress)
 
     def distinct(
         self, *, results: Results = "strings", order: Order = "joint", tolerance: float = 1e-8, batch: int = 32,
@@ -154,8 +159,8 @@ class Query:
                 'distinct samples are of disjoint events, and with end="prefix" a match here can begin another: '
                 'take end="eos" or end="boundary"'
             )
-        options = {"order": order, "batch": batch, "max_expansions": max_expansions}
-        return self._matches(DistinctSearch(self.space, generator(seed, rng), **options), results, tolerance, progress)
+        search = DistinctSearch(self.space, order, batch, max_expansions, rng=generator(seed, rng))
+        return self._matches(search, results, tolerance, progress)
 
     def _matches(self, search: Search, results: Results, tolerance: float, progress: bool | None) -> Matches:
         search.add_all()
@@ -184,9 +189,9 @@ class Query:
         """
         one_of("prefixes", prefixes, get_args(Prefixes))
         optional_count("max_prefix_chars", max_prefix_chars, least=0)
-        rng, particles = generator(seed, rng), count("particles", particles)
-        blocks = blocks_of_starts(self.space, prefixes, max_prefix_chars, rng)
-        drawn = samples(self.space, blocks, particles, rng, local=local, normalise=prefixes == "uniform")
+        rng, particles, uniform = generator(seed, rng), count("particles", particles), prefixes == "uniform"
+        starts = uniform_starts(self.space, max_prefix_chars, rng) if uniform else repeat(self._starts())
+        drawn = samples(self.space, starts, particles, rng, local=local, normalise=uniform)
         return Matches(self.lm, drawn, progress)
 
     def probability(
@@ -211,31 +216,36 @@ class Query:
             particles find a match; the bounds always hold.
         """
         number("tolerance", tolerance)
-        count("max_expansions", max_expansions, least=0)
         count("particles", particles)
-        rng, runs = generator(seed, rng), count("runs", runs, least=0)
-        space = replace(self.space, first=self.end == "prefix" and self.compiled.continues())
-        starts = space.starts()
-        if starts is None:
-            raise ValueError(f"the prefix {self.prefix!r} has too many strings to weigh each: give a prefix with fewer")
+        max_expansions, runs = count("max_expansions", max_expansions, least=0), count("runs", runs, least=0)
+        space, starts = replace(self.space, first=self.end == "prefix" and self.compiled.continues()), self._starts()
         log_total = float(np.logaddexp.reduce([start.log_prob for start in starts]))
-        search = Search(space, batch=count("batch", batch))
+        search = Search(space, "joint", count("batch", batch), max_expansions)
         for start in starts:
             search.add(start._replace(log_prob=start.log_prob - log_total))
-        return bounded(search, tolerance, max_expansions, particles, runs, rng)
+        return bounded(search, tolerance, particles, runs, generator(seed, rng))
 
-    def explain(self, whole: str) -> explanation.Explanation:
+    def _starts(self) -> list[Start]:
+        """Return the prefix strings, with their probabilities; a ValueError if they are too many."""
+        starts = self.space.starts()
+        if starts is None:
+            raise ValueError(
+                f"the prefix {self.prefix!r} has too many strings to weigh each: give a prefix with fewer, or take "
+                f'samples(prefixes="uniform")'
+            )
+        return starts
+
+    def explain(self, whole: str) -> Explanation:
         """Explain why a decoder with this rule would or would not write a text: `llmppl.queries.explain`.
 
         `whole` begins with a prefix string, the longest one if there are several. The rule must be a `Rule`.
         """
-        text("whole", whole)
-        begun = [whole[:n] for n in range(len(whole) + 1) if whole[:n] in self.space.prefixes]
+        begun = [whole[:n] for n in range(len(arguments.text("whole", whole)) + 1) if whole[:n] in self.space.prefixes]
         if not begun:
             raise ValueError(f"{whole!r} begins with no string of the prefix {self.prefix!r}")
-        end: explanation.End = "eos" if self.end == "eos" else "prefix"
+        end: ExplainedEnd = "eos" if self.end == "eos" else "prefix"
         rule = cast(Rule, self.rule)                    # explain checks it
-        return explanation.explain(self.lm, whole[len(begun[-1]) :], rule, prefix=begun[-1], end=end)
+        return explain(self.lm, whole[len(begun[-1]) :], rule, prefix=begun[-1], end=end)
 
     def plan(self) -> str:
         """Describe the compiled query; the language model reads nothing but prefixes."""
@@ -245,7 +255,7 @@ class Query:
             num_tokens = self.space.allowed(self.space.root(self.space.start(first))).size
             lines.append(f"{part.size()}; {num_tokens} of {len(self.lm.vocab)} tokens may come first")
         if self.compiled.ignored is not None:
-            lines.append(DEFERRED)
+            lines.append("ignored strings are left out during the search: the difference would be too large")
         lines.append("every expansion runs one token through the model and keeps its keys and values")
         return "\n".join(lines)
 
@@ -291,3 +301,117 @@ def _check_search(results: Results, order: Order, tolerance: float, batch: int, 
     number("tolerance", tolerance)
     count("batch", batch)
     optional_count("max_expansions", max_expansions)
+
+
+# ---- reasons
+
+
+@dataclass(frozen=True)
+class Certificate:
+    """Result for one token: `rank` 1 is the most probable token; `excluded_by` names a part of the rule, or is None."""
+
+    token: Token
+    log_prob: float
+    rank: int
+    excluded_by: str | None
+
+    def __str__(self) -> str:
+        text = "end of text" if self.token == EOS else repr(str(self.token))
+        reason = f"  excluded by {self.excluded_by}" if self.excluded_by else ""
+        return f"{text:>20}  p {math.exp(self.log_prob):.3g}  rank {self.rank}{reason}"
+
+
+class Explanation(tuple[Certificate, ...]):
+    """Certificates of the tokens of a text; true iff the rule excludes none of them."""
+
+    @property
+    def log_prob(self) -> float:
+        """Log-probability of the tokens under the model itself, without the rule."""
+        return sum(certificate.log_prob for certificate in self)
+
+    def __bool__(self) -> bool:
+        return all(certificate.excluded_by is None for certificate in self)
+
+    def __repr__(self) -> str:
+        return "\n".join(map(str, self)) or "no tokens: nothing to exclude"
+
+
+def explain(
+    lm: CachedTransformer, text: str, rule: Rule = NO_RULE, *, prefix: str | Context = "", end: ExplainedEnd = "prefix"
+) -> Explanation:
+    """Return probability and rank of each token of `text` after `prefix`, and the part of a rule that excludes it.
+
+    Parameters
+    ----------
+    text : str
+        Text after the prefix; its tokens are those that `lm.context(prefix) + text` appends.
+    prefix : str or Context
+        Given text; rules do not apply to it.
+    end : "prefix" or "eos"
+        "prefix": any text may follow. "eos": the text ends, and the last certificate is that of an eos token.
+    """
+    if not isinstance(rule, Rule):
+        raise TypeError(f"explain names the part of a Rule that excludes a token; {rule!r} is none")
+    arguments.text("text", text)
+    ends = one_of("end", end, get_args(ExplainedEnd)) == "eos"
+    context = as_context(lm, prefix)
+    ids = list(map(int, (context + text).tokens[len(context) :]))
+    contexts = list(itertools.accumulate(ids, operator.add, initial=context))
+    dists = [each.next_token() for each in contexts[: len(ids) + ends]]
+    if ends:                                            # the most probable eos token stands for all
+        ids.append(max(lm.vocab.eos_ids, key=dists[-1].log_prob))
+    return Explanation([_certificate(dist, id, rule) for dist, id in zip(dists, ids, strict=True)])
+
+
+def can_generate(
+    lm: CachedTransformer, text: str, rule: Rule = NO_RULE, *, prefix: str | Context = "", end: ExplainedEnd = "prefix"
+) -> bool:
+    """Return True if a decoder with this rule can write `text` after `prefix`: `bool(explain(...))`."""
+    return bool(explain(lm, text, rule, prefix=prefix, end=end))
+
+
+def _certificate(dist: TokenDistribution, id: int, rule: Rule) -> Certificate:
+    log_probs = dist.log_probs()
+    rank = 1 + int((log_probs > log_probs[id]).sum() + (log_probs[:id] == log_probs[id]).sum())
+    impossible = log_probs[id] == -math.inf
+    excluded = "the model gives it probability 0" if impossible else rule.excluded_by(dist, id)
+    return Certificate(dist.support[id], float(log_probs[id]), rank, excluded)
+
+
+@readable_tuple
+class Conformity(NamedTuple):
+    """Agreement of a constraint with the model at one token.
+
+    `mass` is the probability p(A) of the allowed tokens, and `kl` the divergence KL(p( . | A) || p) = -log p(A), in
+    nats. `agrees` is True if the most probable token is allowed.
+    """
+
+    token: Token
+    mass: float
+    kl: float
+    agrees: bool
+
+
+def conformity(
+    lm: CachedTransformer, prompt: str | Context, constraint: Any, *, max_tokens: int = 100, seed: int | None = None
+) -> list[Conformity]:
+    """Draw a text by local masking, and return for each token how well the model conforms to the constraint.
+
+    The text ends at EOS, where no token fits, or after `max_tokens`. Source: Willard & Louf 2023, Sec. 5.
+    """
+    index, rng = index_of(constraint, lm.vocab), generator(seed)
+    if index is None:
+        raise TypeError(f"conformity wants a constraint that has masks, not {constraint!r}")
+    context, state = as_context(lm, prompt), index.start
+    found: list[Conformity] = []
+    while len(found) < max_tokens:
+        dist, mask = context.next_token(), index.mask(state)
+        log_mass = float(np.logaddexp.reduce(dist.log_probs()[mask], initial=-np.inf))
+        if log_mass == -np.inf:
+            break
+        token, best = dist.masked(mask).sample(rng), np.argmax(dist.log_probs())
+        found.append(Conformity(token, math.exp(log_mass), -log_mass, bool(mask[best])))
+        if token == EOS:
+            break
+        context, state = context + token, index.advance(state, token)
+    return found

@@ -21,11 +21,11 @@ from dataclasses import dataclass
 import numpy as np
 
 from llmppl.constraints.vocabulary import EOS
-from llmppl.distributions import Bernoulli, Categorical
+from llmppl.distributions import Bernoulli, Finite, Ints
 from llmppl.inference import Particles, Step, importance_sampling, smc_standard
 from llmppl.lm import TokenDistribution
 from llmppl.models.model import Model
-from llmppl.queries.best_first import REST, Ints, Item, Node, Search, Space, Start
+from llmppl.queries.best_first import REST, Item, Node, Search, Space, Start
 from llmppl.queries.matches import Match
 
 MAX_BARREN_SAMPLES = 2048                               # without a match, before an error
@@ -56,9 +56,7 @@ class Sampled(Model):
 
     def begin(self) -> Node:
         """Draw the node at which the text begins."""
-        log_probs = np.array([start.log_prob for start in self.starts])
-        weights = np.exp(log_probs - log_probs.max())
-        return self.space.root(self.sample(Categorical(weights / weights.sum(), self.starts)))
+        return self.space.root(self.sample(Finite(self.starts, [start.log_prob for start in self.starts])))
 
     def step(self) -> None:
         if self.node is None:
@@ -99,21 +97,13 @@ class Sampled(Model):
         return self.space.match(self.node, self.log_prob, log_weight=log_weight)
 
 
-def blocks_of_starts(
-    space: Space, prefixes: str, max_chars: int | None, rng: np.random.Generator
-) -> Iterator[list[Start]]:
-    """Yield, for each block of samples, the prefix strings that it draws from."""
-    if prefixes == "model":
-        starts = space.starts()
-        if starts is None:
-            raise ValueError('the prefix has too many strings to weigh each: take prefixes="uniform"')
-        return itertools.repeat(starts)
+def uniform_starts(space: Space, max_chars: int | None, rng: np.random.Generator) -> Iterator[list[Start]]:
+    """Draw prefix strings of at most `max_chars` characters, all equally likely, one for each block of samples."""
     language = space.prefixes
-    if max_chars is None:
-        if not language.is_finite():
-            raise ValueError("the prefix has infinitely many strings: max_prefix_chars says how long they may be")
-        max_chars = language.explore().num_states
-    return ([space.start(language.sample(rng, max_chars))] for _ in itertools.count())
+    if max_chars is None and not language.is_finite():
+        raise ValueError("the prefix has infinitely many strings: max_prefix_chars says how long they may be")
+    longest = language.explore().num_states if max_chars is None else max_chars
+    return ([space.start(language.sample(rng, longest))] for _ in itertools.count())
 
 
 def samples(
@@ -152,18 +142,11 @@ def samples(
 class Probability:
     """Probability that a text of the model is in a language.
 
-    Attributes
-    ----------
-    lower, upper : float
-        Certain bounds: the mass found, and the mass found plus the mass that was not searched.
-    estimate, estimate_se : float
-        Mean and standard error of independent unbiased estimates: the mass found, plus the part of the rest that a
-        particle filter finds. The estimate is clipped to the bounds.
-    expansions : int
-        Number of next-token distributions that were computed for the bounds.
-    shortest : bool
-        True if matches that begin with another match were left out, as parts of the same event: end="prefix", and a
-        language in which one string begins another.
+    `lower` and `upper` are certain bounds: the mass found, and this plus the mass that was not searched. `estimate` is
+    the mean of unbiased estimates, clipped to the bounds, and `estimate_se` its standard error: the mass found, plus
+    the part of the rest that a particle filter finds. `expansions` counts the next-token distributions for the bounds.
+    `shortest` is True if matches that begin with another match were left out, as parts of the same event:
+    end="prefix", and a language in which one string begins another.
     """
 
     lower: float
@@ -185,11 +168,11 @@ class Probability:
 
 
 def bounded(
-    search: Search, tolerance: float, max_expansions: int, particles: int, runs: int, rng: np.random.Generator
+    search: Search, tolerance: float, particles: int, runs: int, rng: np.random.Generator
 ) -> Probability:
     """Return the probability of the matches of a search that holds the prefixes. The arguments are those of `Query`."""
     left = search.open_mass()
-    while left > tolerance * (search.found_mass + left) and search.expansions < max_expansions:
+    while left > tolerance * (search.found_mass + left) and not search.given_up():
         search.expand()
         left = search.open_mass()
     lower, upper = min(1.0, search.found_mass), min(1.0, search.found_mass + left)     # rounding may bring them out
@@ -214,10 +197,8 @@ class Remainder(Sampled):
 
     def __init__(self, search: Search) -> None:
         super().__init__(search.space, [])
-        self.items = search.open_items()
-        log_masses = np.array([search.log_mass(item) for item in self.items])
-        masses = np.exp(log_masses - log_masses.max())
-        self.choice = Categorical(masses / masses.sum())
+        self.items, log_masses = search.open_items()
+        self.choice = Finite(range(len(self.items)), log_masses)
 
     def begin(self) -> Node:
         item: Item = self.items[self.sample(self.choice)]

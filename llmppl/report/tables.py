@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import html
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -77,13 +77,13 @@ def _cells(tag: str, row: Sequence[str], left: str) -> str:
     return "".join(f"<{tag}>{cell}</{tag}>" for cell in numbers) + f"<{tag}{left}>{text}</{tag}>"
 
 
-def frame(columns: Mapping[str, Any]) -> pandas.DataFrame:
-    """Return a pandas.DataFrame of columns of equal length. An ImportError says how to install pandas."""
+def frame(data: Any) -> pandas.DataFrame:
+    """Return the data frame of a dict of columns, or of a list of rows. ImportError says how to install pandas."""
     try:
         import pandas
     except ImportError:
         raise ImportError("to_pandas needs pandas: pip install pandas") from None
-    return pandas.DataFrame(dict(columns))
+    return pandas.DataFrame(data)
 
 
 def one_line(text: object) -> str:

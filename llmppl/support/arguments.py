@@ -7,13 +7,11 @@ of another type is a TypeError, a value out of range a ValueError. A bool is no 
 from __future__ import annotations
 
 import inspect
-import itertools
 import math
 import numbers
 import os
 import re
 import sys
-import types
 import typing
 from collections.abc import Callable, Iterable
 from pathlib import Path
@@ -149,7 +147,7 @@ def generator(seed: int | None, rng: np.random.Generator | None = None) -> np.ra
 
 def name_of(asked: Callable[..., Any]) -> str:
     """Return the name of a function for errors."""
-    return (getattr(asked, "__qualname__", None) or repr(asked)).rpartition("<locals>.")[2]
+    return getattr(asked, "__qualname__", re.sub(r" at 0x[0-9a-f]+", "", repr(asked))).rpartition("<locals>.")[2]
 
 
 def shown(value: object, most: int = 100) -> str:
@@ -166,34 +164,3 @@ def shown(value: object, most: int = 100) -> str:
 def path(name: str, value: str | os.PathLike[str]) -> Path:
     """Return `value`, the path of a file."""
     return Path(_of_type(name, value, (str, os.PathLike), "a path, a str or a pathlib.Path"))
-
-
-def mismatch(value: Any, shape: Any, place: str = "it") -> str:
-    """Describe the first place where a value read from JSON differs from a shape; "" if there is none.
-
-    A shape is a type, a union of types, a range of integers, a frozenset of texts, or a function that returns whether a
-    value fits. [shape] is a list of any length, a tuple of shapes the items of a list, and a dict of shapes the fields
-    of an object, which may have further fields. The key ... in a dict gives the shape of all fields.
-    """
-    wrong = f"{place} is {'of another kind' if isinstance(value, (list, dict)) else shown(value)}"
-    kinds = shape.__args__ if isinstance(shape, types.UnionType) else (shape,)
-    if isinstance(kinds[0], type):
-        is_number = float in kinds and type(value) in (float, int) and abs(value) <= sys.float_info.max     # and no NaN
-        return "" if is_number or (type(value) in kinds and type(value) is not float) else wrong
-    if isinstance(shape, (range, frozenset)):
-        kind = int if isinstance(shape, range) else str         # `text in range` would compare every number
-        return "" if type(value) is kind and value in shape else wrong
-    if isinstance(shape, (list, tuple)):
-        if not isinstance(value, list) or (isinstance(shape, tuple) and len(value) != len(shape)):
-            return wrong
-        shapes = shape if isinstance(shape, tuple) else itertools.repeat(shape[0])
-        inner = (mismatch(each, its, f"{place}[{i}]") for i, (each, its) in enumerate(zip(value, shapes, strict=False)))
-        return next(filter(None, inner), "")
-    if not isinstance(shape, dict):
-        return "" if shape(value) else wrong
-    if not isinstance(value, dict):
-        return wrong
-    for name, each in (dict.fromkeys(value, shape[...]) if ... in shape else shape).items():
-        if found := mismatch(value.get(name, ...), each, f"{place}.{name}"):
-            return found if name in value else f"{place} has no {name!r}"
-    return ""

@@ -87,7 +87,8 @@ def run_many(
     function("run", run, "lambda task, rng: smc_steer(model(task), N, K, rng=rng)", takes=2)
     count("together", together)
     program = None if to is None else identity(name_of(run), run)
-    return recorded(in_lanes(run, together), tasks, program, seed=seed, to=to, resume=resume, progress=progress)
+    run_all = functools.partial(lanes, run, together)
+    return recorded(run_all, tasks, program, seed=seed, to=to, resume=resume, progress=progress)
 
 
 def recorded(
@@ -111,43 +112,25 @@ def recorded(
         raise TypeError(f'resume must be True, False or "force", not {shown(resume)}')
     if resume and to is None:
         raise ValueError("resume=True goes on with a file of results: say with which, as to='results.db'")
-    listed = tasks if isinstance(tasks, Sequence) else None
-    file = None if to is None else ResultFile(to, seed=seed, resume=resume, tasks=listed, identity=program)
+    file = None if to is None else ResultFile(to, seed=seed, resume=resume, program=program)
     return _results(run_all, tasks, np.random.SeedSequence(seed).entropy if file is None else file.seed, file, progress)
 
 
 def _results(
     run_all: RunAll, tasks: Iterable[Any], seed: Any, file: ResultFile | None, progress: bool | None
 ) -> Iterator[Result]:
-    num_tasks, done, failed = 0, 0, 0
-
-    def todo() -> Iterator[tuple[int, Any]]:
-        nonlocal num_tasks, done
-        for index, task in enumerate(tasks):
-            num_tasks += 1
-            if file is None or not file.is_done(index, task):
-                yield index, task
-            else:
-                done += 1
-
-    total = len(tasks) if isinstance(tasks, Sequence) else None
-    with file or nullcontext(), Bar(progress, total, str, unit="task") as show:
-        for result in run_all(todo(), seed):
+    todo = ((index, task) for index, task in enumerate(tasks) if file is None or not file.is_done(index, task))
+    done, failed = 0 if file is None else len(file.done), 0
+    with file or nullcontext(), Bar(progress, len(tasks) if isinstance(tasks, Sequence) else None, str, "task") as show:
+        for result in run_all(todo, seed):
             if file is not None:
                 file.write(result)
             done, failed = done + 1, failed + (result.error is not None)
             show(done, f"{failed} failed")
             yield result
-        if file is not None:
-            file.check_number(num_tasks)
 
 
-def in_lanes(run: Run, together: int) -> RunAll:
-    """Return a function that runs numbered tasks in lanes."""
-    return lambda numbered, seed: lanes(run, numbered, seed=seed, together=together)
-
-
-def lanes(run: Run, numbered: Iterable[tuple[int, Any]], *, seed: int, together: int) -> Iterator[Result]:
+def lanes(run: Run, together: int, numbered: Iterable[tuple[int, Any]], seed: int) -> Iterator[Result]:
     """Run tasks with these indices, `together` at a time, and yield their results as they end."""
     calls = ((functools.partial(_attempt, run, index, task, seed), f"task {index}") for index, task in numbered)
     with paced_collector():

@@ -3,10 +3,9 @@
 A task is one transaction, made when it has ended and before the caller gets its result. A killed run therefore loses
 only the tasks under way. A loss of power can also lose the results of the last moments. The tables:
 
-    run       seed, version of this package, and identity of the program; one row, and another for each resume="force"
-    result    task_index, digest and JSON of the task; error; log_ml, log_ml_se, deaths; matches; tokens, seconds,
-              cpu_seconds
-    particle  task_index, place, text, log_weight, cut; parsed, attribution and attributes as JSON
+    run       identity: of the program, with the seed and the version of this package; a row more for each "force"
+    result    task_index, digest of the task, failed (1 after an exception), and record: `Result.as_dict` as JSON
+    particle  a view: task_index, place, task, text, log_weight, cut, attribution, and attributes with `parsed`
 
 JSON is that of `llmppl.support.values`, and nothing in the file is code. While a run writes, the newest results lie in
 `results.db-wal`; a run that ends leaves one file.
@@ -16,15 +15,14 @@ from __future__ import annotations
 
 import errno
 import importlib
-import itertools
 import json
 import os
 import sqlite3
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import closing, contextmanager, suppress
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, Self, overload
+from typing import TYPE_CHECKING, Any, Literal, Self
 
 import numpy as np
 
@@ -41,15 +39,15 @@ if TYPE_CHECKING:
 
 Resume = bool | Literal["force"]
 _VERSION = importlib.import_module(__name__.partition(".")[0]).__version__
-_APPLICATION = 0x6C6C6D70                               # in the header of the file: "llmp"
 _TABLES = """
-create table if not exists run(number integer primary key, seed text, version text, identity text);
-create table if not exists result(
-    task_index integer primary key, digest text, task text, error text, log_ml real, log_ml_se real, deaths text,
-    matches text, tokens integer, seconds real, cpu_seconds real);
-create table if not exists particle(
-    task_index integer, place integer, text text, log_weight real, cut integer, parsed text, attribution text,
-    attributes text, primary key(task_index, place)) without rowid;
+begin;
+create table if not exists run(identity text);
+create table if not exists result(task_index integer primary key, digest text, failed integer, record text);
+create view if not exists particle as select task_index, key as place, json_extract(record, '$.task') as task,
+    json_extract(value, '$.text') as text, json_extract(value, '$.log_weight') as log_weight,
+    json_extract(value, '$.cut') as cut, json_extract(value, '$.attribution') as attribution,
+    json_extract(value, '$.attributes') as attributes from result, json_each(record, '$.particles');
+commit;
 """
 _EXPORTS = ".jsonl", ".json", ".csv", ".parquet"
 
@@ -88,15 +86,37 @@ class Result:
         return f"Result({self.index}, {shown(self.task, 60)}, {', '.join(outcomes)}, {self.seconds:.2f} s)"
 
     def as_dict(self) -> dict[str, Any]:
-        """Return the result as data for JSON: `Particles.to_dict`, `matches`, `error`, and the costs."""
-        found = {each.name: getattr(self, each.name) for each in fields(self)} | {"task": encode(self.task, _written)}
-        particles = found.pop("particles")
-        found = {name: value for name, value in found.items() if value is not None}
-        if particles is None:
-            return found
-        saved = [detach(each) for each in particles]
-        attributes = [encode(each.attributes, _written) for each in saved]
-        return {**found, **particles.to_dict(), "attributes": attributes}
+        """Return the result as data for JSON: its fields, without those that are None.
+
+        Particles are a list of dicts, with `log_ml`, `log_ml_se` and `deaths` beside it. `log_ml` is None if no
+        particle is left.
+        """
+        found = {name: value for name, value in vars(self).items() if value is not None}
+        if self.matches is not None:
+            found["matches"] = [each if isinstance(each, dict) else each.as_dict() for each in self.matches]
+        if self.particles is not None:
+            found["log_ml"] = self.particles.log_ml if self.particles else None
+            found["log_ml_se"] = self.particles.log_ml_se
+            found["deaths"] = [vars(death) for death in self.particles.deaths]
+            found["particles"] = [vars(detach(each)) for each in self.particles]
+        data: dict[str, Any] = encode(found, _written)
+        return data
+
+
+def _written(value: Any) -> str:
+    """Return a value that is no plain data as a text: a `Text` without its bytes, others as their repr."""
+    return str(value) if isinstance(value, str) else describe(value)
+
+
+def _loaded(record: str) -> Result:
+    """Return the result of a record."""
+    found = decode(json.loads(record))
+    log_ml_se, deaths = found.pop("log_ml_se", None), [Death(**each) for each in found.pop("deaths", ())]
+    if found.pop("log_ml", ...) is not ...:
+        saved = [SavedParticle(**each) for each in found["particles"]]
+        reason = "" if log_ml_se is not None else "the run had none, and a file does not say why"
+        found["particles"] = Particles(saved, deaths=deaths, accuracy=lambda: (log_ml_se, reason))
+    return Result(**found)
 
 
 # ---- writing
@@ -111,10 +131,8 @@ class ResultFile:
     seed : int, optional
         Seed of the run; by default that of the file, or a new one.
     resume : bool or "force"
-    tasks : sequence, optional
-        The tasks of the run, which are compared with those in the file.
-    identity : dict, optional
-        Identity of the program; by default it is not compared.
+    program : dict, optional
+        Identity of the program.
 
     Attributes
     ----------
@@ -125,7 +143,7 @@ class ResultFile:
 
     def __init__(
         self, path: str | os.PathLike[str], *, seed: int | None = None, resume: Resume = False,
-        tasks: Sequence[Any] | None = None, identity: Identity | None = None,
+        program: Identity | None = None,
     ) -> None:  # fmt: skip
         self.path = path_of("to", path)
         if self.path.suffix in _EXPORTS:
@@ -137,11 +155,7 @@ class ResultFile:
         try:
             self._db = _connect(self.path, "rwc")
             with self._errors():
-                self._begin(seed, resume, identity)
-            if tasks is not None:
-                for index in sorted(self._digests)[: len(tasks)]:
-                    self.is_done(index, tasks[index])
-                self.check_number(len(tasks))
+                self._begin(seed, resume, program or {})
         except BaseException:
             self.close()
             raise
@@ -156,38 +170,30 @@ class ResultFile:
                 why = f"{error}. The results before are whole; resume=True goes on"
                 raise OSError(errno.EIO, why, str(self.path)) from error
 
-    def _begin(self, seed: int | None, resume: Resume, identity: Identity | None) -> None:
+    def _begin(self, seed: int | None, resume: Resume, program: Identity) -> None:
         """Read the tasks that are done and the last run. Add a row if this run is another."""
-        for pragma in (f"application_id={_APPLICATION}", "journal_mode=wal", "synchronous=normal"):
-            self._db.execute(f"pragma {pragma}")
+        self._db.execute("pragma journal_mode=wal")
+        self._db.execute("pragma synchronous=normal")
         self._db.executescript(_TABLES)
-        rows = self._db.execute("select task_index, digest, error is not null from result").fetchall()
+        rows = self._db.execute("select task_index, digest, failed from result").fetchall()
         self._digests = {index: digest for index, digest, _ in rows}
         self.done = {index: digest for index, digest, failed in rows if not failed}
-        if rows and not resume:
-            why = "the file is there; resume=True goes on with its results"
-            raise FileExistsError(errno.EEXIST, why, str(self.path))
-        last = self._db.execute("select seed, version, identity from run order by number desc").fetchone()
-        why = "" if last is None else _difference(last, seed, identity)
-        if why and rows and resume != "force":
+        last = self._db.execute("select identity from run order by rowid desc").fetchone() if rows else None
+        before = json.loads(last[0]) if last else {}
+        self.seed = int(before.get("its seed", np.random.SeedSequence().generate_state(1)[0])) if seed is None else seed
+        now = {**program, "its seed": str(self.seed), "the version of llmppl": _VERSION}
+        why = difference(before, now)
+        if before and not resume:
+            there = "the file is there; resume=True goes on with its results"
+            raise FileExistsError(errno.EEXIST, there, str(self.path))
+        if before and why and resume != "force":
             raise ValueError(
                 f"{self.path} holds results of another run: {why}. Go on with what they were made with, write to "
                 'another file, or keep them as they are with resume="force"'
             )
-        if seed is None:
-            seed = int(last[0]) if last and rows else int(np.random.SeedSequence().generate_state(1)[0])
-        self.seed = seed
-        if why or last is None:
-            self._insert("run", (None, str(seed), _VERSION, json.dumps(identity)))
-
-    def check_number(self, num_tasks: int) -> None:
-        """Raise a ValueError if the file has the result of a task beyond `num_tasks`."""
-        last = max(self._digests, default=-1)
-        if last >= num_tasks:
-            raise ValueError(
-                f"{self.path} holds the result of a task {last}, from 0, and tasks are now {num_tasks}: go on with the "
-                "same tasks in the same order, or write to another file"
-            )
+        if why:
+            self._db.execute("insert into run values (?)", (json.dumps(now),))
+            self._db.commit()
 
     def is_done(self, index: int, task: Any) -> bool:
         """Return whether the file had a result of `task` without an error. ValueError if it had another task."""
@@ -201,27 +207,9 @@ class ResultFile:
 
     def write(self, result: Result) -> None:
         """Write a result, in place of an earlier one that failed."""
-        particles, rows = result.particles, list[tuple[Any, ...]]()
-        log_ml = log_ml_se = deaths = matches = None
-        if particles is not None:
-            log_ml, log_ml_se = float(particles.log_ml), particles.log_ml_se
-            deaths = json.dumps([vars(death) for death in particles.deaths])
-            rows = [_particle_row(result.index, place, detach(each)) for place, each in enumerate(particles)]
-        if result.matches is not None:
-            matches = _json([match.as_dict() for match in result.matches])
-        task = _json(result.task)
-        outcome = (result.error, log_ml, log_ml_se, deaths, matches)
-        costs = (result.tokens, result.seconds, result.cpu_seconds)
+        row = result.index, digest(result.task), result.error is not None, json.dumps(result.as_dict())
         with self._errors(), self._db:
-            self._db.execute("delete from particle where task_index = ?", (result.index,))
-            self._insert("result", (result.index, digest(result.task), task, *outcome, *costs))
-            for row in rows:
-                self._insert("particle", row)
-
-    def _insert(self, table: str, row: tuple[Any, ...]) -> None:
-        values = [each.encode("utf-8", "surrogatepass") if isinstance(each, str) else each for each in row]
-        places = ", ".join("cast(? as text)" if isinstance(each, str) else "?" for each in row)
-        self._db.execute(f"insert or replace into {table} values ({places})", values)
+            self._db.execute("insert or replace into result values (?, ?, ?, ?)", row)
 
     def close(self) -> None:
         """Release the file. If nobody reads it, the write-ahead log becomes part of it."""
@@ -243,50 +231,20 @@ def _connect(path: Path, mode: str) -> sqlite3.Connection:
     if mode == "ro":
         path.stat()                                     # or a FileNotFoundError
     uri = f"{path.absolute().as_uri()}?mode={mode}"
-    wrong, db = "", None
     try:
         db = sqlite3.connect(uri, uri=True, check_same_thread=False)    # the collector may close it elsewhere
-        (application,) = db.execute("pragma application_id").fetchone()
-        (tables,) = db.execute("select count(*) from sqlite_master").fetchone()
-        wrong = "it has other tables" if tables and application != _APPLICATION else ""
+        tables = {name for (name,) in db.execute("select name from sqlite_master")}
+        if tables and not tables >= {"run", "result", "particle"}:
+            raise sqlite3.DatabaseError("it has other tables")
     except sqlite3.DatabaseError as error:
-        wrong = str(error)
-    if wrong or db is None:
-        raise ValueError(f"{path} is no file of results of run_many ({wrong}), and is left as it is")
-    db.text_factory = lambda data: data.decode("utf-8", "surrogatepass")        # half of a UTF-16 pair
+        raise ValueError(f"{path} is no file of results of run_many ({error}), and is left as it is") from None
     return db
-
-
-def _particle_row(index: int, place: int, particle: SavedParticle) -> tuple[Any, ...]:
-    attributes = dict(particle.attributes)
-    data = attributes.pop("parsed", None), particle.attribution, attributes
-    return (index, place, particle.text, float(particle.log_weight), int(particle.cut), *map(_json, data))
-
-
-def _json(value: Any) -> str:
-    return json.dumps(encode(value, _written), ensure_ascii=False)
-
-
-def _written(value: Any) -> str:
-    """Return a value that is no plain data as a text: a `Text` without its bytes, others as their repr."""
-    return str(value) if isinstance(value, str) else describe(value)
-
-
-def _difference(last: tuple[str, str, str], seed: int | None, identity: Identity | None) -> str:
-    """Describe the first difference between the run of a file and this one; "" if there is none."""
-    before_seed, version, before = last
-    if version != _VERSION:
-        return f"llmppl was {version}, and is {_VERSION}"
-    if seed not in (None, int(before_seed)):
-        return f"its seed is {before_seed}, and this is {seed}"
-    known = json.loads(before)
-    return difference(known, identity) if known and identity else ""
 
 
 # ---- reading
 
 
-class Results(Sequence[Result]):
+class Results:
     """The results in a file, by index. They are read when they are used, so the file may be larger than memory.
 
     Particles have text, weight, `parsed`, attribution, and the attributes that are plain data. A task comes back as
@@ -297,43 +255,22 @@ class Results(Sequence[Result]):
         self.path = path_of("path", path)
         len(self)                                       # or an error
 
-    def _rows(self, query: str) -> Iterator[tuple[Any, ...]]:
+    def _rows(self, query: str) -> Iterator[Any]:
+        """Yield the first column of a query."""
         with closing(_connect(self.path, "ro")) as db:
-            yield from db.execute(query)
+            for row in db.execute(query):
+                yield row[0]
 
     def __len__(self) -> int:
-        ((count,),) = self._rows("select count(*) from result")
-        return int(count)
+        return int(next(self._rows("select count(*) from result")))
 
     def __iter__(self) -> Iterator[Result]:
-        return self._results("", "")
+        return map(_loaded, self._rows("select record from result order by task_index"))
 
-    @overload
-    def __getitem__(self, index: int) -> Result: ...
-
-    @overload
-    def __getitem__(self, index: slice) -> list[Result]: ...
-
-    def __getitem__(self, index: int | slice) -> Result | list[Result]:
-        """Return the result at a place in the file, or a list for a slice."""
-        places = range(len(self))[index]
-        return [self[i] for i in places] if isinstance(places, range) else next(self._at(places))
-
-    def _at(self, place: int) -> Iterator[Result]:
-        ((index,),) = self._rows(f"select task_index from result order by task_index limit 1 offset {place}")
-        return self._results(f"where task_index = {index}", f"where task_index = {index}")
-
-    def _results(self, of_results: str, of_particles: str) -> Iterator[Result]:
-        particles = self._rows(f"select * from particle {of_particles} order by task_index, place")
-        groups = itertools.groupby(particles, key=lambda row: row[0])
-        group = next(groups, None)
-        for row in self._rows(f"select * from result {of_results} order by task_index"):
-            saved = list[SavedParticle]()
-            while group is not None and group[0] <= row[0]:         # a particle without a result is not yet one
-                if group[0] == row[0]:
-                    saved = [_saved_particle(*each) for each in group[1]]
-                group = next(groups, None)
-            yield _result(row, saved)
+    def __getitem__(self, place: int) -> Result:
+        """Return the result at a place in the file."""
+        place = range(len(self))[place]
+        return _loaded(next(self._rows(f"select record from result order by task_index limit 1 offset {place}")))
 
     def to_pandas(self) -> pandas.DataFrame:
         """Return a data frame with a row for each particle or match, and one for each task without any.
@@ -341,18 +278,16 @@ class Results(Sequence[Result]):
         Columns: index, task, error, log_ml, seconds, cpu_seconds, tokens, text, log_weight, weight, cut; the others are
         the attributes of the particles, or the fields of the matches. ImportError without pandas.
         """
-        rows = [row for result in self for row in _rows_of(result)]
-        names = dict.fromkeys(name for row in rows for name in row)
-        return frame({name: [row.get(name) for row in rows] for name in names})
+        return frame([row for result in self for row in _rows_of(result)])
 
     def to_jsonl(self, path: str | os.PathLike[str]) -> None:
-        """Write a line of JSON for each task to another file."""
+        """Write a line of JSON for each task, `Result.as_dict`, to another file."""
         with path_of("path", path).open("w", encoding="utf-8") as file:
-            file.writelines(json.dumps(result.as_dict()) + "\n" for result in self)
+            file.writelines(f"{record}\n" for record in self._rows("select record from result order by task_index"))
 
     def __repr__(self) -> str:
-        ((failed,),) = self._rows("select count(*) from result where error is not null")
-        return f"Results({str(self.path)!r}: {len(self)} tasks, {failed} failed)"
+        failed = next(self._rows("select sum(failed) from result"))
+        return f"Results({str(self.path)!r}: {len(self)} tasks, {failed or 0} failed)"
 
 
 def load_results(path: str | os.PathLike[str]) -> Results:
@@ -368,36 +303,13 @@ def load_results(path: str | os.PathLike[str]) -> Results:
     return Results(path)
 
 
-def _saved_particle(
-    _: int, place: int, text: str, log_weight: float, cut: int, parsed: str, attribution: str, attributes: str
-) -> SavedParticle:
-    found = decode(json.loads(attributes))
-    value = decode(json.loads(parsed))
-    found |= {} if value is None else {"parsed": value}
-    return SavedParticle(text, log_weight, bool(cut), decode(json.loads(attribution)), found)
-
-
-def _result(row: tuple[Any, ...], saved: list[SavedParticle]) -> Result:
-    index, _, task, error, log_ml, log_ml_se, deaths, matches, tokens, seconds, cpu_seconds = row
-    particles = None
-    if log_ml is not None:
-        reason = "" if log_ml_se is not None else "the run had none, and a file does not say why"
-        dead = [Death(**death) for death in json.loads(deaths)]
-        particles = Particles(saved, deaths=dead, accuracy=lambda: (log_ml_se, reason))
-    found = None if matches is None else decode(json.loads(matches))
-    return Result(index, decode(json.loads(task)), particles, found, error, seconds, cpu_seconds, tokens)
-
-
 def _rows_of(result: Result) -> list[dict[str, Any]]:
     names = "index", "task", "error", "seconds", "cpu_seconds", "tokens"
-    common = {name: getattr(result, name) for name in names}
-    if result.matches is not None:
-        return [{**common, **match} for match in result.matches] or [common]
-    if result.particles is None:
-        return [common]
-    common["log_ml"] = result.particles.log_ml
-    weights = result.particles.weights.tolist()
-    return [
-        {**common, "text": p.text, "weight": weight, "log_weight": p.log_weight, "cut": p.cut, **p.attributes}
-        for p, weight in zip(result.particles, weights, strict=True)
-    ] or [common]
+    common, rows = {name: getattr(result, name) for name in names}, result.matches or []
+    if result.particles is not None:
+        common["log_ml"] = result.particles.log_ml
+        rows = [
+            {"text": p.text, "weight": weight, "log_weight": p.log_weight, "cut": p.cut, **p.attributes}
+            for p, weight in zip(result.particles, result.particles.weights.tolist(), strict=True)
+        ]
+    return [{**common, **row} for row in rows] or [common]

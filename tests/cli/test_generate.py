@@ -110,7 +110,7 @@ def test_a_failed_task_stops_no_other_and_sets_the_exit_code(tiny, files):
     "arguments, message",
     [
         ([], "the file is there"),
-        (["--resume", "--seed", "2"], "its seed is 1, and this is 2"),
+        (["--resume", "--seed", "2"], "its seed was 1, and is 2"),
         (["--resume", "-N", "4"], "particles was 3, and is 4"),
         (["--resume", "--regex", "a+"], "regex was None, and is 'a+'"),
     ],

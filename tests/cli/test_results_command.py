@@ -33,7 +33,8 @@ def test_results_exports_lines_of_JSON_and_a_table(path, tmp_path):
     lines = [json.loads(line) for line in (tmp_path / "r.jsonl").read_text().splitlines()]
     frame = pandas.read_csv(tmp_path / "r.csv", keep_default_na=False)
     assert [line["index"] for line in lines] == sorted(set(frame["index"])) == [*range(5)]
-    assert [text for line in lines[3:] for text in line["texts"]] == frame["text"][frame["index"] > 2].tolist()
+    texts = [each["text"] for line in lines[3:] for each in line["particles"]]
+    assert texts == frame["text"][frame["index"] > 2].tolist()
 
 
 def test_results_shows_twenty_rows_and_counts_the_rest(tmp_path):

@@ -3,7 +3,6 @@
 import itertools
 import re
 
-import interegular
 import numpy as np
 import pytest
 from helpers.tiny import tiny_lm
@@ -76,20 +75,6 @@ def spelled(length):
     for n in range(length + 1):
         for tokens in itertools.product(TOKENS[:-1], repeat=n):
             yield b"".join(tokens)
-
-
-@pytest.mark.parametrize("pattern", ["a*b|c", "[^b]{1,2}", "(ab|é)*", "[a-cé]?a", ".", "a{3}"])
-def test_an_automaton_of_interegular_is_a_constraint(pattern):
-    fsm = interegular.parse_pattern(pattern).to_fsm()
-    index = index_of(fsm, VOCAB)
-    expected = set()
-    for data in spelled(3):
-        text = data.decode(errors="ignore")
-        if text.encode() == data and re.fullmatch(pattern, text):
-            expected.add(data)
-    assert texts_of(index, 3) == expected
-    program = ConstrainedText(tiny_lm(4), "a", fsm, max_tokens=3)
-    assert isinstance(program.index, TokenIndex)
 
 
 @pytest.mark.parametrize(

@@ -32,13 +32,9 @@ class Reader:
 def chosen(rng, rows, most, read=None):
     """Return the choice from whole rows as {(row, index): new log-weight}."""
     found = choose(rng, [ArrayTable(row).log_sums for row in rows], read or Reader(rows), most)
-    assert len(found) == len(rows)
-    assert all((np.diff(indices) > 0).all() for indices, _ in found)
-    return {
-        (i, index): log_weight
-        for i, (indices, log_weights) in enumerate(found)
-        for index, log_weight in zip(indices.tolist(), log_weights.tolist(), strict=True)
-    }
+    *places, log_weights = map(np.ndarray.tolist, found)
+    assert [*zip(*places, strict=True)] == sorted(set(zip(*places, strict=True)))
+    return dict(zip(zip(*places, strict=True), log_weights, strict=True))
 
 
 class Decided:

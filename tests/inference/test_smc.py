@@ -144,7 +144,7 @@ def test_an_impossible_constraint_kills_all_particles_in_the_first_step(run):
     nothing = ConstrainedText(tiny_lm(V), "a", mask=lambda text: np.zeros(V, bool))
     posterior = run(nothing, seed=0)
     assert len(posterior) == 0 and posterior.deaths[0].step == 1
-    assert posterior.deaths[0].reason == "no token that the mask allows has positive probability"
+    assert posterior.deaths[0].reason == "no token allowed by the mask has positive probability"
     posterior = run(ConstrainedText(tiny_lm(V), "a", lambda text: False, min_tokens=1, max_tokens=2), seed=0)
     assert len(posterior) == 0 and posterior.deaths[0].reason.endswith("<lambda> is false of the text")
 
@@ -495,7 +495,7 @@ def test_a_custom_selection_is_one_function_and_stays_unbiased():
 
 def test_the_repr_of_a_run_shows_its_scheme_and_progress():
     run = SMC(Walk(), Distinct(4, 3), DownSample(4), seed=0)
-    assert repr(run) == "<SMC Distinct(N=4, K=3), DownSample(N=4): step 0, 1 particles, 0 finished, log Z-hat 0.00>"
+    assert repr(run) == "<SMC Distinct(N=4, K=3), DownSample(N=4): step 0, 0/1 finished, log Z-hat 0.00>"
 
 
 def test_an_invalid_expansion_or_selection_is_refused_with_an_example():

@@ -223,33 +223,30 @@ def one_text(text):
     return len(text) / 2
 
 
-MISTAKES = {
-    "one text": (one_text, TypeError, r"one_text returned 0.5 for a list of 1: a batched function takes a list"),
-    "nothing": (lambda texts: None, TypeError, "returned None for a list of 1: a batched function takes a list"),
-    "a text": (lambda texts: "good", TypeError, "returned 'good' for a list of 1"),
-    "a dict": (lambda texts: dict.fromkeys(texts, 1.0), TypeError, r"returned \{'a': 1.0\} for a list of 1"),
-    "a scalar": (lambda texts: np.float64(1.0), TypeError, r"returned np.float64\(1.0\) for a list of 1"),
-    "too few": (lambda texts: [], ValueError, "returned 0 answers for a list of 1: one is wanted for each"),
-    "too many": (lambda texts: [1.0, 2.0], ValueError, "returned 2 answers for a list of 1"),
-    "NaN": (lambda texts: [math.nan], ValueError, "answered nan for 'a'"),
-    "NaN in a row": (lambda texts: np.full((1, 2), np.nan), ValueError, r"answered array\(\[nan, nan\]\) for 'a'"),
-    "None for one": (lambda texts: [None], ValueError, "answered None for 'a'"),
-}  # fmt: skip
-
-
-@pytest.mark.parametrize("function, error, message", MISTAKES.values(), ids=MISTAKES)
-def test_an_invalid_answer_is_named(function, error, message):
-    with pytest.raises(error, match=message):
-        batched(function)("a")
-
-
-def test_an_unhashable_argument_is_named():
-    with pytest.raises(TypeError, match=r"likes_b is asked once for equal arguments, and \['a'\] has no hash"):
-        judge()[0](["a"])
-
-
 async def coroutine(texts):
     return texts
+
+
+MISTAKES = {
+    "one text": (one_text, r"one_text returned 0.5 for a list of 1: a batched function takes a list"),
+    "nothing": (lambda texts: None, "returned None for a list of 1: a batched function takes a list"),
+    "a text": (lambda texts: "g", "returned 'g' for a list of 1"),
+    "a dict": (lambda texts: dict.fromkeys(texts, 1.0), r"returned \{'a': 1.0\} for a list of 1"),
+    "a scalar": (lambda texts: np.float64(1.0), r"returned np.float64\(1.0\) for a list of 1"),
+    "a coroutine": (coroutine, r"coroutine returned <coroutine .* for a list of 1"),
+    "too few": (lambda texts: [], r"returned \[\] for a list of 1"),
+    "too many": (lambda texts: [1.0, 2.0], r"returned \[1.0, 2.0\] for a list of 1"),
+    "NaN": (lambda texts: [math.nan], "answered nan for 'a'"),
+    "NaN in a row": (lambda texts: np.full((1, 2), np.nan), r"answered array\(\[nan, nan\]\) for 'a'"),
+    "None for one": (lambda texts: [None], "answered None for 'a'"),
+}
+
+
+@pytest.mark.filterwarnings("ignore:coroutine .* was never awaited")
+@pytest.mark.parametrize("function, message", MISTAKES.values(), ids=MISTAKES)
+def test_an_invalid_answer_is_named(function, message):
+    with pytest.raises(ValueError, match=message):
+        batched(function)("a")
 
 
 class Critic:
@@ -265,9 +262,8 @@ class Critic:
     [
         (Critic, "batched: function must be a function, as def sentiment"),
         ([1], r"batched: function must be a function, as def sentiment\(texts\): return \[...\] is, not \[1\]"),
-        (coroutine, r"coroutine is a coroutine \(async def\), and batched takes a plain function"),
-        (lambda *, texts: texts, r"batched takes a function of one argument.* cannot be called so \(too many"),
-        (Critic.score, r"Critic.score cannot be called so \(missing .*'texts'\). A method is taken from its object"),
+        (lambda *, texts: texts, r"batched: function must take 1 argument, as def sentiment.* is wrong: too many"),
+        (Critic.score, "Critic.score is wrong: missing a required argument: 'texts'"),
     ],
 )
 def test_a_function_that_takes_no_list_is_refused(function, message):

@@ -103,7 +103,7 @@ def test_a_copy_of_a_lookahead_is_the_object_itself():
     "make, error, message",
     [
         (lambda: Lookahead(Regex("a"), dist_of(PROBS), 3), TypeError, "wants an index, Regex"),
-        (lambda: Lookahead(index_of(), PROBS, 3), TypeError, "wants a distribution over tokens"),
+        (lambda: Lookahead(index_of(), PROBS, 3), TypeError, "and a distribution over tokens"),
         (lambda: Lookahead(index_of(), dist_of([0.5, 0.5], OTHER), 3), ValueError, "another vocabulary"),
         (lambda: Lookahead(index_of(), dist_of(PROBS), -1), ValueError, "at least 0, not -1"),
         (lambda: Lookahead(index_of("abab"), dist_of(PROBS), 1), ValueError, "every text of at most 1 tokens"),

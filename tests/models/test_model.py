@@ -474,7 +474,8 @@ def test_copy_may_be_overridden():
             self.shared = ["big"]
 
         def copy(self):
-            copies.append(copy.copy(self))
+            copies.append(object.__new__(Sharing))
+            vars(copies[-1]).update(vars(self))
             return copies[-1]
 
         def step(self):

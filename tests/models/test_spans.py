@@ -151,7 +151,7 @@ def test_a_span_that_a_function_rejects_dies_with_the_reason():
     posterior = importance_sampling(Spanned(constraint=no_c, max_tokens=2), 200, seed=0)
     (death,) = {death.reason for death in posterior.deaths}
     line = inspect.getsourcelines(Spanned.step)[1] + 1
-    assert death == f"extend: no_c is false of the text (test_spans.py, line {line})"
+    assert death == f"no_c is false of the text (test_spans.py, line {line})"
     assert not any("c" in str(particle) for particle in posterior)
 
 
@@ -253,7 +253,7 @@ def test_a_span_without_an_allowed_token_kills_the_particle():
     model = Spanned(lm, "a", constraint=Regex("ba"))
     model.step()
     assert model.log_weight == -math.inf
-    assert re.match(r"extend: no token that Regex\('ba'\) allows has positive probability \(test_spans", model.death)
+    assert re.match(r"no token allowed by Regex\('ba'\) has positive probability \(test_spans", model.death)
 
 
 # ---- what it refuses

@@ -64,15 +64,14 @@ def letters(text: str) -> CachedTransformer:
 
 MISTAKES = [
     # ---- the language model and the prompt
-    (lambda: ConstrainedText("abc", LM), TypeError, "lm and prompt are swapped: the language model comes first"),
-    (lambda: ConstrainedText("gpt2", "a"), TypeError, r"not 'gpt2': CachedTransformer.from_pretrained\('gpt2'\)"),
-    (lambda: ConstrainedText(tiny_model(V), "a"), TypeError, r"not a Llama\w+: CachedTransformer\(model, tokenizer\)"),
+    (lambda: ConstrainedText("abc", LM), TypeError, "prompt must be .*, and the language model comes before"),
+    (lambda: ConstrainedText("gpt2", "a"), TypeError, r"not 'gpt2': CachedTransformer.from_pretrained\(name\)"),
+    (lambda: ConstrainedText(tiny_model(V), "a"), TypeError, r"not a Llama\w+: .* CachedTransformer\(model, tokeni"),
     (lambda: ConstrainedText(LM, None), TypeError, "prompt must be a str or a Context, not None"),
-    (lambda: ConstrainedText(LM, ["a", "b"]), TypeError, "prompt must be .*: run_many takes many prompts"),
+    (lambda: ConstrainedText(LM, ["a", "b"]), TypeError, "prompt must be .* run_many takes many prompts"),
     (lambda: ConstrainedText(LM, [{"role": "user"}]), TypeError, r"prompt must be .*: lm.chat\(messages\) makes one"),
-    (lambda: Infilling("a[BLANK]b", LM), TypeError, r"wants the language model, then the fragments, a str with \[BLA"),
-    (lambda: Infilling(LM, None), TypeError, "wants the language model, .* not None"),
-    (lambda: PromptIntersection(["a"], LM), TypeError, "lm and prompts are swapped"),
+    (lambda: Infilling("a[BLANK]b", LM), TypeError, r"lm must be a CachedTransformer, not 'a\[BLANK\]b'"),
+    (lambda: PromptIntersection(["a"], LM), TypeError, "lm must be a CachedTransformer, not 'a'"),
     (lambda: CachedTransformer("gpt2", "gpt2"), TypeError, r"tokenizer must be .*from_pretrained\('gpt2'\) loads both"),
     (lambda: CachedTransformer(tiny_model(V), tiny_model(V)), TypeError, r"tokenizer must be .*, not a Llama\w+$"),
     (lambda: CachedTransformer.from_pretrained(tiny_model(V)), TypeError, r"not a Llama\w+: CachedTransformer\(mod"),
@@ -88,7 +87,7 @@ MISTAKES = [
     (lambda: repeat(lambda: smc_steer(program(), 2, seed=0), 3), TypeError, "run must take 1 argument, as lambda"),
     (lambda: ConstrainedText(LM, letters("ab").context("a")), ValueError, "and it is one of .*, with other tokens"),
     # ---- programs
-    (lambda: run(lambda self: self.sample({"a": 0.5, "b": 0.5})), TypeError, r": give Categorical\(\{'a': 0.5, 'b"),
+    (lambda: run(lambda self: self.sample({"a": 0.5, "b": 0.5})), TypeError, r" Categorical\(\{'a': 0.5, 'b"),
     (lambda: run(lambda self: self.sample(LM.context("a"))), TypeError, r": give self.transformer\(context\)"),
     (lambda: run(lambda self: self.observe(LM.context("a"), 0)), TypeError, r": give self.transformer\(context\)"),
     (lambda: str(run(lambda self: setattr(self, "s", LM.vocab[0])).best), TypeError, r"s must be a str.*self.s \+= t"),
@@ -139,7 +138,6 @@ def test_annotations_and_names_in_a_schema_are_no_misspellings():
     "make, said",
     [
         (lambda lm: ConstrainedText(lm, "Tim is", Regex("happy|sad")), "the last word of the prompt, as in 'ish'"),
-        (lambda lm: ConstrainedText(lm, "Tim is", Regex("Tim is (happy|sad)")), "with 'Tim is', as the prompt does"),
         (lambda lm: Infilling(lm, "Tim is [BLANK] and sad"), r"leave the blank out, 'Tim is\[BLANK\]'"),
         (lambda lm: ConstrainedText(lm, "Tim is", Regex(" (happy|sad)")), None),
         (lambda lm: ConstrainedText(lm, "Tim is", Regex("(happy)?")), None),
@@ -192,19 +190,19 @@ def test_a_schema_that_cannot_end_in_time_reports_its_bound_once():
 @pytest.mark.parametrize(
     "make, said",
     [
-        (lambda: ConstrainedText(never(B), "a", Regex("b")), "no token that Regex('b') allows has positive prob"),
+        (lambda: ConstrainedText(never(B), "a", Regex("b")), "no token allowed by Regex('b') has positive proba"),
         (
             lambda: ConstrainedText(never(B), "a", Regex("b|abc"), max_tokens=1),
-            "no token that Regex('b|abc') allows has positive probability",
+            "no token allowed by Regex('b|abc') and an end within max_tokens=1 has positive",
         ),
-        (lambda: ConstrainedText(LM, "a", Regex("b"), min_tokens=3), "Regex('b') can only end before min_tokens=3"),
-        (lambda: ConstrainedText(LM, "a", ["b", "cc"], min_tokens=3), "the list ['b', 'cc'] can only end before"),
-        (lambda: ConstrainedText(LM, "a", ["b" * 20, "c" * 20], min_tokens=21), "the list of 2 strings can only"),
+        (lambda: ConstrainedText(LM, "a", Regex("b"), min_tokens=3), "allowed by Regex('b') and min_tokens=3 has"),
+        (lambda: ConstrainedText(LM, "a", ["b", "cc"], min_tokens=3), "allowed by the list ['b', 'cc'] and min_tok"),
+        (lambda: ConstrainedText(LM, "a", ["b" * 20, "c" * 20], min_tokens=21), "the list of 2 strings and min_t"),
         (lambda: ConstrainedText(never(END), "a", complete=True, max_tokens=2), "the text cannot end within max_tok"),
         (lambda: ConstrainedText(LM, "a", only_c, max_tokens=9), "only_c is false of the text"),
         (
             lambda: ConstrainedText(LM, "a", Regex("ab|abc"), mask=short_words(LM.vocab, 1)),
-            "no token that Regex('ab|abc') and the mask allow has positive probability",
+            "no token allowed by Regex('ab|abc') and the mask has positive probability",
         ),
         (lambda: ConstrainedText(LM, "a", Regex("b+"), rule=Rule(top_k=1)), " under Rule(top_k=1)"),
         (lambda: Infilling(LM, "a[BLANK]b", max_tokens=1), "the holes have more tokens than max_tokens=1"),

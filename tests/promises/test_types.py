@@ -10,7 +10,7 @@ import pytest
 from helpers.common import HANG, ROOT
 from helpers.documents import DOCUMENTS, python_blocks
 
-from llmppl.models.programs.program import Options, Program
+from llmppl.models.programs import Options, Program
 
 pytestmark = pytest.mark.slow
 PROGRAM = '''

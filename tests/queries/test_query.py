@@ -275,7 +275,7 @@ def test_very_many_prefixes_are_searched_in_joint_order(monkeypatch):
 
 def test_an_empty_prefix_with_its_own_bos_is_refused_among_many(embedded, monkeypatch):
     monkeypatch.setattr("llmppl.queries.compile.MAX_LISTED_PREFIXES", 1)
-    with pytest.raises(ValueError, match="a BOS before the empty text alone, so the empty prefix cannot be searched"):
+    with pytest.raises(ValueError, match="a BOS before the empty text alone"):
         next(Query(embedded, "(A|The)? boy", prefix="(A|The)?").best())
     found = list(Query(embedded, "(A|The) boy", prefix="A|The", end="prefix").best())
     assert {match.prefix for match in found} == {"A", "The"}
@@ -555,7 +555,7 @@ def explained(lm, **options):
         (asked, {"prefix": "a*"}, ValueError, "no text of it begins with 'aa'"),
         (asked, {"pattern": "a(b"}, ValueError, r"\n.*\^"),
         (asked, {"pattern": Regex("a") & Regex("b")}, ValueError, "matches no text"),
-        (asked, {"pattern": "a(?<=b*)c"}, ValueError, "look-behind|lookbehind|not regular"),
+        (asked, {"pattern": "(a)\\1"}, ValueError, "backreference"),
         (asked, {"edit": 2}, TypeError, "edit"),
         (asked, {"max_tokens": 2.5}, TypeError, "max_tokens must be an integer, not 2.5"),
         (asked, {"max_expansions": 1e4}, TypeError, "max_expansions must be an integer, not 10000.0"),
@@ -613,14 +613,14 @@ def test_a_search_without_a_match_ends_with_the_remaining_probability(monkeypatc
     """After each "a" comes another with 0.5, or the end; "b" never comes. The bound is 0.5 ** 40."""
     monkeypatch.setattr("llmppl.queries.best_first.MAX_BARREN_EXPANSIONS", 40)
     only_a = tiny.table_lm(lambda ids: [0.0, -math.inf, 0.0])
-    said = "further matches have probability 9.1e-13 at most, all together, and none of it above 9.1e-13"
+    said = "further matches have probability 9.1e-13 at most, all together"
     for results in ("strings", "tokens"):
         with pytest.raises(ValueError, match=f"^no match in 40 expansions; {said}.*give a larger max_expansions"):
             next(Query(only_a, "a*b", prefix="a").best(batch=1, results=results))
         longer = Query(only_a, "a*b", prefix="a").best(batch=1, results=results, max_expansions=99)
         assert next(longer, None) is None and longer.expansions == 99 and not longer.complete
     monkeypatch.setattr("llmppl.queries.compile.MAX_LISTED_PREFIXES", 2)               # no prefix is ever complete
-    with pytest.raises(ValueError, match=f"all together, and none of it above {0.5**39:.2g}"):
+    with pytest.raises(ValueError, match=f"further matches have probability {0.5**39:.2g} at most"):
         next(Query(only_a, "a+ba", prefix="a+b").best(batch=1))
     with pytest.raises(ValueError, match="no match in 40 expansions; .* all together. To search on"):
         next(Query(only_a, "a*b", prefix="a").distinct(batch=1))

@@ -1,6 +1,7 @@
 """Tests of files of results: each ended task is there whole, after kills, failures and full disks."""
 
 import dataclasses
+import functools
 import itertools
 import json
 import os
@@ -23,6 +24,7 @@ from llmppl import (
     Bernoulli,
     Categorical,
     ConstrainedText,
+    Grammar,
     Model,
     importance_sampling,
     load_results,
@@ -117,7 +119,7 @@ def test_results_are_a_sequence_and_export_to_tables_and_lines(path, tmp_path):
     results = by_index(run_all(path, range(10), everything))
     loaded = load_results(path)
     assert [loaded[i].index for i in (0, 3, -1)] == [0, 3, 9]
-    assert [each.index for each in loaded[2:4]] == [2, 3] and repr(loaded).endswith("10 tasks, 2 failed)")
+    assert repr(loaded).endswith("10 tasks, 2 failed)")
     frame = loaded.to_pandas()
     ended = [r for r in results if r.particles]
     assert frame["log_weight"].dropna().tolist() == [w for r in ended for w in r.particles.log_weights.tolist()]
@@ -125,14 +127,15 @@ def test_results_are_a_sequence_and_export_to_tables_and_lines(path, tmp_path):
     assert set(frame["index"]) == set(range(10)) and frame["error"].notna().sum() == 2
     loaded.to_jsonl(tmp_path / "lines.jsonl")
     lines = [json.loads(line) for line in (tmp_path / "lines.jsonl").read_text().splitlines()]
-    assert [line["texts"] for line in lines if line.get("texts")] == [r.particles.texts for r in ended]
+    texts = [[p["text"] for p in line["particles"]] for line in lines if line.get("particles")]
+    assert texts == [r.particles.texts for r in ended]
     assert len(pandas.read_json(tmp_path / "lines.jsonl", lines=True)) == 10
 
 
 def test_the_tables_can_be_asked_in_SQL(path):
     run_all(path, range(4), lambda task, rng: smc_steer(Mood(), 2, 2, rng=rng))
     with sqlite3.connect(path) as db:
-        query = "select task, text, json_extract(attributes, '$.mood') from result join particle using (task_index)"
+        query = "select task, text, json_extract(attributes, '$.mood') from particle"
         assert {(mood[0], text) for _, text, mood in db.execute(query)} == {("g", "g"), ("b", "b")}
     assert [each.name for each in path.parent.iterdir() if each.suffix != ".lock"] == ["results.db"]
 
@@ -192,7 +195,7 @@ def test_failed_tasks_run_again_and_others_do_not(path):
     fails.remove(3)
     again = by_index(run_all(path, range(6), run, resume="force"))
     assert [(result.index, result.error is None) for result in again] == [(1, False), (3, True), (5, True)]
-    assert records(path)[3]["texts"] == again[1].particles.texts and len(load_results(path)) == 6
+    assert load_results(path)[3].particles.texts == again[1].particles.texts and len(load_results(path)) == 6
 
 
 FULL = """
@@ -276,7 +279,7 @@ def test_a_complete_file_can_be_extended_by_more_tasks(path, tmp_path):
 def test_without_a_seed_one_is_drawn_and_the_resumed_run_takes_it(path, tmp_path):
     list(itertools.islice(run_many(coin, range(8), to=path), 3))
     run_all(path, range(8), seed=None, resume=True)
-    with ResultFile(path, resume=True) as file:
+    with ResultFile(path, resume="force") as file:
         seed = file.seed
     run_all(tmp_path / "two.db", range(8), seed=seed)
     assert records(path) == records(tmp_path / "two.db")
@@ -301,21 +304,20 @@ def refused(path, error, message, tasks=range(4), run=coin, **options):
 def test_unsuitable_files_are_refused(path, tmp_path):
     run_all(path, range(4))
     refused(path, FileExistsError, "the file is there; resume=True goes on with its results")
-    refused(path, ValueError, "another run: its seed is 3, and this is 4. Go on with what", seed=4, resume=True)
-    refused(path, ValueError, "the result of another task 1 than 7: go on with", [0, 7, 2, 3], resume=True)
-    refused(path, ValueError, "the result of a task 3, from 0, and tasks are now 3: go on", range(3), resume=True)
+    refused(path, ValueError, "another run: its seed was 3, and is 4. Go on with what", seed=4, resume=True)
     refused(path, TypeError, 'resume must be True, False or "force", not', resume="forced")
     refused(tmp_path / "no" / "results.db", FileNotFoundError, "there is no folder .*; make it first")
     refused(tmp_path / "results.jsonl", ValueError, "results are an SQLite file, as to='results.db'; then load_results")
     assert run_all(path, range(5), resume=True)[0].index == 4           # a refused run has released the file
 
 
-def test_a_generator_of_other_tasks_is_refused_while_it_runs(path):
+@pytest.mark.parametrize("tasks", [[0, 7, 2, 3, 4], iter([0, 7, 2, 3])])
+def test_other_tasks_are_refused(path, tasks):
     run_all(path, range(4))
-    with pytest.raises(ValueError, match="the result of another task 1 than 7"):
-        run_all(path, iter([0, 7, 2, 3]), resume=True)
-    with pytest.raises(ValueError, match="a task 3, from 0, and tasks are now 2"):
-        run_all(path, iter([0, 1]), resume=True)
+    before = contents(path)
+    with pytest.raises(ValueError, match="the result of another task 1 than 7: go on with"):
+        run_all(path, tasks, resume=True)
+    assert contents(path) == before
 
 
 @pytest.mark.parametrize("content", [b"hello", b'{"index": 0}\n', b"SQLite format 3\0", b"\0" * 200])
@@ -355,8 +357,8 @@ def program(code):
     [
         (coin, by_globals, "its program was coin, and is by_globals"),
         (by_closure(2), by_closure(3), "the variable number of <lambda> was 2, and is 3"),
-        (by_closure(2), by_closure(2, 1), r"the defaults of <lambda> was \(\(0,\), None\), and is \(\(1,\), None\)"),
-        (program("0.5"), program("0.25"), "the code of .*step is another"),
+        (by_closure(2), by_closure(2, 1), r"the defaults of <lambda> was \(\(0,\), .*, and is \(\(1,\), .*"),
+        (program("0.5"), program("0.25"), "the code of .*step was .*"),
     ],
 )
 def test_a_difference_of_the_program_is_named_and_can_be_forced(path, before, now, difference):
@@ -364,6 +366,20 @@ def test_a_difference_of_the_program_is_named_and_can_be_forced(path, before, no
     refused(path, ValueError, f"another run: {difference}. Go on", run=now, resume=True)
     assert len(run_all(path, range(5), now, resume="force")) == 1
     assert run_all(path, range(5), now, resume=True) == []
+
+
+def steered(number, task, rng):
+    return importance_sampling(Coin(), number, rng=rng)
+
+
+@pytest.mark.parametrize("before, now", [
+    (functools.partial(steered, 2), functools.partial(steered, 3)),
+    (by_closure(2, Grammar('start: "a"')), by_closure(2, Grammar('start: "b"'))),
+])  # fmt: skip
+def test_arguments_of_a_partial_and_texts_of_grammars_are_compared(path, before, now):
+    run_all(path, range(4), before)
+    refused(path, ValueError, "another run: ", run=now, resume=True)
+    assert run_all(path, range(4), before, resume=True) == []
 
 
 def test_a_changed_global_is_named(path, monkeypatch):
@@ -399,7 +415,8 @@ def test_tasks_return_as_data_and_are_compared(path, task, expected):
     run_all(path, [task])
     assert load_results(path)[0].task == expected
     assert run_all(path, [task], resume=True) == []
-    refused(path, ValueError, "another task 0 than 'other'", ["other"], resume=True)
+    with pytest.raises(ValueError, match="another task 0 than 'other'"):
+        run_all(path, ["other"], resume=True)
 
 
 # ---- owners and kills
@@ -443,7 +460,7 @@ def test_a_killed_run_resumes_and_ends_the_same(path, tmp_path, first, second):
 
 def test_a_result_file_keeps_its_seed_and_tasks(path):
     results = run_all(path, ["a", "b"])
-    with ResultFile(path, resume=True) as file:
+    with ResultFile(path, resume="force") as file:
         assert file.seed == 3 and file.is_done(1, "b") and not file.is_done(2, "c")
         file.write(dataclasses.replace(results[0], index=2, task="c"))
     assert [result.index for result in load_results(path)] == [0, 1, 2]

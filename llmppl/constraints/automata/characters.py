@@ -13,8 +13,8 @@ from __future__ import annotations
 import itertools
 import re
 import unicodedata
-from collections.abc import Callable, Iterable, Sequence
-from functools import lru_cache
+from collections.abc import Iterable, Sequence
+from functools import cache, lru_cache
 from importlib import import_module
 from typing import Any
 
@@ -34,7 +34,8 @@ from llmppl.constraints.automata.nfa import (
     merged,
     utf8,
 )
-from llmppl.constraints.automata.operations import Automaton, joined, trimmed
+from llmppl.constraints.automata.operations import joined, trimmed
+from llmppl.constraints.constraint import TabledRecognizer
 from llmppl.support.graphs import Memo, Numbering, reachable
 
 __all__ = [
@@ -64,39 +65,17 @@ def _characters_of(*planes: int) -> str:
     return codes.tobytes().decode("utf-32-le", "surrogatepass")
 
 
-# Planes 4 to 13 are unassigned, 15 and 16 private: none of their characters is in a class of `re` or has a case.
-PLANES = (0, 1, 2, 3, 14)
-
-
-@lru_cache(6)
+@cache
 def category(letter: str, ascii_only: bool) -> Ranges:
-    """Return the code points of `\\w`, `\\d` or `\\s`, by the methods of str that `re` uses."""
-    if ascii_only:
-        inside = np.array([re.match(rf"\{letter}", chr(code), re.ASCII) is not None for code in range(128)])
-    elif letter == "s":
-        inside = _test_each(np.char.isspace, np.arange(0x4000))
-    elif letter == "d":                             # digits come in runs of ten: test every tenth, then around hits
-        hits = 10 * np.flatnonzero(_test_each(np.char.isdecimal, np.arange(0, 2 * 65536, 10)))
-        near = hits[:, None] + np.arange(-9, 10)
-        inside = np.zeros(2 * 65536, bool)
-        inside[near] = _test_each(np.char.isdecimal, near)
-    else:
-        inside = _test_each(np.char.isalnum, np.arange(4 * 65536))
-        inside[ord("_")] = True
-    ends = np.flatnonzero(np.diff(inside, prepend=False, append=False)).tolist()
-    return tuple(zip(ends[::2], [end - 1 for end in ends[1::2]], strict=True))
+    """Return the code points of `\\w`, `\\d` or `\\s`."""
+    found = re.finditer(rf"\{letter}+", _characters_of(*range(4)), re.ASCII if ascii_only else 0)
+    return tuple((run.start(), run.end() - 1) for run in found)
 
 
-def _test_each(method: Callable[[Any], Any], codes: NDArray[Any]) -> NDArray[np.bool_]:
-    """Apply a vectorised method of str to each code point."""
-    answers: NDArray[np.bool_] = method(codes.astype(np.uint32).view("U1"))
-    return answers
-
-
-@lru_cache(1)
+@cache
 def cased() -> str:
     """Return the characters that differ from another one by case only, which re.IGNORECASE may treat specially."""
-    text = _characters_of(*PLANES)
+    text = _characters_of(0, 1)                     # the others have no letters with case
     blocks = (text[i : i + 256] for i in range(0, len(text), 256))
     varied = (block for block in blocks if not block == block.lower() == block.upper())
     return "".join(c for block in varied for c in block if not c == c.lower() == c.upper())
@@ -151,7 +130,7 @@ def general_category(name: str) -> str | None:
     return _SHORT.get(re.sub(r"[\s_-]", "", name).lower())
 
 
-@lru_cache(1)
+@cache
 def _categories() -> dict[str, Ranges]:
     """Return the code points of each two-letter general category."""
     ranges: dict[str, list[tuple[int, int]]] = {}
@@ -178,7 +157,7 @@ def properties(name: tuple[str, bool], ignore_case: bool) -> Ranges:
 Piece = tuple[int, int, bytes]                      # code point bits lo..hi, and the states (as bytes) they lead to
 
 
-def include_intersection(nfa: NFA, factors: Sequence[tuple[Automaton, bool]], budget: Budget) -> int:
+def include_intersection(nfa: NFA, factors: Sequence[tuple[TabledRecognizer, bool]], budget: Budget) -> int:
     """Add a state to `nfa` that reads the texts in all `factors`, up to the end of the text.
 
     Parameters
@@ -211,7 +190,9 @@ def include_intersection(nfa: NFA, factors: Sequence[tuple[Automaton, bool]], bu
     return _include(nfa, classes, table[1:].tolist(), accepting[1:].tolist()) if start else DEAD
 
 
-def _over_characters(dfas: Sequence[Automaton], budget: Budget) -> tuple[list[Ranges], list[dict[int, list[int]]]]:
+def _over_characters(
+    dfas: Sequence[TabledRecognizer], budget: Budget
+) -> tuple[list[Ranges], list[dict[int, list[int]]]]:
     """Return the classes of characters, and for each automaton: state between characters -> class -> next state."""
     between = [_between(dfa, budget) for dfa in dfas]
     sizes = np.cumsum(list(map(len, between)))
@@ -254,7 +235,7 @@ def _over_characters(dfas: Sequence[Automaton], budget: Budget) -> tuple[list[Ra
     return list(map(merged, ranges.values())), steps
 
 
-def _between(dfa: Automaton, budget: Budget) -> list[int]:
+def _between(dfa: TabledRecognizer, budget: Budget) -> list[int]:
     """Return the states between characters, without the dead state."""
 
     def after(state: int) -> list[int]:

@@ -13,9 +13,7 @@ leftmost-first automata.
 from __future__ import annotations
 
 import itertools
-from bisect import bisect_left, bisect_right
-from collections.abc import Collection, Iterable, Iterator, Sequence
-from operator import itemgetter
+from collections.abc import Collection, Iterable, Iterator
 from typing import Any, NamedTuple, Self
 
 import numpy as np
@@ -70,27 +68,6 @@ class Subsets:
         if not found:
             return []
         self.nfa.budget.spend(steps=8 * len(found) + 3 * sum(map(len, found)))
-        found.sort(key=len)
-        single: dict[int, list[int]] = {}           # byte -> targets of all but the longest, if they are of one byte
-        for lo, hi, target in itertools.chain(*found[:-1]):
-            if lo != hi:
-                return self._swept(found)
-            single.setdefault(lo, []).append(target)
-        moves, bytes, epsilon = [], sorted(single), self.nfa.epsilon
-        for lo, hi, target in found[-1]:
-            alone = self._singles[target] if epsilon[target] else target
-            for byte in bytes[bisect_left(bytes, lo) : bisect_right(bytes, hi)]:
-                if lo < byte:
-                    moves.append((lo, byte - 1, alone))
-                moves.append((byte, byte, self._unions[frozenset((target, *single.pop(byte)))]))
-                lo = byte + 1
-            if lo <= hi:
-                moves.append((lo, hi, alone))
-        moves += [(byte, byte, self._unions[frozenset(targets)]) for byte, targets in single.items()]
-        return sorted(moves, key=itemgetter(0))
-
-    def _swept(self, found: Sequence[Sequence[Edge]]) -> list[tuple[int, int, Key]]:
-        """Return the moves from states whose edges overlap in any way."""
         events: dict[int, list[tuple[int, int]]] = {}       # byte -> targets that start (1) or stop (-1) there
         for lo, hi, target in itertools.chain(*found):
             events.setdefault(lo, []).append((target, 1))
@@ -118,7 +95,7 @@ class Subsets:
 
 def _key(states: Iterable[int]) -> Key:
     found = frozenset(states)
-    return found if len(found) != 1 else next(iter(found))
+    return found if len(found) != 1 else min(found)
 
 
 def _states(key: Key) -> Iterable[int]:

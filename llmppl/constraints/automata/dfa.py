@@ -10,24 +10,22 @@ from __future__ import annotations
 import bisect
 import itertools
 import math
-from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
-from functools import lru_cache, reduce
+from functools import cache, reduce
+from graphlib import CycleError, TopologicalSorter
 from operator import sub
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from llmppl.constraints.automata.budget import Budget
-from llmppl.constraints.automata.characters import negated, points
 from llmppl.constraints.automata.determinise import Machine, Subsets, Threads, unguarded
-from llmppl.constraints.automata.nfa import ACCEPT, DEAD, LEAD_BYTES, NFA, merged, utf8
+from llmppl.constraints.automata.nfa import ACCEPT, DEAD, LEAD_BYTES, NFA
 from llmppl.constraints.automata.operations import Edge, automaton_of, classes_of, product, trimmed
 from llmppl.constraints.constraint import VocabularyLike
 from llmppl.constraints.masks import TokenIndex
 from llmppl.support import arguments
-from llmppl.support.graphs import reachable
 from llmppl.support.locks import Lock, cached_property, locked
 
 __all__ = ["Counts", "DFA", "anything"]
@@ -72,17 +70,6 @@ class Counts:
         for state, choices in self._ways[kind].items():
             counts[state] += sum([number * after[t] for t, number in choices])
         return counts
-
-    def of_bytes(self, length: int) -> int:
-        """Return the number of texts of `length` bytes."""
-        weights = {self.start: 1}
-        for _ in range(length):
-            after: dict[int, int] = {}
-            for state, weight in weights.items():
-                for lo, hi, t in self.rows[state]:
-                    after[t] = after.get(t, 0) + weight * (hi - lo + 1)
-            weights = after
-        return sum(weight for state, weight in weights.items() if self.accepting[state])
 
     def enumerate(self) -> Iterator[str]:
         """Yield the texts, shorter ones first, and those of one length by code points."""
@@ -209,13 +196,6 @@ class DFA(Machine):
         dfa._fix(*automaton_of(dfa.strings))
         return dfa
 
-    @classmethod
-    def from_interegular(cls, fsm: Any) -> DFA:
-        """Return the language of an `interegular` automaton over characters (`interegular.FSM`)."""
-        nfa = _nfa_of(fsm)
-        machine = Machine(Subsets(nfa, nfa.closure(nfa.start))).explore()
-        return cls.from_table(machine.table, machine.accepting, machine.start)
-
     def index(self, vocab: VocabularyLike) -> TokenIndex:
         """Return the index of the tokens of a vocabulary that may follow in each state."""
         return TokenIndex(self, vocab)
@@ -238,15 +218,12 @@ class DFA(Machine):
 
     def is_finite(self) -> bool:
         """Return whether the language has finitely many strings, which holds if its states form no cycle."""
-        targets = [{t for _, _, t in row} for row in self.edges()]
-        entering = Counter(itertools.chain(*targets))
-
-        def targets_to_sort(state: int) -> list[int]:       # topological order: a state follows all that lead to it
-            entering.subtract(targets[state])
-            return [t for t in targets[state] if not entering[t]]
-
-        first = [state for state in range(len(targets)) if not entering[state]]
-        return len(list(reachable(first, targets_to_sort))) == len(targets)
+        targets = {state: {t for _, _, t in row} for state, row in enumerate(self.edges())}
+        try:
+            TopologicalSorter(targets).prepare()
+        except CycleError:
+            return False
+        return True
 
     def equivalent(self, other: DFA) -> bool:
         """Return whether both have the same language."""
@@ -256,12 +233,9 @@ class DFA(Machine):
     def _counts(self) -> Counts:
         return Counts(self)
 
-    def count(self, length: int, unit: Literal["characters", "bytes"] = "characters") -> int:
-        """Return the number of strings of exactly `length` characters (UTF-8 bytes with `unit="bytes"`), exactly."""
-        length = arguments.count("length", length, least=0)
-        if arguments.one_of("unit", unit, ["characters", "bytes"]) == "characters":
-            return self._counts.completions(length)[0][self.start]
-        return self._counts.of_bytes(length)
+    def count(self, length: int) -> int:
+        """Return the number of strings of exactly `length` characters."""
+        return self._counts.completions(arguments.count("length", length, least=0))[0][self.start]
 
     def enumerate(self) -> Iterator[str]:
         """Yield the strings of the language, shorter ones first, then by code points; this may never end."""
@@ -348,9 +322,7 @@ class DFA(Machine):
         """Return the texts that are in none of the others; a str stands for that text itself, not for a pattern."""
         return reduce(sub, [DFA.from_strings([each]) if isinstance(each, str) else each for each in others], self)
 
-    def _product(
-        self, other: DFA, sign: str, accept: Callable[[Any, Any], Any], alone: tuple[bool, bool]
-    ) -> DFA:
+    def _product(self, other: DFA, sign: str, accept: Callable[[Any, Any], Any], alone: tuple[bool, bool]) -> DFA:
         """Return the product; `alone[i]`: a text can be in it when only the i-th automaton is not dead."""
         if not isinstance(other, DFA):
             return NotImplemented
@@ -374,29 +346,9 @@ class DFA(Machine):
         return DFA.from_table(number[self.table[kept]], self.accepting[kept], int(number[self.start]))
 
 
-@lru_cache(1)
+@cache
 def anything() -> DFA:
     """Return the language of all text."""
     nfa = NFA()
     nfa.start = nfa.anything(ACCEPT)
     return DFA(nfa).explore()
-
-
-def _nfa_of(fsm: Any) -> NFA:
-    """Return the language of an `interegular.FSM` over characters; some of its states may lead nowhere."""
-    from interegular.fsm import anything_else
-
-    named = set(fsm.alphabet) - {anything_else}
-    ranges: dict[int, list[tuple[int, int]]] = {}   # by symbol
-    for char, symbol in fsm.alphabet.items():
-        chars = negated(points(named)) if char is anything_else else points(char)
-        ranges.setdefault(symbol, []).extend(chars)
-    fragments = {symbol: utf8(merged(pairs)) for symbol, pairs in ranges.items()}
-    nfa = NFA(Budget(f"the interegular automaton of {len(fsm.states):,} states"))
-    entry = {state: nfa.add(()) for state in fsm.states}
-    for state, moves in fsm.map.items():
-        known = sorted(moves.keys() & fragments.keys())
-        reads = [nfa.read(fragments[symbol], entry[moves[symbol]]) for symbol in known if moves[symbol] in entry]
-        nfa.epsilon[entry[state]] = (*[ACCEPT] * (state in fsm.finals), *reads)
-    nfa.start = entry[fsm.initial]
-    return nfa

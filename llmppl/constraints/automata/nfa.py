@@ -11,12 +11,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import lru_cache
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from llmppl.constraints.automata.budget import MAX_PARTS, Budget
-from llmppl.constraints.automata.operations import Automaton, Edge, joined
+from llmppl.constraints.automata.operations import Edge, joined
+from llmppl.constraints.constraint import TabledRecognizer
 from llmppl.support.graphs import Numbering
 
 __all__ = ["ANY", "DEAD", "NFA", "Ahead", "Behind", "utf8"]
@@ -95,7 +96,7 @@ ANY = utf8(((0, MAX_CODE_POINT),))                  # one character
 class Behind(NamedTuple):
     """Guard: the text read so far is (is not, unless `positive`) in the language of `tracker`."""
 
-    tracker: Automaton
+    tracker: TabledRecognizer
     positive: bool
 
 
@@ -218,12 +219,12 @@ class NFA:
             self.add((first + i, follow) if rows[i] else (follow,))
         return first, entries
 
-    def include(self, dfa: Automaton, follow: int) -> int:
+    def include(self, dfa: Any, follow: int) -> int:
         """Return a state that reads a string of `dfa` and becomes `follow`; reading on is preferred to stopping."""
         if not dfa.start or follow == DEAD:
             return DEAD
-        rows = dfa.edges()
-        return self.graph(rows, dict.fromkeys(np.flatnonzero(dfa.accepting).tolist(), follow))[1][dfa.start]
+        start: int = dfa.start
+        return self.graph(dfa.edges(), dict.fromkeys(np.flatnonzero(dfa.accepting).tolist(), follow))[1][start]
 
     def add(self, choices: tuple[int, ...]) -> int:
         """Add a state that becomes exactly `choices`, which the caller may still change in `epsilon`."""

@@ -9,16 +9,17 @@ Source: Moore (1956), "Gedanken-experiments on sequential machines", for minimis
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
-from llmppl.constraints.automata.budget import MAX_PARTS, MAX_STATES, Budget, TooLarge
+from llmppl.constraints.automata.budget import MAX_PARTS, Budget, TooLarge
+from llmppl.constraints.constraint import TabledRecognizer
 from llmppl.support.graphs import Numbering
 
 __all__ = [
-    "Arrays", "Automaton", "Edge", "automaton_of", "classes_of", "joined", "product", "runs", "trie_of", "trimmed",
+    "Arrays", "Edge", "automaton_of", "classes_of", "joined", "product", "runs", "trie_of", "trimmed",
 ]  # fmt: skip
 
 T = TypeVar("T")
@@ -29,26 +30,9 @@ CHUNK = 1024                                        # states processed at once
 _THESE, _FEWER = "the language of these strings", "fewer or shorter strings would work"
 
 
-class Automaton(Protocol):
-    """A deterministic automaton whose rows may be computed on demand, such as `DFA` and `lazy_dfa.Machine`."""
-
-    @property
-    def start(self) -> int: ...
-    @property
-    def table(self) -> Table: ...
-    @property
-    def ready(self) -> NDArray[np.bool_]: ...
-    @property
-    def accepting(self) -> NDArray[np.bool_]: ...
-    def row(self, state: int) -> Table: ...
-    def edges(self) -> list[list[Edge]]: ...
-    def accepts(self, state: int) -> bool: ...
-    def step(self, state: int, byte: int) -> int | None: ...
-
-
 def product(
-    left: Automaton,
-    right: Automaton,
+    left: TabledRecognizer,
+    right: TabledRecognizer,
     accept: Callable[[Any, Any], Any],
     alone: tuple[bool, bool],
     budget: Budget,
@@ -82,7 +66,7 @@ def _split(pairs: list[int]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     return both >> 32, both & 0xFFFFFFFF
 
 
-def _rows(machine: Automaton, states: NDArray[np.int64]) -> NDArray[np.int64]:
+def _rows(machine: TabledRecognizer, states: NDArray[np.int64]) -> NDArray[np.int64]:
     for state in states[~machine.ready[states]].tolist():
         machine.row(state)
     return machine.table[states].astype(np.int64)
@@ -199,56 +183,37 @@ def _leaving(
 
 
 def automaton_of(words: Iterable[str]) -> Arrays:
-    """Return the table of exactly these strings; every state leads to the end."""
-    steps, ends = _trie(map(str.encode, words))
-    final, size = set(ends), len(steps) + 2
-    if not final:
+    """Return the table of exactly these strings, with equal ends shared; every state leads to the end."""
+    rows, ends = trie_of(map(str.encode, words))
+    if not ends:
         return np.zeros((1, 256), np.int32), np.zeros(1, bool), 0
-    if size > MAX_STATES:
-        steps, final, size = _folded(steps, final, size)
-    table, accepting = np.zeros((size, 256), np.int32), np.zeros(size, bool)
-    table.ravel()[list(steps)] = list(steps.values())
-    accepting[list(final)] = True
-    return table, accepting, 1
+    final, number = set(ends), [0] * len(rows)
+    distinct = Numbering[tuple[bool, tuple[tuple[int, int], ...]]]()
+    for state in range(len(rows) - 1, 0, -1):       # a state has a lower number than its successors
+        number[state] = 1 + distinct[state in final, tuple([(byte, number[t]) for byte, t in rows[state].items()])]
+    Budget(_THESE, _FEWER).spend(states=len(distinct))
+    table, accepting = np.zeros((len(distinct) + 1, 256), np.int32), np.zeros(len(distinct) + 1, bool)
+    accepting[1:] = [accepts for accepts, _ in distinct.keys_in_order]
+    moves = [(s, byte, t) for s, (_, row) in enumerate(distinct.keys_in_order, 1) for byte, t in row]
+    state_of, byte_of, target_of = np.array(moves or [(0, 0, 0)]).T
+    table[state_of, byte_of] = target_of
+    return table, accepting, len(distinct)
 
 
 def trie_of(words: Iterable[bytes]) -> tuple[list[dict[int, int]], list[int]]:
     """Return the rows of a trie, byte -> state, and the state to which each word leads. 0 is dead, 1 the root."""
-    steps, ends = _trie(words)
-    rows: list[dict[int, int]] = [{} for _ in range(len(steps) + 2)]
-    for key, state in steps.items():
-        rows[key >> 8][key & 0xFF] = state
-    return rows, ends
-
-
-def _trie(words: Iterable[bytes]) -> tuple[dict[int, int], list[int]]:
-    """Return (state << 8 | byte) -> state, with 1 the root, and the state to which each word leads."""
-    steps: dict[int, int] = {}
+    rows: list[dict[int, int]] = [{}, {}]
     ends = []
     for word in words:
         state = 1
         for byte in word:
-            key = state << 8 | byte
-            state = steps.get(key, 0)
-            if not state:
-                state = steps[key] = len(steps) + 2
+            row = rows[state]
+            if byte in row:
+                state = row[byte]
+            else:
+                state = row[byte] = len(rows)
+                rows.append({})
         ends.append(state)
-        if len(steps) + 2 > MAX_PARTS:
+        if len(rows) > MAX_PARTS:
             raise TooLarge(_THESE, f"more than {MAX_PARTS:,} prefixes", _FEWER)
-    return steps, ends
-
-
-def _folded(steps: dict[int, int], final: set[int], size: int) -> tuple[dict[int, int], set[int], int]:
-    """Merge equal subtrees of a trie whose states have lower numbers than their successors. The start remains 1."""
-    rows: list[list[int]] = [[] for _ in range(size)]
-    for key, target in steps.items():
-        rows[key >> 8] += key & 0xFF, target
-    number, distinct = [0] * size, Numbering[tuple[Any, ...]]([()])     # from 1 on
-    for state in range(size - 1, 0, -1):
-        row = rows[state]
-        number[state] = distinct[state in final, *row[::2], *(number[target] for target in row[1::2])]
-    count = len(distinct)
-    Budget(_THESE, _FEWER).spend(states=count - 1)
-    number = [count - n for n in number]            # the start is 1 again
-    merged = {number[key >> 8] << 8 | key & 0xFF: number[target] for key, target in steps.items()}
-    return merged, {number[state] for state in final}, count
+    return rows, ends

@@ -4,9 +4,9 @@
 Python itself defines the classes, so `\\w`, `\\d`, `\\s` and the rules of letter case are those of the running version.
 In addition, `\\p{L}` and `\\P{Letter}` are general categories of Unicode.
 
-All regular constructs are supported. Anchors, `\\b` and look-behind depend on the text before (`Behind`). Lookahead,
-possessive quantifiers and atomic groups depend on the text to come (`Ahead`, both in `automata/nfa.py`).
-Backreferences and conditional groups are not regular and raise an error.
+All regular constructs are supported. Anchors, `\\b` and look-behind, here of any width, depend on the text before
+(`Behind`). Lookahead, possessive quantifiers and atomic groups depend on the text to come (`Ahead`, both in
+`automata/nfa.py`). Backreferences and conditional groups are not regular and raise an error.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ import copy
 import itertools
 import re
 import sys
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from functools import lru_cache
+from functools import cache
 from importlib import import_module
 from typing import Any
 
@@ -33,7 +33,6 @@ from llmppl.constraints.automata.characters import (
 from llmppl.constraints.automata.determinise import Leftmost
 from llmppl.constraints.automata.dfa import DFA
 from llmppl.constraints.automata.nfa import ACCEPT, ANY, DEAD, FOUND, NFA, Ahead, Behind, Fragment, Ranges, merged, utf8
-from llmppl.constraints.automata.operations import automaton_of, trie_of
 from llmppl.support.arguments import shown
 
 __all__ = ["Regex", "escape", "parse"]
@@ -43,12 +42,9 @@ _parser: Any = import_module("re._parser")
 op: Any = import_module("re._constants")
 
 NEWLINE = ((10, 10),)
-MAX_AROUND = 40                                     # characters of a long pattern shown on either side of an error
-MIN_WORDS = 8                                       # literal choices that are read as a trie
+MAX_AROUND = 40                                     # characters of a pattern shown on either side of an error
 
 escape = re.escape
-_LITERAL = r"[^\\.^$*+?{}\[\]()|\ud800-\udfff]+"
-_CHOICES = re.compile(rf"(?:{_LITERAL}(?:\|{_LITERAL})*|\((?:\?:)?{_LITERAL}(?:\|{_LITERAL})*\))")
 
 
 class Regex(DFA):
@@ -70,10 +66,6 @@ class Regex(DFA):
 
     def __init__(self, pattern: str, flags: int = 0) -> None:
         self.pattern, self.flags = pattern, int(flags)
-        if not flags and isinstance(pattern, str) and pattern.count("|") >= MIN_WORDS and _CHOICES.fullmatch(pattern):
-            bare = pattern.removeprefix("(").removeprefix("?:").removesuffix(")")
-            self._fix(*automaton_of(bare.split("|")))
-            return
         super().__init__(parse(pattern, flags, to_end=True))
 
     def __repr__(self) -> str:
@@ -99,12 +91,11 @@ class _Builder:
 
     def __init__(self, pattern: str, flags: int, to_end: bool) -> None:
         self.pattern, self.to_end = pattern, to_end
-        self.what, self.remedy = f"regex {shown(pattern)}", _remedy(pattern)
-        self.nfa = NFA(Budget(self.what, self.remedy))
-        self.intersection_budget = Budget(self.what, self.remedy)       # intersections may fail
+        self.nfa = NFA(Budget(f"regex {shown(pattern)}"))
+        self.intersection_budget = Budget(f"regex {shown(pattern)}")    # intersections may fail
         self.complete = to_end                      # True if `follow` is finished, up to the end of the text
         self.fragments: dict[tuple[Any, int, int], Fragment] = {}       # by item of the tree, for repeats
-        text, self.properties, cuts = _without_properties(pattern)
+        text, self.properties = _without_properties(pattern)
         if flags & op.SRE_FLAG_LOCALE:
             raise ValueError("the flag re.LOCALE is for patterns of bytes")
         try:
@@ -113,82 +104,56 @@ class _Builder:
             self.leading = {id(value) for _, value in looks}    # items at the start of the text
             self.nfa.start = self.sequence(tree, tree.state.flags, ACCEPT)
         except (re.error, OverflowError) as error:
-            at = getattr(error, "pos", None)
-            at = None if at is None else at + sum(length - 1 for start, length in cuts if start < at)
+            at = None if self.properties else getattr(error, "pos", None)
             raise ValueError(_pointed(pattern, f"error in regex: {getattr(error, 'msg', error)}", at)) from None
         except RecursionError:
-            what = f"error in regex: groups are nested too deeply, {_depth(pattern):,} deep; some hundred would work"
+            what = "error in regex: groups are nested too deeply; some hundred would work"
             raise ValueError(_pointed(pattern, what, None)) from None
 
     def sequence(self, items: Any, flags: int, follow: int) -> int:
         """Return the state that matches the items in order and becomes `follow`."""
-        plain = not flags & op.SRE_FLAG_IGNORECASE
         items = getattr(items, "data", items)       # the list in a SubPattern, whose own indexing is slow
         end = len(items)
         while end and follow != DEAD:
             begin = end
-            while plain and begin and (item := items[begin - 1])[0] is op.LITERAL and item[1] < 0xD800:
-                begin -= 1
-            if begin < end:                         # a run of literals: one byte after the other
-                follow = self.nfa.read(_chain(_spelled(items[begin:end])), follow)
-                end = begin
-                continue
             while self.complete and begin and _looks_ahead(items[begin - 1]):
                 begin -= 1
             found = self.intersection(items[begin:end], flags, follow) if begin < end else None
             if found is None:
                 begin = end - 1
-                kind, value = items[begin]
-                found = self.item(kind, value, flags, follow)
+                found = self.item(items[begin], flags, follow)
             follow, end = found, begin
         return follow
 
-    def item(self, kind: Any, value: Any, flags: int, follow: int) -> int:
+    def item(self, item: tuple[Any, Any], flags: int, follow: int) -> int:
         """Return the state that matches one item and becomes `follow`."""
-        build = _BUILDERS.get(kind)
-        if build is None:
-            raise ValueError(self.refusal(kind))
-        return build(self, kind, value, flags, follow)
+        kind, value = item
+        match kind:
+            case op.LITERAL | op.NOT_LITERAL | op.IN | op.ANY:
+                key = kind, id(value), flags
+                if key not in self.fragments:
+                    self.fragments[key] = self.fragment(kind, value, flags)
+                return self.nfa.read(self.fragments[key], follow)
+            case op.BRANCH:
+                return self.nfa.split([self.sequence(choice, flags, follow) for choice in value[1]])
+            case op.SUBPATTERN:
+                _, added, removed, inner = value
+                return self.sequence(inner, _compiler._combine_flags(flags, added, removed), follow)
+            case op.MAX_REPEAT | op.MIN_REPEAT:
+                return self.repeat(value, kind is op.MAX_REPEAT, flags, follow)
+            case op.AT:
+                return self.at(value, flags, follow)
+            case op.ASSERT | op.ASSERT_NOT:
+                direction, inner = value
+                return (self.ahead if direction > 0 else self.behind)(inner, flags, kind is op.ASSERT, follow)
+            case op.ATOMIC_GROUP:
+                return self.atomic(value, flags, follow)
+            case op.POSSESSIVE_REPEAT:
+                return self.atomic([(op.MAX_REPEAT, value)], flags, follow)
+        raise self.refusal({op.GROUPREF: "a backreference"}.get(kind, "a conditional group"))
 
-    def character(self, kind: Any, value: Any, flags: int, follow: int) -> int:
-        key = kind, id(value), flags
-        if key not in self.fragments:
-            self.fragments[key] = self.fragment(kind, value, flags)
-        return self.nfa.read(self.fragments[key], follow)
-
-    def branch(self, kind: Any, value: Any, flags: int, follow: int) -> int:
-        words = self.words(value[1], flags)
-        if words:
-            return self.trie(words, follow)
-        return self.nfa.split([self.sequence(choice, flags, follow) for choice in value[1]])
-
-    def group(self, kind: Any, value: Any, flags: int, follow: int) -> int:
-        _, added, removed, inner = value
-        return self.sequence(inner, _compiler._combine_flags(flags, added, removed), follow)
-
-    def look(self, kind: Any, value: Any, flags: int, follow: int) -> int:
-        direction, inner = value
-        return (self.ahead if direction > 0 else self.behind)(inner, flags, kind is op.ASSERT, follow)
-
-    def possessive(self, kind: Any, value: Any, flags: int, follow: int) -> int:
-        return self.atomic(kind, [(op.MAX_REPEAT, value)], flags, follow)
-
-    def words(self, choices: Sequence[Any], flags: int) -> list[bytes]:
-        """Return the choices as bytes if they are many, all literal, and their order does not matter; else []."""
-        if len(choices) < MIN_WORDS or not self.to_end or flags & op.SRE_FLAG_IGNORECASE:
-            return []
-        items = itertools.chain(*choices)
-        literal = all(kind is op.LITERAL and not 0xD800 <= code < 0xE000 for kind, code in items)
-        return list(map(_spelled, choices)) if literal else []
-
-    def trie(self, words: list[bytes], follow: int) -> int:
-        """Return a state that reads one of the words, with shared prefixes."""
-        rows, ends = trie_of(words)
-        edges = [[(byte, byte, row[byte]) for byte in sorted(row)] for row in rows]
-        return self.nfa.graph(edges, dict.fromkeys(ends, follow))[1][1]
-
-    def repeat(self, kind: Any, value: Any, flags: int, follow: int) -> int:
-        (least, most, body), greedy = value, kind is op.MAX_REPEAT
+    def repeat(self, value: Any, greedy: bool, flags: int, follow: int) -> int:
+        least, most, body = value
 
         def once(after: int) -> int:
             return self.sequence(body, flags, after)
@@ -211,7 +176,7 @@ class _Builder:
                     self.nfa.reserve((len(self.nfa) - before) * (number - 1))
         return state
 
-    def at(self, kind: Any, place: Any, flags: int, follow: int) -> int:
+    def at(self, place: Any, flags: int, follow: int) -> int:
         """Translate anchors and word boundaries to conditions on the text before and after."""
         nfa, multiline = self.nfa, flags & op.SRE_FLAG_MULTILINE
         if place in (op.AT_END, op.AT_END_STRING) and follow == ACCEPT and self.to_end:
@@ -283,18 +248,15 @@ class _Builder:
             return self.nfa.guard(Ahead(self.sequence(inner, flags, FOUND), positive), follow)
 
     def behind(self, inner: Any, flags: int, positive: bool, follow: int) -> int:
-        shortest, longest = inner.getwidth()
-        if shortest != longest:
-            raise ValueError(self.refusal("look-behind of varying width", r"\(\?<[=!]"))
         with self.apart(self.nfa.budget) as nfa, self.incomplete():
             end = nfa.add((ACCEPT,))                # not ACCEPT itself, which `$` takes for the end of the text
             nfa.start = nfa.anything(self.sequence(inner, flags, end))
         tracker = DFA(nfa)
         if tracker.needs_lookahead:
-            raise ValueError(self.refusal("look-behind that ends in a look-ahead, $ or \\b", r"\(\?<[=!]"))
+            raise self.refusal("a look-behind that ends in a look-ahead, $ or \\b")
         return self.nfa.guard(Behind(tracker, positive), follow)
 
-    def atomic(self, kind: Any, inner: Any, flags: int, follow: int) -> int:
+    def atomic(self, inner: Any, flags: int, follow: int) -> int:
         """Match the first match of `inner`, and no other one.
 
         The leftmost-first automaton of `inner` is included twice: once to be read, and once as a lookahead from the end
@@ -305,8 +267,7 @@ class _Builder:
             nfa.start = self.sequence(inner, flags, ACCEPT)
         self.to_end = to_end
         if nfa.guards:
-            what = "look-around, anchor, \\b or atomic group inside an atomic group or possessive repeat"
-            raise ValueError(self.refusal(what, r"\(\?>|[*+?}]\+"))
+            raise self.refusal("look-around, an anchor, \\b or atomic group inside an atomic or possessive group")
         if nfa.start == DEAD:
             return DEAD
         machine = Leftmost(nfa).explore()
@@ -329,63 +290,21 @@ class _Builder:
         inside.append(characters(rest, flags & (op.SRE_FLAG_IGNORECASE | op.SRE_FLAG_ASCII)))
         return utf8(negated(merged(itertools.chain(*inside)), negate))
 
-    def refusal(self, kind: Any, where: str = "") -> str:
-        """Return the error for an unsupported construct, with its first place in the pattern."""
-        kind, where = _REFUSED.get(kind, (kind, where))
-        position = next((match.start() for match in _found(self.pattern, where)), None)
-        return _pointed(self.pattern, f"regex not supported: {kind}", position)
-
-
-_BUILDERS: dict[Any, Callable[[_Builder, Any, Any, int, int], int]] = {
-    **dict.fromkeys((op.LITERAL, op.NOT_LITERAL, op.IN, op.ANY), _Builder.character),
-    **dict.fromkeys((op.MAX_REPEAT, op.MIN_REPEAT), _Builder.repeat),
-    **dict.fromkeys((op.ASSERT, op.ASSERT_NOT), _Builder.look),
-    op.BRANCH: _Builder.branch,
-    op.SUBPATTERN: _Builder.group,
-    op.AT: _Builder.at,
-    op.ATOMIC_GROUP: _Builder.atomic,
-    op.POSSESSIVE_REPEAT: _Builder.possessive,
-}
-_REFUSED = {
-    op.GROUPREF: ("backreference", r"\\[1-9]|\(\?P="),
-    op.GROUPREF_EXISTS: ("conditional group", r"\(\?\("),
-}
+    def refusal(self, construct: str) -> ValueError:
+        """Return the error for an unsupported construct."""
+        return ValueError(_pointed(self.pattern, f"regex not supported: {construct}", None))
 
 
 def _pointed(pattern: str, message: str, position: int | None) -> str:
-    """Return the message, the pattern and a caret under the character at `position`; long lines are cut around it."""
+    """Return the message, the line of the pattern around `position`, and a caret under the character there."""
     if position is None:
         return f"{message}\n    {shown(pattern)}"
-    start = pattern.rfind("\n", 0, position) + 1
-    line = pattern[start:].partition("\n")[0]
-    cut = max(0, position - start - MAX_AROUND) if len(line) > 2 * MAX_AROUND else 0
-    before, after = "..." * (cut > 0), "..." * (len(line) > cut + 2 * MAX_AROUND)
-    caret = " " * (len(before) + position - start - cut)
-    return f"{message} at position {position}\n    {before}{line[cut : cut + 2 * MAX_AROUND]}{after}\n    {caret}^"
+    first = max(pattern.rfind("\n", 0, position) + 1, position - MAX_AROUND)
+    line = pattern[first : position + MAX_AROUND].partition("\n")[0]
+    return f"{message} at position {position}\n    {line}\n    {' ' * (position - first)}^"
 
 
 Properties = dict[tuple[Any, int], tuple[str, bool]]            # item of the tree -> general category, negated
-_SKIPPED = r"\[\^?\]?(?:\\.|[^\]\\])*\]|\(\?#[^)]*\)"      # classes and comments, in which no construct begins
-
-
-def _found(pattern: str, construct: str) -> Iterator[re.Match[str]]:
-    """Yield the places of a construct as the group "it", outside of classes, comments and escapes."""
-    found = re.finditer(rf"{_SKIPPED}|(?P<it>{construct})|\\.", pattern, re.DOTALL)
-    return (match for match in found if match["it"])
-
-
-def _remedy(pattern: str) -> str:
-    """Return a change that would make the automaton smaller, which names the largest counted repeat."""
-    repeats = list(_found(pattern, r"\{(?:\d+,?\d*|,\d+)\}")) if "{" in pattern else []
-    if not repeats:
-        return "a simpler pattern, or an intersection of simpler ones (Regex(a) & Regex(b)), would work"
-    most = max(repeats, key=lambda repeat: max(map(int, re.findall(r"\d+", repeat["it"]))))
-    return f"a smaller count than {most['it']}, at position {most.start()}, would work"
-
-
-def _depth(pattern: str) -> int:
-    """Return how deeply groups are nested."""
-    return max(itertools.accumulate(({"(": 1, ")": -1}[m["it"]] for m in _found(pattern, r"[()]")), initial=0))
 
 
 def _looks_ahead(item: Any) -> bool:
@@ -400,13 +319,13 @@ def _started(nfa: NFA, state: int, budget: Budget) -> NFA:
     return view
 
 
-@lru_cache(1)
+@cache
 def _text_start() -> DFA:
     """Return the language of texts of which nothing has been read."""
     return DFA.from_strings([""])
 
 
-@lru_cache(8)
+@cache
 def _after(last: Ranges) -> DFA:
     """Return the language of texts that end with one of these characters."""
     nfa = NFA()
@@ -414,40 +333,30 @@ def _after(last: Ranges) -> DFA:
     return DFA(nfa)
 
 
-@lru_cache(1)
+@cache
 def _line_start() -> DFA:
     """Return the language of texts that are empty or end with a newline."""
     return _after(NEWLINE).optional()
 
 
-def _spelled(literals: Iterable[Any]) -> bytes:
-    return "".join([chr(code) for _, code in literals]).encode()
-
-
-def _chain(text: bytes) -> Fragment:
-    return tuple(((byte, byte, i),) for i, byte in enumerate(text[:-1], 1)) + (((text[-1], text[-1], -1),),)
-
-
-def _without_properties(pattern: str) -> tuple[str, Properties, list[tuple[int, int]]]:
+def _without_properties(pattern: str) -> tuple[str, Properties]:
     """Replace each `\\p{...}` by one lone surrogate, which no text has, so that `re` can parse the pattern.
 
-    Returns the pattern, the (category, negated) of each surrogate, and (position, old length) of each replacement.
+    Returns the pattern, and the category of each surrogate.
     """
     free = (code for code in range(0xD800, 0xE000) if chr(code) not in pattern)
     names: Properties = {}
-    cuts: list[tuple[int, int]] = []
-    text, done = "", 0
-    for match in re.finditer(r"\\(?:(?P<p>[pP])(?:\{(?P<long>[^}]*)\}|(?P<short>[A-Z]))?|.)", pattern, re.DOTALL):
-        if not match["p"]:
-            continue
-        name = match["long"] or match["short"] or ""
-        short = general_category(name)
-        if short is None:
-            wrong = "is not a general category such as L, Lu or Letter" if name else r"is written \p{L} or \p{Letter}"
-            raise ValueError(_pointed(pattern, f"error in regex: {match[0]} {wrong}", match.start()))
+
+    def replacement(match: re.Match[str]) -> str:
+        letter, long, short = match.groups()
+        if not letter:
+            return match[0]
+        category = general_category(long or short or "")
+        if category is None:
+            message = f"error in regex: {match[0]} is not a general category such as \\p{{Lu}} or \\p{{Letter}}"
+            raise ValueError(_pointed(pattern, message, match.start()))
         code = next(free)
-        names[op.LITERAL, code] = short, match["p"] == "P"
-        text += pattern[done : match.start()]
-        cuts.append((len(text), len(match[0])))
-        text, done = text + chr(code), match.end()
-    return text + pattern[done:], names, cuts
+        names[op.LITERAL, code] = category, letter == "P"
+        return chr(code)
+
+    return re.sub(r"(?s)\\(?:([pP])(?:\{([^}]*)\}|([A-Z]))?|.)", replacement, pattern), names

@@ -1,28 +1,16 @@
 """Languages that also hold other spellings of their strings: strings within k edits, and rewrites.
 
-A search state is a state of the language together with the cost spent on edits. An *insertion* reads a character and
-stays in the state, a *deletion* follows a character without reading it, a *substitution* does both. So k + 1 copies of
-the language accept all strings within k edits (Levenshtein). An edit concerns one whole character and is made to a
-member of the language: a deletion removes a character that the text then lacks. Each kind of edit has a cost, a
-positive integer (default 1); None forbids it.
+An *insertion* reads a character and stays in a state of the language, a *deletion* follows a character without reading
+it, a *substitution* does both. An edit concerns one whole character and is made to a member of the language: a deletion
+removes a character that the text then lacks. `within` builds the automaton of k + 1 copies of the language, by the cost
+that is left. `distance` and `alignment` search for the cheapest path through the same states.
 
-`within` builds the automaton, which is determinised as it is read, so that it contains no string twice. `distance` and
-`alignment` search for the cheapest path through the same states, and need only the states that they visit.
+A *rewrite* is any function from a DFA to a DFA. Where a string of one language leads from state q to state r, it adds
+paths from q to r that read the strings of another. The result holds every string that comes from a member by replacing
+chosen occurrences that do not overlap; every member stays. Replacements are not rewritten again.
 
-To allow edits in one region only, concatenate: `within(prefix, 0) + within(suffix, 2)`.
-
-Sources: Levenshtein (1966), "Binary codes capable of correcting deletions, insertions and reversals"; Schulz & Mihov
-(2002), "Fast string correction with Levenshtein automata", for the automaton; Wagner (1974), "Order-n correction for
-regular languages", for the distance.
-
-A *rewrite* is any function from a DFA to a DFA. All rewrites here work alike: where a string of one language leads from
-state q to state r, they add paths from q to r that read the strings of another. The result holds every string that
-comes from a member by replacing chosen occurrences that do not overlap. No occurrence need be chosen, so every member
-stays. Replacements are not rewritten again, and the rewrites of a union are the union of the rewrites. `rewrite` takes
-pairs of languages and `synonyms` a table of strings; the others use these.
-
-Source: Kaplan & Kay (1994), "Regular models of phonological rule systems", for optional rewriting as a relation between
-languages.
+Sources: Schulz & Mihov (2002), "Fast string correction with Levenshtein automata"; Wagner (1974), "Order-n correction
+for regular languages", for the distance; Kaplan & Kay (1994), "Regular models of phonological rule systems".
 """
 
 from __future__ import annotations
@@ -30,7 +18,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from functools import lru_cache
+from functools import cache, lru_cache
 from heapq import heappop, heappush
 from typing import Literal, NamedTuple
 
@@ -46,8 +34,8 @@ from llmppl.support.graphs import Memo, reachable
 from llmppl.support.options import readable_tuple
 
 __all__ = [
-    "Edit", "alignment", "any_case", "any_whitespace", "distance", "homoglyphs", "optional_punctuation", "rewrite",
-    "synonyms", "within",
+    "Edit", "alignment", "any_case", "any_whitespace", "distance", "optional_punctuation", "rewrite", "synonyms",
+    "within",
 ]  # fmt: skip
 
 SIZES = (1,) * 12 + (2, 2, 3, 4)                    # bytes of a character, by the first 4 bits of its first byte
@@ -56,24 +44,12 @@ STEPS_PER_STATE = 50                                # that the next characters o
 
 @readable_tuple
 class Edit(NamedTuple):
-    """One edit applied to a member of the language.
-
-    Attributes
-    ----------
-    kind : "insert", "delete" or "substitute"
-    place : int
-        Index in the text of the inserted or substituted character, or of the character before which one is missing.
-    wanted : str
-        Character of the member that was deleted or replaced; "" for an insertion. If several would do, the one of the
-        lowest code point.
-    found : str
-        Character of the text that was inserted or replaces another; "" for a deletion.
-    """
+    """One edit applied to a member of the language."""
 
     kind: Literal["insert", "delete", "substitute"]
-    place: int
-    wanted: str
-    found: str
+    place: int                                      # in the text, of `found` or of the character that a deletion lacks
+    wanted: str                                     # character of the member, the lowest that would do; "" if inserted
+    found: str                                      # character of the text; "" if deleted
 
 
 class _Costs(NamedTuple):
@@ -95,25 +71,15 @@ def within(
 ) -> DFA:
     """Return the strings that edits of total cost at most k make of members: `within(Regex("cat"), 1)`.
 
+    For edits in one region only, concatenate: `within(prefix, 0) + within(suffix, 2)`.
+
     Parameters
     ----------
-    language : DFA
-        All its states are computed; those of the result are computed on demand.
-    k : int, at least 0
-        With k = 0, the result is the language itself.
     insert, delete, substitute : int or None
         Cost of one such edit, at least 1; None forbids it.
     alphabet : str or iterable of str, optional
         Characters that may be inserted or substituted: a regex that matches single characters, such as "[ -~]", or
         the characters themselves. Any character if None.
-
-    Raises
-    ------
-    ValueError
-        k is negative, a cost is not positive, the alphabet is empty or has more than single characters, or the
-        automaton would be too large.
-    TypeError
-        The language is not a DFA, or a number is not an integer.
     """
     costs = _checked(language, insert, delete, substitute)
     characters = _fragment(_alphabet(alphabet))
@@ -159,11 +125,7 @@ def distance(
     substitute: int | None = 1,
     alphabet: str | Iterable[str] | None = None,
 ) -> int | None:
-    """Return the least k for which `text` is in `within(language, k)`, or None if there is none.
-
-    There is none if the language is empty, if `text` has lone surrogates, or if the allowed edits do not suffice.
-    Parameters and errors as for `within`.
-    """
+    """Return the least k for which `text` is in `within(language, k)`, or None if the allowed edits do not suffice."""
     costs = _checked(language, insert, delete, substitute)
     return _cheapest(language, text, math.inf, costs, _alphabet(alphabet))[0]
 
@@ -180,11 +142,7 @@ def alignment(
 ) -> list[Edit] | None:
     """Return one cheapest list of edits that makes `text` of a member of the language, in the order of the text.
 
-    Returns
-    -------
-    list of Edit, or None
-        Empty if `text` is a member; None if no edits of total cost at most k suffice. The result is deterministic;
-        other lists may cost as much. Parameters and errors as for `within`.
+    It is empty if `text` is a member, and None if no edits of total cost at most k suffice. Parameters as for `within`.
     """
     most = math.inf if k is None else count("k", k, least=0)
     return _cheapest(language, text, most, _checked(language, insert, delete, substitute), _alphabet(alphabet))[1]
@@ -296,14 +254,6 @@ STEPS_PER_PAIR = 5                                  # that a pair (state, state 
 By = DFA | tuple[str, ...]                          # replacements of an occurrence
 Rows = list[dict[int, int]]                         # state -> byte -> next state
 
-# Latin letters with the Cyrillic and Greek letters of the same shape, as \u escapes because they look alike.
-SHAPES = (
-    "A\u0410\u0391 B\u0412\u0392 C\u0421 E\u0415\u0395 H\u041d\u0397 I\u0406\u0399 J\u0408 K\u041a\u039a M\u041c\u039c "
-    "N\u039d O\u041e\u039f P\u0420\u03a1 S\u0405 T\u0422\u03a4 X\u0425\u03a7 Y\u04ae\u03a5 Z\u0396 a\u0430 "
-    "c\u0441 d\u0501 e\u0435 h\u04bb i\u0456 j\u0458 o\u043e\u03bf p\u0440 q\u051b s\u0455 w\u051d x\u0445 y\u0443"
-)
-
-
 class _Keys(NamedTuple):
     """Automaton of the strings that may be replaced, with their replacements."""
 
@@ -315,20 +265,9 @@ class _Keys(NamedTuple):
 def rewrite(language: DFA, rules: Iterable[tuple[DFA, DFA]]) -> DFA:
     """Return the strings of a language with some occurrences of a string of `what` replaced by any string of `by`.
 
-    `rewrite(Regex("call 55"), [(Regex("[0-9]+"), Regex("#"))])` is the language of "call #", "call ##", "call #5",
-    "call 5#" and "call 55".
-
-    Parameters
-    ----------
-    language : DFA
-        All its states are computed; those of the result are computed on demand.
-    rules : iterable of (what, by)
-        Where several rules fit, any of them may be applied.
-
-    Raises
-    ------
-    ValueError
-        `what` has the empty string, which occurs everywhere, or the automaton would be too large.
+    `rules` are pairs (what, by); where several fit, any of them may be applied. The language of
+    `rewrite(Regex("call 55"), [(Regex("[0-9]+"), Regex("#"))])` is "call #", "call ##", "call #5", "call 5#" and
+    "call 55".
     """
     keys = []
     for what, by in rules:
@@ -345,13 +284,6 @@ def synonyms(table: Mapping[str, Sequence[str]]) -> Callable[[DFA], DFA]:
 
     `synonyms({"cat": ["dog", "mouse"]})(Regex("cats?"))` is the language of "cat", "cats", "dog", "dogs", "mouse" and
     "mouses". Occurrences are of characters, not of words; the key " cat " has blanks around.
-
-    Raises
-    ------
-    ValueError
-        A key is empty.
-    TypeError
-        The alternatives are one string and not a sequence of them.
     """
     keys = _trie(table)
     return lambda language: _rewritten(language, [keys])
@@ -378,14 +310,6 @@ def optional_punctuation(language: DFA) -> DFA:
     Punctuation is the general category P of Unicode. Symbols such as $, +, <, =, >, ^, `, | and ~ do not belong to it.
     """
     return rewrite(language, [(Regex(r"\p{P}"), Regex(""))])
-
-
-def homoglyphs(language: DFA) -> DFA:
-    """Allow every letter as one of the same shape: `homoglyphs(Regex("no"))` has the o of any of three scripts.
-
-    `SHAPES` lists Latin letters and the Cyrillic and Greek letters that look like them in most fonts.
-    """
-    return _rewritten(language, [_same_shape()])
 
 
 # ---- construction
@@ -454,14 +378,9 @@ def _trie(table: Mapping[str, Sequence[str]]) -> _Keys:
     return _Keys(rows, 1, by)
 
 
-@lru_cache(1)
+@cache
 def _case_pairs() -> _Keys:
     letters = map(chr, range(0x20000))              # planes 2 and above have no letters with case
     upper = [c for c in letters if len(c.lower()) == 1 and c.lower() != c == c.lower().upper()]
     lower = list(map(str.lower, upper))
     return _trie({c: [other] for c, other in zip(upper + lower, lower + upper, strict=True)})
-
-
-@lru_cache(1)
-def _same_shape() -> _Keys:
-    return _trie({c: list(group.replace(c, "")) for group in SHAPES.split() for c in group})

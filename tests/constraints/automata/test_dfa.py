@@ -122,7 +122,6 @@ def test_counts_agree_with_the_enumeration(pattern):
     found = texts(dfa)
     by_length = [sum(len(text) == n for text in found) for n in range(5)]
     assert [dfa.count(n) for n in range(5)] == by_length
-    assert [dfa.count(n, "bytes") for n in range(5)] == [sum(len(t.encode()) == n for t in found) for n in range(5)]
     listed = list(itertools.takewhile(lambda text: len(text) < 5, itertools.islice(dfa.enumerate(), 200)))
     assert listed == sorted(found, key=lambda text: (len(text), text))
     assert dfa.shortest() == (listed[0] if listed else None if dfa.is_empty() else dfa.shortest())
@@ -132,9 +131,6 @@ def test_counts_are_exact_however_large():
     assert Regex(".{0,50}").count(50) == (0x110000 - 2048 - 1) ** 50
     assert Regex("(?:ab?){100}").count(150) == 100891344545564193334812497256           # 100 choose 50
     assert Regex("[ab]*").count(1000) == 2**1000
-    assert Regex("é*").count(6, "bytes") == 1 and Regex("é*").count(5, "bytes") == 0
-    with pytest.raises(ValueError, match="unit must be one of 'characters', 'bytes', not 'tokens'"):
-        Regex("a").count(1, "tokens")
 
 
 def test_enumeration_is_by_length_then_code_point():
@@ -251,17 +247,6 @@ def test_arrays_make_an_automaton_without_their_useless_states():
     assert DFA.from_table(table, np.zeros(6, bool), 3).is_empty()
 
 
-def test_automata_of_interegular_can_be_converted():
-    interegular = pytest.importorskip("interegular")
-    for pattern in ["(a|b)*abb", "[^x]y?", "a{2,4}|é+", "(?:ab|a)c*"]:
-        fsm = interegular.parse_pattern(pattern).to_fsm()
-        assert DFA.from_interegular(fsm).equivalent(Regex(pattern)), pattern
-        assert DFA.from_interegular(fsm.everythingbut()).equivalent(~Regex(pattern)), pattern
-    one, other = (interegular.parse_pattern(pattern).to_fsm() for pattern in ("[a-m]*", "[k-z]*"))
-    assert DFA.from_interegular(one & other).equivalent(Regex("[a-m]*") & Regex("[k-z]*"))
-    assert DFA.from_interegular(one - one).is_empty()
-
-
 HOSTILE = [
     "(a{0,60}){0,60}", "(a{0,100}){0,100}", "((a?){0,40}b?){0,40}", "(?:(?:(?:$)*?){2,}){0,9}", "(.{0,99}){0,99}",
     "(.*a.{20}){3}", r"\w{100000}", "(?>(a|b)*a(a|b){16})c", r"(?:(?:(?:\b)*?){2,}){0,12}",
@@ -350,7 +335,7 @@ def test_states_are_counted_as_they_are_made_and_the_culprit_is_named(monkeypatc
 
 def test_work_hidden_in_few_states_is_counted_too(monkeypatch):
     monkeypatch.setattr("llmppl.constraints.automata.budget.MAX_STEPS", 10_000)
-    with pytest.raises(ValueError, match=r"^regex '\(a\|\)\{1000\}' is too large: more than 10,000 steps .* \{1000\}"):
+    with pytest.raises(ValueError, match=r"^regex '\(a\|\)\{1000\}' is too large: more than 10,000 steps"):
         Regex("(a|){1000}").explore()
     with pytest.raises(ValueError, match=r"^Regex\('a.*'\).minimise\(\) is too large: more than 10,000 steps"):
         Regex("ab" * 6000).explore().minimise()
@@ -375,11 +360,9 @@ def test_a_single_string_is_not_a_list_of_strings():
 
 def test_many_strings_share_their_ends(monkeypatch):
     words = ["".join(some) for n in range(4) for some in itertools.product("abc", repeat=n)] + ["é", "éa"]
-    trie = DFA.from_strings(words)
-    monkeypatch.setattr("llmppl.constraints.automata.operations.MAX_STATES", 10)
-    monkeypatch.setattr("llmppl.constraints.automata.budget.MAX_STATES", 10)
     small = DFA.from_strings(words)
-    assert sorted(small.enumerate()) == sorted(words) and small.num_states == trie.minimise().num_states == 6
+    assert sorted(small.enumerate()) == sorted(words) and small.num_states == small.minimise().num_states == 6
+    monkeypatch.setattr("llmppl.constraints.automata.budget.MAX_STATES", 10)
     with pytest.raises(ValueError, match="the language of these strings is too large: more than 10 states; fewer"):
         DFA.from_strings(["a" * 20])
     monkeypatch.setattr("llmppl.constraints.automata.operations.MAX_PARTS", 10)

@@ -6,7 +6,6 @@ import re
 import subprocess
 import sys
 import unicodedata
-import warnings
 
 import numpy as np
 import pytest
@@ -232,6 +231,16 @@ def test_word_boundaries_and_lookbehinds_match_as_in_re(pattern):
     agree(pattern, WORDS)
 
 
+@pytest.mark.parametrize("pattern", [
+    r"[ab\n]*(?<=a|b {2}|\n)b?", r"(?s:.*)(?<=a{1,2}b?)a.*", r".*(?<!^|b+)b", r"(?<=a|bc)b|a(?<!ba|a)|ab(?<=^a.)",
+    r"(?:a|b(?<=ab+|^b))*",
+])  # fmt: skip
+def test_a_lookbehind_of_varying_width_matches_as_in_regex(pattern):
+    regex, dfa = pytest.importorskip("regex"), Regex(pattern)
+    texts = ["".join(some) for n in range(6) for some in itertools.product("ab\n ", repeat=n)]
+    assert [text in dfa for text in texts] == [regex.fullmatch(pattern, text) is not None for text in texts]
+
+
 def test_the_empty_pattern_and_the_empty_language():
     assert list(Regex("").enumerate()) == [""]
     for pattern in [r"[^\s\S]", "a(?!)", r"a\bb", "a^", "(?=a)b", r"[^\W\w]+a"]:
@@ -310,26 +319,28 @@ def test_properties_are_the_general_categories():
     [
         ("a(b", "missing \\)", 1),
         ("ab[z-a]", "bad character range z-a", 3),
-        (r"\p{Lu}\p{L}+(", "missing \\)", 12),
         ("a**", "multiple repeat", 2),
-        (r"(a)\1", "not supported: backreference", 3),
-        (r"[\1](a)\1", "not supported: backreference", 7),
-        ("(?P<n>x)(?P=n)", "not supported: backreference", 8),
-        ("(a)?(?(1)b|c)", "not supported: conditional group", 4),
-        ("x(?<=a|bc)", "look-behind of varying width", 1),
-        ("x(?<=a(?=b))b", "look-behind that ends in a look-ahead", 1),
-        (r"x.*(?<=\b)", "look-behind that ends in a look-ahead", 3),
-        (r"ab(?:\w\b)++", "inside an atomic group or possessive repeat", 10),
         (r"x\p{Foo}", "not a general category", 1),
-        (r"x\p", r"is written \\p", 1),
+        (r"x\p", "not a general category", 1),
     ],
 )
-def test_an_error_names_the_construct_and_points_at_it(pattern, message, caret):
+def test_an_error_points_at_the_mistake(pattern, message, caret):
     with pytest.raises(ValueError, match=message) as caught:
         Regex(pattern)
     _, line, pointer = str(caught.value).split("\n")
     assert line[4:] == pattern and pointer.index("^") == 4 + caret
     assert f"at position {caret}" in str(caught.value)
+
+
+@pytest.mark.parametrize("pattern, message", [
+    (r"(a)\1", "a backreference"), ("(?P<n>x)(?P=n)", "a backreference"), ("(a)?(?(1)b|c)", "a conditional group"),
+    ("x(?<=a(?=b))b", "a look-behind that ends in a look-ahead"),
+    (r"x.*(?<=\b)", "a look-behind that ends in a look-ahead"),
+    (r"ab(?:\w\b)++", "inside an atomic or possessive group"), (r"\p{Lu}\p{L}+(", "missing \\)"),
+])  # fmt: skip
+def test_an_error_names_what_is_not_supported(pattern, message):
+    with pytest.raises(ValueError, match=message):
+        Regex(pattern)
 
 
 def test_bytes_and_locale_are_refused():
@@ -368,7 +379,7 @@ def test_nested_repeats_do_not_blow_up(pattern, inside, outside):
 
 
 def test_an_excessive_repeat_is_refused():
-    with pytest.raises(ValueError, match="too large: more than 1,000,000 states; a smaller count"):
+    with pytest.raises(ValueError, match="too large: more than 1,000,000 states; shorter counted repeats"):
         Regex("a{1000000}")
     with pytest.raises(ValueError, match="too large"):
         Regex("((a{1000}){1000}){1000}")
@@ -433,7 +444,7 @@ def test_a_repeated_empty_pattern_matches_only_the_empty_string():
 
 
 def test_an_error_shows_only_a_part_of_a_long_pattern():
-    with pytest.raises(ValueError, match="groups are nested too deeply, 2,000 deep; some hundred would work") as deep:
+    with pytest.raises(ValueError, match="groups are nested too deeply; some hundred would work") as deep:
         Regex("(" * 2000 + "a" + ")" * 2000)
     assert len(str(deep.value)) < 200
     with pytest.raises(ValueError, match=r"unterminated character set at position 500") as far:
@@ -460,13 +471,4 @@ def test_a_regex_is_lazy_and_loads_no_large_library():
     command = [sys.executable, "-c", program]
     num_states, *modules = subprocess.run(command, capture_output=True, text=True, check=True).stdout.split()
     assert int(num_states) < 100                    # of the first bytes of a letter, not of all letters
-    assert {"torch", "transformers", "lark", "interegular"}.isdisjoint(modules)
-
-
-@pytest.mark.parametrize("pattern", ["a|ab", "(ab)*c?", "[^x]y", "a{2,5}b+", "(a|b)*abb", "x(yz|w)?"])
-def test_interegular_has_the_same_language(pattern):
-    interegular = pytest.importorskip("interegular")
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        fsm = interegular.parse_pattern(pattern).to_fsm()
-    assert DFA.from_interegular(fsm).equivalent(Regex(pattern))
+    assert {"torch", "transformers"}.isdisjoint(modules)

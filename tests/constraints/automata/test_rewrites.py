@@ -12,10 +12,8 @@ from hypothesis import strategies as st
 
 from llmppl.constraints import DFA, Regex
 from llmppl.constraints.automata.rewrites import (
-    SHAPES,
     any_case,
     any_whitespace,
-    homoglyphs,
     optional_punctuation,
     rewrite,
     synonyms,
@@ -132,7 +130,7 @@ def test_any_case_changes_letters_within_their_pairs():
 
 @pytest.mark.parametrize("pattern", ["[a-zÀ-ö ]+é?", "Hello (World|)", ".*", "[^A]b"])
 def test_ready_made_rewrites_are_idempotent(pattern):
-    for function in (any_case, any_whitespace, optional_punctuation, homoglyphs):
+    for function in (any_case, any_whitespace, optional_punctuation):
         once = function(Regex(pattern))
         assert (Regex(pattern) - once).is_empty() and function(once).equivalent(once)
 
@@ -151,20 +149,6 @@ def test_optional_punctuation_leaves_out_any_of_it():
     assert symbols == "$+<=>^`|~"
     assert members(optional_punctuation(DFA.from_strings([symbols]))) == {symbols}
     assert optional_punctuation(Regex(r"\p{P}*")).equivalent(Regex(r"\p{P}*"))
-
-
-def test_homoglyphs_are_letters_of_another_script_and_the_same_case():
-    assert members(homoglyphs(Regex("no"))) == {"no", "n\u043e", "n\u03bf"}
-    groups = SHAPES.split()
-    assert len(set("".join(groups))) == len("".join(groups))
-    for latin, *others in groups:
-        names = [unicodedata.name(c).split() for c in (latin, *others)]
-        assert names[0][:2] == ["LATIN", "SMALL" if latin.islower() else "CAPITAL"]
-        scripts = {name[0] for name in names}
-        assert len(scripts) == len(names) and scripts <= {"LATIN", "CYRILLIC", "GREEK"}
-        assert len({name[1] for name in names}) == 1
-        for c in (latin, *others):
-            assert members(homoglyphs(DFA.from_strings([c]))) == {latin, *others}
 
 
 # ---- edges

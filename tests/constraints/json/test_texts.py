@@ -42,11 +42,11 @@ NUMBERS = [
     number(minimum=-2.5, maximum=12.75), number(exclusiveMinimum=-1, exclusiveMaximum=1),
     number(minimum=0.45, maximum=0.5), number(exclusiveMaximum=103.74), number(minimum=-17.23, maximum=-1.33),
     number(maximum=0), number(exclusiveMaximum=0), number(minimum=1.5), number(minimum=-1.5),
-    number(minimum=1.33, exclusiveMaximum=10), number(minimum=7, maximum=7), number(exclusiveMinimum=0, maximum=5e-7),
+    number(minimum=1.33, exclusiveMaximum=10), number(minimum=7, maximum=7),
     {"type": "integer", "minimum": -3}, {"type": "integer", "maximum": 14},
     {"type": "integer", "minimum": -12, "exclusiveMaximum": 130}, {"type": "integer", "minimum": 95, "maximum": 1005},
     {"type": "integer", "maximum": -7}, {"type": "integer", "multipleOf": 7, "minimum": -50},
-    {"enum": [1, 1.0, -2.5, 0]}, {"type": "integer", "minimum": 0.5, "maximum": 3.5},
+    {"enum": [1, -2.5, 0]}, {"type": "integer", "minimum": 0.5, "maximum": 3.5},
     {"allOf": [number(minimum=2), {"type": "integer", "maximum": 4}]},
 ]  # fmt: skip
 STRINGS = [
@@ -96,7 +96,6 @@ OPEN = [
     {"type": "object", "minProperties": 1}, CLOSED | {"properties": {"a": {}, "b": {}}, "minProperties": 1},
 ]  # fmt: skip
 WITHIN = NUMBERS + STRINGS + SHAPES + OPEN
-ZERO = WITHIN.index(number(exclusiveMinimum=0, maximum=5e-7))           # of which llguidance takes 0 for an instance
 BEYOND = {
     "patternProperties": CLOSED | {"patternProperties": {"^a": {"type": "null"}}},
     "recursion": {"type": "array", "items": {"$ref": "#"}},
@@ -270,7 +269,7 @@ def either_pattern(validator, pattern, value, schema):
         yield jsonschema.ValidationError(f"{value!r} does not match {pattern!r}")
 
 
-@pytest.mark.parametrize("i", sorted({*range(len(WITHIN))} - {ZERO}))
+@pytest.mark.parametrize("i", range(len(WITHIN)))
 def test_texts_of_an_automaton_are_instances(i):
     constraint, rng = JsonSchema(WITHIN[i]), random.Random(i)
     checker = jsonschema.FormatChecker(["ipv4"])

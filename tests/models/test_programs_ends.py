@@ -39,7 +39,7 @@ from llmppl import (
 from llmppl.constraints import DFA
 from llmppl.distributions import ArrayTable, read_blocks, values_at
 from llmppl.lm import TokenDistribution
-from llmppl.models.programs import constrained
+from llmppl.models import spans
 from llmppl.queries import Query
 
 V = 6
@@ -243,7 +243,7 @@ def test_a_constrained_text_is_complete_within_the_length_of_the_model(name, end
 
 @each_end
 def test_far_from_the_length_limit_any_token_is_proposed_with_exact_weights(end, monkeypatch):
-    monkeypatch.setattr(constrained, "NEAR", 2)
+    monkeypatch.setattr(spans, "NEAR", 2)
     model = ConstrainedText(window_lm(4), "a", Regex("b?(accc|c)+"), end=end)
     truth = weighed(enumerate_exact(ConstrainedText(tiny_lm(V), "a", Regex("b?(accc|c)+"), end=end, max_tokens=4)))
     posterior = enumerate_exact(model)
@@ -278,7 +278,7 @@ def test_a_prompt_that_leaves_too_few_tokens_is_refused_with_their_number():
     with pytest.raises(ValueError, match="a context of 4 tokens, and the model reads at most 3: shorten the prompt"):
         ConstrainedText(lm := window_lm(2), lm.context("a") + "bcb", Regex("a*"))
     dead = importance_sampling(ConstrainedText(never_c(2), "a", Regex("a*c"), end="prefix"), 5, seed=0).deaths
-    assert "no token that Regex('a*c') allows has positive probability" in dead[0].reason
+    assert "no token allowed by Regex('a*c') has positive probability" in dead[0].reason
 
 
 # ---- what it costs

@@ -157,9 +157,9 @@ def test_a_custom_program_that_writes_can_stop_too():
     [
         ({"stop": ""}, ValueError, 'stop must be a text of at least one character, not ""'),
         ({"stop": ["a", ""]}, ValueError, "at least one character"),
-        ({"stop": 3}, TypeError, "stop must be a str or a list of them, not 3"),
-        ({"stop": None}, TypeError, "stop must be a str or a list of them, not None"),
-        ({"stop": b"a"}, TypeError, "stop must be a str or a list of them, not b'a'"),
+        ({"stop": 3}, TypeError, "each of stop must be a str, not 3"),
+        ({"stop": None}, TypeError, "each of stop must be a str, not None"),
+        ({"stop": b"a"}, TypeError, "each of stop must be a str, not b'a'"),
         ({"stop": ["a", 3]}, TypeError, "each of stop must be a str, not 3"),
         ({"constraint": Regex("a+"), "stop": "b"}, ValueError, r"stop= is for a text without .*: Regex\('a\+'\) says"),
         ({"max_new_tokens": 3}, TypeError, "ConstrainedText takes no max_new_tokens: did you mean max_tokens?"),

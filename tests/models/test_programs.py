@@ -240,7 +240,7 @@ def test_a_function_may_return_a_numpy_bool_but_not_a_length():
         (lambda lm: ConstrainedText(lm, "a", completed=True), "did you mean complete"),
         (lambda lm: Infilling(lm, "a[BLANK]b", lenghts=None), "Infilling takes no lenghts: did you mean lengths"),
         (lambda lm: PromptIntersection(lm, ["a"], rules=Rule()), "did you mean rule"),
-        (lambda lm: ConstrainedText(lm, "a", wobble=1), "takes no wobble: it takes complete, end, mask, max_to"),
+        (lambda lm: ConstrainedText(lm, "a", wobble=1), "takes no wobble: it takes complete, constraint, end, lm"),
     ],
 )
 def test_a_mistyped_option_is_named_with_the_similar_one(make, meant):

@@ -1,0 +1,539 @@
+"""Ready-made programs: text under a constraint, text with holes, text after several prompts at once.
+
+They are ordinary Models on one base class, `Program`, which bounds the number of tokens and applies a decision rule.
+Sources: Lew et al. 2023, Sec. 2.2; Willard & Louf 2023 for the masks of `ConstrainedText`.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import itertools
+import math
+import operator
+import re
+import warnings
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any, Literal, TypedDict, Unpack
+
+import numpy as np
+from numpy.typing import NDArray
+
+from llmppl.constraints.masks import TokenIndex
+from llmppl.constraints.vocabulary import EOS, Text, Token, Vocabulary
+from llmppl.constraints.vocabulary.text import bytes_of
+from llmppl.distributions import Distribution, Finite, Geometric, product
+from llmppl.distributions.rules import NO_RULE, DecisionRule
+from llmppl.lm import ENDS, CachedTransformer, Context, End, TokenDistribution
+from llmppl.models.choices import CallSite
+from llmppl.models.model import Model
+from llmppl.models.spans import Guide, Until
+from llmppl.support import arguments
+from llmppl.support.options import list_options, unknown_option
+from llmppl.support.runtime import mask_timer
+
+Mask = NDArray[np.bool_]
+BLANK = "[BLANK]"
+
+
+class Options(TypedDict, total=False):
+    """Options of all programs; `Program` describes them."""
+
+    min_tokens: int
+    max_tokens: int | None
+    stop: str | Iterable[str]
+    rule: DecisionRule
+
+
+class Program(Model):
+    """Base class of the ready-made programs.
+
+    Parameters
+    ----------
+    min_tokens, max_tokens : int
+        Before `min_tokens` tokens, EOS is excluded, and each step is weighed by the probability that it does not come.
+        After `max_tokens` tokens the text is cut off, with no weight, and marked `cut`.
+    stop : str or list of str
+        Strings that end the text, as EOS does, as soon as the tokens spell one of them. The stop string and the rest of
+        its last token are left out. So a text has the probability that the model writes it and then a stop string, its
+        first. If a stop string occurs before `min_tokens` tokens, the weight is zero.
+    rule : Rule, or another function from a distribution to one over the same tokens
+        Turns the model's next-token distribution into the target's, as in `rule=Rule(temperature=0.5)`.
+    """
+
+    shared = ("labels",)
+    labels: Mapping[str, str] = {}                      # keys in `attribution` of the class's own statements, by verb
+    deaths: Mapping[str, str] = {}                      # reasons of deaths by them, where they say more
+
+    @list_options(Options, {})
+    def __init__(
+        self, *, min_tokens: int = 0, max_tokens: int | None = None, stop: str | Iterable[str] = (),
+        rule: DecisionRule = NO_RULE, **unknown: Any,
+    ) -> None:  # fmt: skip
+        super().__init__()
+        if unknown:
+            known = {*_DEFAULTS, *inspect.signature(type(self)).parameters} - {"self", "unknown", "options"}
+            raise unknown_option(type(self).__name__, unknown, known)
+        self.min_tokens = arguments.count("min_tokens", min_tokens, least=0)
+        self.max_tokens: int | None = arguments.optional_count("max_tokens", max_tokens)
+        if self.max_tokens is not None and self.max_tokens < self.min_tokens:
+            raise ValueError(f"min_tokens must be at most max_tokens={max_tokens}, not {min_tokens}")
+        self.stop = _stop_strings(stop)
+        self.rule = arguments.function("rule", rule, "Rule(top_k=40)")
+        self.num_tokens = 0
+
+    def next_token(self, context: Context) -> TokenDistribution:
+        """Return the target's distribution of the token after `context`."""
+        dist: TokenDistribution = self.rule(self.transformer(context))
+        return dist
+
+    def before_min_tokens(self) -> bool:
+        """Return True if the text may not end yet."""
+        return self.num_tokens < self.min_tokens
+
+    def append(self, token: Token) -> bool:
+        """Append `token` to the text. Return False if it is EOS, which ends the text and adds nothing."""
+        if token == EOS:
+            self.finish()
+            return False
+        self.s += token
+        self.num_tokens += 1
+        data = bytes_of(self.s)
+        place = _first_stop(data, self.stop, len(data) - len(token.bytes))
+        if place is not None:
+            self.s = Text(data[:place])
+            if self.before_min_tokens():
+                self._die_("stop", f"a stop string is written before min_tokens={self.min_tokens}")
+            self.finish()
+        elif self.num_tokens == self.max_tokens:
+            self._cut_ = True
+            self.finish()
+        return True
+
+    def _in_words_(self, verb: str, reason: str, site: CallSite) -> str:
+        if site[0].co_filename != __file__:             # a statement of the user's subclass
+            return super()._in_words_(verb, reason, site)
+        return self.deaths.get(verb, reason) if reason else self.labels.get(verb, verb)
+
+
+_DEFAULTS = {name: each.default for name, each in inspect.signature(Program.__init__).parameters.items()}
+with_program_options = list_options(Options, _DEFAULTS)
+
+
+def as_context(lm: CachedTransformer, prompt: str | Context) -> Context:
+    """Return the context of a prompt, or raise an error that says how to make one."""
+    if isinstance(prompt, Context):
+        if prompt.lm.vocab != language_model(lm).vocab:
+            raise ValueError(f"prompt must be a Context of {lm!r}, and it is one of {prompt.lm!r}, with other tokens")
+        prompt.check_length()
+        return prompt
+    if isinstance(prompt, str):
+        return language_model(lm).context(prompt)
+    raise TypeError(
+        f"prompt must be a str or a Context, not {arguments.shown(prompt)}: lm.chat(messages) makes one of messages, "
+        "run_many takes many prompts, and the language model comes before its prompt"
+    )
+
+
+def language_model(lm: CachedTransformer) -> CachedTransformer:
+    """Return `lm`. TypeError unless it is a CachedTransformer; the error says how to make one."""
+    if not isinstance(lm, CachedTransformer):
+        raise TypeError(
+            f"lm must be a CachedTransformer, not {arguments.shown(lm)}: CachedTransformer.from_pretrained(name) or "
+            "CachedTransformer(model, tokenizer) makes one"
+        )
+    return lm
+
+
+def _stop_strings(stop: str | Iterable[str]) -> tuple[str, ...]:
+    """Return `stop` as a tuple of texts, none of them empty."""
+    given: Any = stop if isinstance(stop, Iterable) and not isinstance(stop, (str, bytes)) else [stop]
+    texts = tuple(arguments.text("each of stop", text) for text in given)
+    if "" in texts:
+        raise ValueError('stop must be a text of at least one character, not ""')
+    return texts
+
+
+def _first_stop(data: bytes, stops: Iterable[str], searched: int) -> int | None:
+    """Return the start of the stop string that is completed first in `data`, the longest of several; None without one.
+
+    The first `searched` bytes contain none.
+    """
+    places = [(stop, data.find(stop, max(0, searched - len(stop) + 1))) for stop in map(str.encode, stops)]
+    found = [(place + len(stop), place) for stop, place in places if place >= 0]
+    return min(found)[1] if found else None
+
+
+# ---- text under a constraint
+
+
+class ConstrainedText(Program):
+    """The model's continuation of a prompt, given that it satisfies a constraint.
+
+    Tokens are proposed from the allowed ones, with the exact importance weight. The target is the model's own
+    distribution over texts, restricted to the language of the constraint. Every text that is not cut is complete.
+
+    Parameters
+    ----------
+    lm : CachedTransformer
+    prompt : str or Context
+        The constraint does not apply to the prompt.
+    constraint : Regex, Grammar, JsonSchema, type, list of str, index, recognizer, or callable
+        A callable `constraint(text) -> bool` must hold of the text so far after every token. It is checked after the
+        draw, so also give `mask` if many tokens fail.
+    end : "boundary", "prefix" or "eos"
+        The event that ends a text of the language, and whose probability is part of the target:
+
+        - "boundary": EOS, or a token after which the text is neither in the language nor a prefix of it. This also
+          applies at `max_tokens`.
+        - "prefix": any continuation, with probability 1. If one text of the language begins with another, both count.
+        - "eos": EOS.
+
+        Without a constraint, or with a function, only EOS leaves the language, and "boundary" means "eos".
+    complete : bool, optional
+        If True, the text must end after at most `max_tokens` tokens (EOS not counted), and within the length that the
+        model can read; else it may be cut there. The default is True for a bounded text with a constraint that is not
+        a function. A token after which the text cannot end in the tokens left is then not proposed, as far as the
+        constraint knows. A function does not know, nor does a JsonSchema without an `automaton`: texts that have not
+        ended in time die.
+    mask : callable, optional
+        `mask(text) -> (V,) bool` returns the tokens that may follow the text so far; EOS is True if the text may end.
+        Tokens are then proposed from the allowed ones, with the exact importance weight, so that no draw is rejected.
+    **options
+        The options of `Program`.
+    """
+
+    @with_program_options
+    def __init__(
+        self,
+        lm: CachedTransformer,
+        prompt: str | Context,
+        constraint: Any = None,
+        *,
+        mask: Callable[[str], Mask] | None = None,
+        end: End = "boundary",
+        complete: bool | None = None,
+        **options: Unpack[Options],
+    ) -> None:
+        super().__init__(**options)
+        self.end: End = arguments.one_of("end", end, ENDS)
+        if mask is not None:
+            arguments.function("mask", mask, "short_words(vocab, 5)")
+        self.context = as_context(lm, prompt)
+        self._guide = guide = Guide("text", constraint, lm.vocab, complete, self.max_tokens, self.context.room)
+        self.constraint, self.index, self.mask, self.state = guide.function, guide.index, mask, guide.start
+        if self.index is not None:
+            if self.stop:
+                reason = f"{guide.name} says where its texts end"
+                raise ValueError(f"stop= is for a text without a constraint, or with a function: {reason}")
+            _warn_of_seam(self.context, guide)
+        self.must_end_by = guide.must_end_by
+        if self.must_end_by < self.min_tokens:
+            raise ValueError(f"min_tokens={self.min_tokens}, and the text must end within {guide.bound}")
+        if self.must_end_by < math.inf:
+            self.max_tokens = None
+        demands = [*guide.demands, *["the mask"] * (mask is not None)]
+        demands += [f"min_tokens={self.min_tokens}"] * (self.min_tokens > 0)
+        self.labels = dict.fromkeys(("sample", "score"), " and ".join(demands))
+
+    def step(self) -> None:
+        dist = self.next_token(self.context)
+        target = self.target(dist)
+        proposal = target
+        for mask in self.masks(dist.support):
+            proposal = proposal.masked(mask)
+        token = self._draw_(
+            "sample", target, None if proposal is target else proposal,
+            lambda: self._guide.explain_no_token(self.state, self.num_tokens, self.rule, self.labels["sample"]),
+        )  # fmt: skip
+        if target is not dist and self.end == "prefix":     # the weights of the target do not sum to 1
+            self.score(target.log_total() - dist.log_total())
+        if self.append(token):
+            self.context += token
+            self.state = self._guide.advance(self.state, token)
+            self._die_of(self._guide.fails(self.s))
+            if self.is_over():
+                self._cut_ = False
+                self.finish()
+        if self.finished and not self.cut:
+            self._die_of(self._guide.refusal(self.s))
+
+    @property
+    def parsed(self) -> Any:
+        """Value of the text by `parse` of the constraint, or the text itself. ValueError if it has not ended."""
+        if self.cut or not self.finished:
+            raise ValueError(f"{str(self.s)[-40:]!r} is not parsed: the text has not ended; complete=True wants an end")
+        return self._guide.parse(self.s)
+
+    def target(self, dist: TokenDistribution) -> Finite:
+        """Return the target of the next token: `dist`, and if the text may end, EOS with the probability of its end."""
+        if self.end == "eos" or (self.index is None and self.end == "boundary"):
+            return dist
+        if self.index is None:
+            return dist.with_end(dist.support.not_eos, self.end)
+        return dist.with_end(self.index.mask(self.state), self.end) if self.index.accepts(self.state) else dist
+
+    def is_over(self) -> bool:
+        """Return True if the text must end here, whatever the model says. The end then has probability 1."""
+        if self.end == "eos" or self.index is None or self.mask is not None or self.before_min_tokens():
+            return False
+        with mask_timer():
+            if not self.index.accepts(self.state):
+                return False
+            at_limit = self.end == "prefix" and self.num_tokens == self.must_end_by
+            return at_limit or len(self.index.allowed(self.state)) == len(self.index.vocab.eos_ids)
+
+    def masks(self, vocab: Vocabulary) -> Iterator[Mask]:
+        """Yield masks that the next token must satisfy."""
+        yield from self._guide.masks(self.state, self.num_tokens)
+        if self.mask is not None:
+            with mask_timer():
+                allowed = self.mask(self.s)
+            yield allowed
+        if self.before_min_tokens():
+            yield vocab.not_eos
+
+    def _die_of(self, reason: str) -> None:
+        if reason:
+            self._die_("condition", reason)
+
+
+def _warn_of_seam(prompt: Context, guide: Guide) -> None:
+    """Warn if every text would continue the last word of the prompt."""
+    index, word = guide.index, re.split(r"[\W\d_]", str(prompt.text))[-1]
+    if len(word) < 2 or not isinstance(index, TokenIndex) or not prompt.lm.vocab.tokens[prompt.tokens[-1]]:
+        return                                          # a word begins after a special token, as in a chat
+    first = index.next_bytes(index.start)
+    if re.fullmatch(rb"[0-9A-Za-z]+", first) and not index.accepts(index.start):
+        warnings.warn(
+            f"the texts of {guide.name} go on inside the last word of the prompt, as in "
+            f"{word[-20:] + chr(first[0])!r}: begin them with a blank, unless that is meant",
+            stacklevel=3,
+        )
+
+
+def short_words(vocab: Vocabulary, max_letters: int) -> Callable[[str], Mask]:
+    """Return a mask for `ConstrainedText` that allows no word of more than `max_letters` letters (Lew et al. 2023).
+
+    A word is a run of letters. If the prompt may end inside a word, use `lambda text: mask(prompt + text)`. Tokens that
+    contain part of a character are excluded, and so are special tokens other than EOS. The masks for all lengths that
+    the last word can have are computed here, once.
+
+    Returns
+    -------
+    function of a str that returns a (V,) bool ndarray, read-only
+    """
+    max_letters = arguments.count("max_letters", max_letters)
+    head = np.zeros(len(vocab), dtype=np.int64)         # letters that extend the last word
+    longest = np.zeros(len(vocab), dtype=np.int64)      # letters of the longest further word
+    is_text = vocab.lengths > 0
+    for i, data in enumerate(vocab.tokens):
+        try:
+            text = data.decode()
+        except UnicodeDecodeError:
+            is_text[i] = False
+            continue
+        head[i] = _num_letters(text)
+        runs = itertools.groupby(text[head[i] :], str.isalpha)
+        longest[i] = max((is_word * len([*run]) for is_word, run in runs), default=0)
+    fits = is_text & (longest <= max_letters)
+    fits[list(vocab.eos_ids)] = True
+    table = fits & (head <= np.arange(min(max_letters, int(head.max())) + 1)[:, None])      # (letters left, V)
+    table.setflags(write=False)
+    masks: list[Mask] = list(table)
+
+    def mask_after(text: str) -> Mask:
+        return masks[min(max_letters - _num_letters(text[: -max_letters - 1 : -1]), len(masks) - 1)]
+
+    return mask_after
+
+
+def _num_letters(text: str) -> int:
+    """Return the number of letters with which `text` begins."""
+    return len([*itertools.takewhile(str.isalpha, text)])
+
+
+# ---- text with holes
+
+
+class Infilling(Program):
+    """Text with holes: the fragments are given, and the model fills the holes between them.
+
+    The first fragment is the prompt. A step fills one hole: it draws a length and tokens, and observes the next
+    fragment.
+
+    The target is the joint distribution of the tokens in all holes, each hole followed by the tokens that its fragment
+    adds to the context. A string therefore counts once for every way in which it can be cut into hole tokens and
+    fragments. With fragments "a" and "a", the text "aaa" has the hole "a". The text "aaaa" has the hole "aa", written
+    as one token or two.
+
+    Parameters
+    ----------
+    lm : CachedTransformer
+    fragments : list of str, or a str with [BLANK] for each hole
+    lengths : Distribution over 0, 1, 2, ...
+        Distribution from which the lengths of holes, in tokens, are drawn.
+    prior : bool
+        If True, `lengths` is part of the target. If False, it is only the proposal: every length has the same prior
+        weight (-log P(length) is added; Lew et al. 2023, Sec. 2.2).
+    end : "prefix" or "eos"
+        What may follow the last fragment: anything, or only EOS. EOS inside a hole always has weight zero.
+    **options
+        The options of `Program`; `min_tokens` and `max_tokens` bound the tokens in all holes together.
+    """
+
+    labels = {
+        "sample": "no end in a hole", "score": "the lengths of the holes, which the target leaves open",
+        "observe": "the fragments after the holes",
+    }  # fmt: skip
+    deaths = {"observe": "the fragment after a hole has probability 0"}
+
+    @with_program_options
+    def __init__(
+        self,
+        lm: CachedTransformer,
+        fragments: str | Sequence[str],
+        *,
+        lengths: Distribution | None = None,
+        prior: bool = False,
+        end: Literal["prefix", "eos"] = "prefix",
+        **options: Unpack[Options],
+    ) -> None:
+        super().__init__(**options)
+        if self.stop:
+            raise ValueError(f"{type(self).__name__} takes no stop: a hole ends where its fragment begins")
+        language_model(lm)
+        fragments = fragments.split(BLANK) if isinstance(fragments, str) else fragments
+        first, *rest = (arguments.text("each of the fragments", fragment) for fragment in fragments)
+        if not rest:
+            raise ValueError(f"a text with holes has two fragments or more; put {BLANK} where a hole is: {fragments!r}")
+        _warn_of_blanks([first, *rest[:-1]])
+        self.context, self.s, self.fragments = lm.context(first), Text(first), tuple(rest)
+        self.lengths = Geometric(0.5) if lengths is None else lengths
+        if not isinstance(self.lengths, Distribution):
+            raise TypeError(f"lengths must be a Distribution over 0, 1, 2, ..., not {lengths!r}")
+        self.prior = prior
+        self.end: Literal["prefix", "eos"] = arguments.one_of("end", end, ("prefix", "eos"))
+
+    def step(self) -> None:
+        length = self.sample(self.lengths)
+        if not isinstance(length, (int, np.integer)) or length < 0:
+            raise ValueError(f"lengths must be a Distribution over 0, 1, 2, ..., but {self.lengths!r} drew {length!r}")
+        if not self.prior:
+            self.score(-self.lengths.log_prob(length))
+        self.num_tokens += length
+        if self.max_tokens is not None and self.num_tokens > self.max_tokens:
+            self._die_("condition", f"the holes have more tokens than max_tokens={self.max_tokens}")
+        for _ in range(length):
+            dist = self.next_token(self.context)
+            token = self.sample(dist, proposal=dist.masked(dist.support.not_eos))
+            self.s += token
+            self.context += token
+        fragment, *self.fragments = self.fragments      # type: ignore[assignment]
+        self.observe_fragment(fragment)
+        if not self.fragments:
+            if self.before_min_tokens():
+                self._die_("condition", f"the holes have fewer tokens than min_tokens={self.min_tokens}")
+            if self.end == "eos":
+                self.observe(self.next_token(self.context), EOS)
+            self.finish()
+
+    def observe_fragment(self, fragment: str) -> None:
+        """Observe `fragment`. Without a rule, one forward pass computes all its tokens."""
+        if not fragment:
+            return
+        end = self.context + fragment
+        tokens = end.tokens[len(self.context) :]
+        if self.rule == NO_RULE:
+            self.observe(self.context.next_token().string(), tokens)
+        else:
+            contexts = itertools.accumulate(tokens[:-1], operator.add, initial=self.context)
+            for dist, token in zip(list(map(self.next_token, contexts)), tokens, strict=True):
+                self.observe(dist, token)
+        self.s += fragment
+        self.context = end
+
+
+def _warn_of_blanks(before_holes: Sequence[str]) -> None:
+    """Warn of a blank before a hole. Tokens bring the blank of a word, so the hole would begin inside a word."""
+    for fragment in before_holes:
+        if fragment.endswith(" "):
+            warnings.warn(
+                f"{fragment[-40:]!r} ends with a blank before a hole, and what fills a hole brings its own, as in "
+                f"' dog': leave the blank out, {fragment[-40:].rstrip() + BLANK!r}",
+                stacklevel=3,
+            )
+
+
+# ---- text after several prompts
+
+
+class PromptIntersection(Program):
+    """Text that is likely after every one of several prompts: the product of the distributions after each.
+
+    Parameters
+    ----------
+    lm : CachedTransformer, or one for each prompt
+        Several models must share a tokenizer.
+    prompts : sequence of str (or Context)
+    proposal : "product" or "first"
+        Both have the same target. "first" draws a token after the first prompt and observes it after the others.
+        "product" draws from the normalised product of the distributions, the locally optimal proposal.
+    until : str or callable, optional
+        Stop, with no weight, when the text ends with this string, or when `until(text)` is true (`ends_sentence`).
+    **options
+        The options of `Program`.
+    """
+
+    labels = {"sample": "the first prompt, over the proposal", "observe": "the other prompts"}
+    deaths = {
+        "sample": "no token has positive probability after all prompts",
+        "observe": "the token that was drawn after the first prompt has probability 0 after another",
+    }
+
+    @with_program_options
+    def __init__(
+        self,
+        lm: CachedTransformer | Sequence[CachedTransformer],
+        prompts: Sequence[str | Context],
+        *,
+        proposal: Literal["product", "first"] = "product",
+        until: str | Until | None = None,
+        **options: Unpack[Options],
+    ) -> None:
+        super().__init__(**options)
+        lms = list(map(language_model, lm if isinstance(lm, Sequence) else [lm] * len(prompts)))
+        if isinstance(prompts, str) or not prompts:
+            raise ValueError(f"prompts must be a list of at least one prompt, not {prompts!r}")
+        arguments.one_of("proposal", proposal, ["product", "first"])
+        if len(lms) != len(prompts):
+            raise ValueError(f"{len(lms)} models for {len(prompts)} prompts: give one model, or one for each prompt")
+        if len({each.vocab for each in lms}) > 1:
+            raise ValueError(f"the models must share a tokenizer: {', '.join(str(each.vocab) for each in lms)} differ")
+        self.contexts = list(map(as_context, lms, prompts))
+        self.proposal = proposal
+        self.until = functools.partial(_ends_with, until) if isinstance(until, str) else until
+        if self.until is not None:
+            arguments.function("until", self.until, "ends_sentence")
+
+    def step(self) -> None:
+        first, *others = map(self.next_token, self.contexts)
+        proposal: Finite = first if self.proposal == "first" else product(first, *others)
+        if self.before_min_tokens():
+            proposal = proposal.masked(first.support.not_eos)
+        token = self.sample(first, proposal=None if proposal is first else proposal)
+        for other in others:
+            self.observe(other, token)
+        if self.append(token):
+            self.contexts = [context + token for context in self.contexts]
+            if self.until is not None and arguments.truth("until", self.until, self.s):
+                self.finish()
+
+
+def ends_sentence(text: str) -> bool:
+    """Return True if the text ends with a full stop, exclamation mark or question mark, and any quotes after it."""
+    return re.search(r"[.!?][\"'”’)]*\s*$", text) is not None
+
+
+def _ends_with(end: str, text: str) -> bool:
+    return text.endswith(end)
