@@ -5,13 +5,11 @@ object has used, so a token that holds a whole name, at its start or after a com
 configuration itself.
 
 A distance is the least number of tokens to the end along *closing* moves: they complete the value that is read and add
-what its schema still needs. The sum of the distances of single frames is an upper bound and mostly sufficient.
+what its schema still needs.
 """
 
 from __future__ import annotations
 
-import heapq
-import itertools
 import math
 import re
 from typing import Any
@@ -19,19 +17,17 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from llmppl.constraints.constraint import Bools, Ints, State, VocabularyLike
-from llmppl.constraints.json.frames import Local
-from llmppl.constraints.json.texts import END, Config, Texts
+from llmppl.constraints.constraint import Ints, State, VocabularyLike
+from llmppl.constraints.json.texts import Config, Texts
+from llmppl.constraints.masks.distances import SearchDistances
 from llmppl.constraints.masks.index import TokenIndex
 from llmppl.constraints.masks.mask_store import PackedMask
 from llmppl.constraints.masks.self_loops import Key, Loops, key_of
 from llmppl.constraints.vocabulary.trie import Trie
 from llmppl.constraints.vocabulary.trie_walk import MemoGraph, walk_state
-from llmppl.support.locks import Lock, locked
 
 __all__ = ["JsonIndex"]
 
-MAX_KEPT = 1 << 17                                  # distances that are kept
 NAME = re.compile(rb'(?:^|,)[ \t\n\r]*"(?:[^"\\]|\\.)*"', re.DOTALL)
 
 
@@ -93,9 +89,13 @@ class JsonIndex(TokenIndex):
     def _begin(self) -> None:
         self.reach = max(map(len, self.trie.tokens), default=1) + 1
         self._with_names = _with_names(self.trie)
-        self._distances = Distances(self._lock)
+        self._distances = _Closing(self)
         self.graph = ConfigGraph(self.recognizer)
         self._loops = Loops(self.graph, self.trie)
+
+    def plain(self, state: Config) -> Config:
+        """Return a state with the same mask, as far as names do not repeat."""
+        return self.recognizer.plain(state, self.reach)
 
     def _renew(self) -> None:
         if len(self.graph.states) > self.graph.room:
@@ -103,7 +103,7 @@ class JsonIndex(TokenIndex):
             self._loops = Loops(self.graph, self.trie)
 
     def _work_out(self, state: Config, accepts: bool) -> PackedMask:
-        plain = self.recognizer.plain(state, self.reach)
+        plain = self.plain(state)
         found = self._masks.get(plain)
         if found is None:
             self._renew()
@@ -127,7 +127,7 @@ class JsonIndex(TokenIndex):
     def walk(self, state: Config) -> tuple[npt.NDArray[np.int32], Ints]:
         """Return the tokens that fit a state, and the numbers of the states they lead to, as far as counts matter."""
         self._renew()
-        ids, ends = walk_state(self.graph, self.trie, self.graph.number(self.recognizer.plain(state, self.reach)))
+        ids, ends = walk_state(self.graph, self.trie, self.graph.number(self.plain(state)))
         if self._with_names:
             mask = self.mask(state)
             ids, ends = ids[mask[ids]], ends[mask[ids]]
@@ -146,73 +146,18 @@ def _with_names(trie: Trie) -> list[int]:
     return found  # type: ignore[no-any-return]
 
 
-class Distances:
-    """Distances of configurations, for one index."""
+class _Closing(SearchDistances):
+    """Distances along closing moves. It is its own index: states are those that no token can tell apart."""
 
-    def __init__(self, turn: Lock) -> None:
-        self._lock = turn
-        self._known: dict[Config, float] = {}
-        self._sums: dict[Config, float] = {END: 0}
-        self._graph: ConfigGraph | None = None
+    def __init__(self, index: JsonIndex) -> None:
+        super().__init__(index._lock)
+        self.recognizer, self.trie, self.name = index.recognizer, index.trie, index.name
+        self.graph = ConfigGraph(self.recognizer, is_closing=True)
+        self._plain = index.plain
 
-    @locked
-    def of(self, index: Any, state: State) -> float:
-        return self._find(index, index.recognizer.plain(state, index.reach))
+    def walk(self, state: Config) -> tuple[Ints, Ints]:
+        self.graph = self.graph.renewed(self.graph.room)
+        return walk_state(self.graph, self.trie, self.graph.number(state))
 
-    @locked
-    def within(self, index: Any, state: State, ends: Ints, n: float) -> Bools:
-        targets, where = np.unique(ends, return_inverse=True)
-        states = [index.recognizer.plain(index.graph.state(target), index.reach) for target in targets.tolist()]
-        fits = [self._sum(index, target) <= n or self._find(index, target) <= n for target in states]
-        return np.array(fits, bool)[where]
-
-    def _sum(self, index: Any, config: Config) -> float:
-        """Return the sum of the distances of frames by themselves."""
-        way = [config]                              # down the stack, to a known sum
-        while way[-1] not in self._sums and not way[-1].accepts:
-            way.append(way[-1].items[0][1])
-        total = 0.0 if way[-1].accepts else self._sums[way[-1]]
-        for each in reversed(way[:-1]):
-            local: Local = each.items[0][0]
-            total += self._find(index, Config(((local, END),), False))
-            self._sums[each] = total
-        if len(self._sums) > MAX_KEPT:
-            self._sums = {END: 0}
-        return total
-
-    def _find(self, index: Any, config: Config) -> float:
-        """Return the least number of tokens from a configuration to an end."""
-        if config not in self._known:
-            if len(self._known) > MAX_KEPT:
-                self._known.clear()
-            self._solve(index, config)
-        return self._known[config]
-
-    def _solve(self, index: Any, config: Config) -> None:
-        """Find the distances of all configurations that closing moves lead to."""
-        if self._graph is None or len(self._graph.states) > self._graph.room:
-            self._graph = ConfigGraph(index.recognizer, is_closing=True)
-        graph, count = self._graph, itertools.count()
-        before: dict[Config, list[Config]] = {config: []}           # the configurations one token before
-        distance: dict[Config, float] = {}
-        heap: list[tuple[float, int, Config]] = []
-        order = [config]
-        for each in order:                          # grows
-            known = 0 if each.accepts else self._known.get(each, math.inf)
-            if known < math.inf:
-                heapq.heappush(heap, (known, next(count), each))
-                continue
-            _, ends = walk_state(graph, index.trie, graph.number(each))
-            for number in np.unique(ends).tolist():
-                after = graph.states[number]
-                if after not in before:
-                    before[after] = []
-                    order.append(after)
-                before[after].append(each)
-        while heap:
-            n, _, each = heapq.heappop(heap)
-            if each not in distance:
-                distance[each] = n
-                for source in before[each]:
-                    heapq.heappush(heap, (n + 1, next(count), source))
-        self._known |= dict.fromkeys(order, math.inf) | distance
+    def of(self, index: Any, state: Config, most: float = math.inf) -> float:
+        return super().of(self, self._plain(state), most)

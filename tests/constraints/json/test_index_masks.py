@@ -12,7 +12,7 @@ from llmppl import Vocabulary
 
 VOCABULARIES = ROOT.parent / "shared" / "vocab"
 STATES = repetitions(10, 1)                             # per schema and vocabulary
-MOST_SEARCHED = 4000                                    # states of one search over tokens
+MOST_SEARCHED = 300                                    # states of one search over tokens
 
 
 def record(**properties):
