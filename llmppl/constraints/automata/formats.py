@@ -68,7 +68,7 @@ def _pointed(number: int, length: int, decimals: int) -> str:
 
 
 def same_length(low: str, high: str) -> str:
-    """Return the pattern of the texts from `low` to `high`, which have digits and other characters at the same places."""
+    """Return the pattern of the texts from `low` to `high`, with digits at the same places."""
     zeros, nines = low.translate(ZEROS), low.translate(NINES)
     if low == zeros and high == nines:
         return re.sub("[0-9]+", lambda run: f"[0-9]{{{len(run[0])}}}", re.escape(low))
@@ -278,8 +278,8 @@ def format_language(name: str) -> DFA | None:
     """Return the texts of a format of JSON Schema, or None if the name is no such format. All its texts are valid.
 
     Some valid texts are left out: leap seconds with an offset, or within a date-time on other days than 30 June and 31
-    December; host names with `--`, or with more than 7 labels or long ones; local parts of emails with quotes or of more than
-    63 characters; international names (`idn-`) that are not ASCII; operators of templates that RFC 6570 reserves.
+    December; host names with `--`, or with more than 7 labels or long ones; local parts of emails with quotes or of
+    more than 63 characters; international names (`idn-`) that are not ASCII; operators that RFC 6570 reserves.
 
     Sources: RFC 3339 (date, time, duration), RFC 1123 (hostname), RFC 5321 (email), RFC 4291 (ipv6), RFC 3986 (uri),
     RFC 3987 (iri), RFC 6570 (uri-template), RFC 6901 (json-pointer).
@@ -290,7 +290,8 @@ def format_language(name: str) -> DFA | None:
         "date-time": rf"{moment}|{_LEAP_DAY}[tT]23:59:60{_FRACTION}(?:[zZ]|[+-]00:00)",
         "duration": f"P(?:[0-9]+W|{_DAYS}(?:{_CLOCK})?|{_CLOCK})",
         "email": _MAIL, "idn-email": _MAIL, "hostname": _HOST, "idn-hostname": _HOST.replace("A-Za-z", "a-z"),
-        "ipv4": IPV4, "uuid": UUID, "json-pointer": _POINTER, "relative-json-pointer": f"(?:0|[1-9][0-9]*)(?:#|{_POINTER})",
+        "ipv4": IPV4, "uuid": UUID, "json-pointer": _POINTER,
+        "relative-json-pointer": f"(?:0|[1-9][0-9]*)(?:#|{_POINTER})",
         "uri-template": rf"(?:[!#$&(-;=?-\[\]_a-z~{_UCS}]|%{_HEX}{{2}}|\{{[+#./;?&]?{_VARIABLE}(?:,{_VARIABLE})*\}})*",
     }  # fmt: skip
     if name == "ipv6":

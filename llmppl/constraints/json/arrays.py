@@ -135,4 +135,5 @@ class Items(Frame):
             return key
         kind, blank, at = key
         most = len(self._shape.first) - at.place + reach
-        return kind, blank, at._replace(need=min(at.need, most), room=min(at.room, most) if at.room < math.inf else at.room)
+        room = min(at.room, most) if at.room < math.inf else at.room
+        return kind, blank, at._replace(need=min(at.need, most), room=room)

@@ -66,7 +66,7 @@ def failure(schema: Any, registry: Any, text: str) -> str:
     Raises ValueError if the text is not JSON, or too deep.
     """
     value = read_json(text, exact=True)
-    made = _validator(draft_of(schema))
+    made: Any = _validator(draft_of(schema))
     try:
         error = best_match(made(schema, registry=registry, format_checker=_formats()).iter_errors(value))
     except RecursionError:
@@ -78,8 +78,14 @@ def failure(schema: Any, registry: Any, text: str) -> str:
 def _validator(draft: int) -> Any:
     """Return jsonschema's validator of a draft with the keywords below."""
     official: Any = getattr(validators, f"{DRAFTS[draft]}Validator")
-    number = lambda checker, value: isinstance(value, int | Decimal) and not isinstance(value, bool)      # noqa: E731
-    whole = lambda checker, value: number(checker, value) and (draft > 4 or isinstance(value, int)) and value % 1 == 0   # noqa: E731
+
+
+    def number(checker: Any, value: Any) -> bool:
+        return isinstance(value, int | Decimal) and not isinstance(value, bool)
+
+    def whole(checker: Any, value: Any) -> bool:
+        return number(checker, value) and (draft > 4 or isinstance(value, int)) and value % 1 == 0
+
     types = official.TYPE_CHECKER.redefine_many({"number": number, "integer": whole})
     known = {
         "multipleOf": _multiple_of, "pattern": _pattern, "patternProperties": _pattern_properties,

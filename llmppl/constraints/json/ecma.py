@@ -117,7 +117,10 @@ def _class(text: str) -> str:
     return f"[{'^' * negated}{made}]"
 
 
-_OTHERS = r"\x00-\x08\x0e-\x1f!-\x9f\xa1-\u167f\u1681-\u1fff\u200b-\u2027\u202a-\u202e\u2030-\u205e\u2060-\u2fff\u3001-\ufefe\uff00-\U0010ffff"
+_OTHERS = (
+    r"\x00-\x08\x0e-\x1f!-\x9f\xa1-\u167f\u1681-\u1fff\u200b-\u2027\u202a-\u202e\u2030-\u205e\u2060-\u2fff\u3001-\ufefe"
+    r"\uff00-\U0010ffff"
+)
 
 
 def _escaped(token: re.Match[str]) -> str:

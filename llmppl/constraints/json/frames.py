@@ -1,8 +1,8 @@
 """Frames: the parts of a JSON text as small automata that are numbered while they are read.
 
 A *frame* reads one value: a string, a number, an array without its items. Its states are `Local`s, one for each `key`.
-A local state has *moves* to other local states by bytes, *calls* of frames for an inner value, each with the local state
-that follows it, and it may be *done*: the value is complete. `texts.Texts` puts frames on a stack.
+A local state has *moves* to other local states by bytes, *calls* of frames for an inner value, each with the local
+state that follows it, and it may be *done*: the value is complete. `Texts` puts frames on a stack.
 
 A frame never moves to a local state from which its value cannot be completed. Its *closing* moves and calls are those
 that complete the value and add what the schema still needs, and nothing else.
@@ -137,5 +137,5 @@ class Whitespace:
 def spaces(pattern: str | None) -> Whitespace:
     """Return the whitespace that matches a pattern. Raises ValueError if it matches other characters."""
     if pattern and not (Regex(pattern) - Regex(r"[ \t\n\r]*")).is_empty():
-        raise ValueError(f"whitespace={pattern!r} matches characters that are no whitespace in JSON; {BLANK!r} would work")
+        raise ValueError(f"whitespace={pattern!r} matches other characters than JSON's; {BLANK!r} would work")
     return Whitespace(pattern)

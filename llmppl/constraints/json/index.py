@@ -38,20 +38,21 @@ class ConfigGraph(MemoGraph):
 
     def __init__(self, texts: Texts, is_closing: bool = False) -> None:
         super().__init__(texts)
+        self.texts = texts
         self._is_closing = is_closing
         self._keys: dict[Any, Key | None] = {}      # loops, by local state
 
     def row(self, number: int) -> npt.NDArray[np.int32]:
         """Return the numbers of the next states, (256,) int32."""
         if self.table.item(number, 0) < 0:
-            found = self.recognizer.moves(self.states[number], self._is_closing)
+            found = self.texts.moves(self.states[number], self._is_closing)
             moves = [(lo, hi, self.number(state)) for lo, hi, state in found]
             row = np.zeros(256, np.int32)           # after numbering, which may replace the table
             for lo, hi, after in moves:
                 row[lo : hi + 1] = after
             self.table[number] = row
-        row = self.table[number]
-        return row
+        found_row: npt.NDArray[np.int32] = self.table[number]
+        return found_row
 
     def fill(self, number: int, bytes: Ints, /) -> None:
         self.row(number)
@@ -69,11 +70,14 @@ class ConfigGraph(MemoGraph):
         return self._keys[items[0][0]]
 
     def renewed(self, room: float) -> ConfigGraph:
-        return self if len(self.states) <= room else ConfigGraph(self.recognizer, self._is_closing)
+        return self if len(self.states) <= room else ConfigGraph(self.texts, self._is_closing)
 
 
 class JsonIndex(TokenIndex):
     """Index of a JSON schema over a vocabulary."""
+
+    graph: ConfigGraph
+    _loops: Loops
 
     def __init__(self, constraint: Any, texts: Texts, vocab: VocabularyLike) -> None:
         self.constraint = constraint
@@ -95,7 +99,8 @@ class JsonIndex(TokenIndex):
 
     def plain(self, state: Config) -> Config:
         """Return a state with the same mask, as far as names do not repeat."""
-        return self.recognizer.plain(state, self.reach)
+        plain: Config = self.recognizer.plain(state, self.reach)
+        return plain
 
     def _renew(self) -> None:
         if len(self.graph.states) > self.graph.room:
@@ -117,7 +122,8 @@ class JsonIndex(TokenIndex):
     def _without_repeats(self, state: Config, found: PackedMask) -> PackedMask:
         """Return the mask without tokens that hold a whole name which the object already has."""
         mask = self.store.unpack(found)
-        wrong = [token for token in self._with_names if mask[token] and self._read_token(state, self.trie.tokens[token]) is None]
+        some = [token for token in self._with_names if mask[token]]
+        wrong = [token for token in some if self._read_token(state, self.trie.tokens[token]) is None]
         if not wrong:
             return found
         mask = mask.copy()
@@ -135,7 +141,8 @@ class JsonIndex(TokenIndex):
 
 
 def _index_of(constraint: Any, vocab: VocabularyLike) -> JsonIndex:
-    return constraint.index(vocab)  # type: ignore[no-any-return]
+    index: JsonIndex = constraint.index(vocab)
+    return index
 
 
 def _with_names(trie: Trie) -> list[int]:
@@ -143,7 +150,7 @@ def _with_names(trie: Trie) -> list[int]:
     found = trie.loops.get("names")
     if found is None:
         found = trie.loops["names"] = [i for i, token in enumerate(trie.tokens) if NAME.search(token)]
-    return found  # type: ignore[no-any-return]
+    return found
 
 
 class _Closing(SearchDistances):
@@ -160,4 +167,5 @@ class _Closing(SearchDistances):
         return walk_state(self.graph, self.trie, self.graph.number(state))
 
     def of(self, index: Any, state: Config, most: float = math.inf) -> float:
-        return super().of(self, self._plain(state), most)
+        closing: Any = self
+        return super().of(closing, self._plain(state), most)

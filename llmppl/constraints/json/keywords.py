@@ -65,7 +65,8 @@ _RULES: dict[tuple[Callable[[Any], bool], str], str] = {        # test of a valu
     (lambda value: isinstance(value, str), "a string"):
         "$ref $dynamicRef $recursiveRef $schema $id id $anchor $dynamicAnchor format pattern",
     (_is_number, "a finite number"): "minimum maximum",
-    (lambda value: isinstance(value, bool) or _is_number(value), "a finite number"): "exclusiveMinimum exclusiveMaximum",
+    (lambda value: isinstance(value, bool) or _is_number(value), "a finite number"):
+        "exclusiveMinimum exclusiveMaximum",
     (lambda value: _is_number(value) and value > 0, "a number above 0"): "multipleOf",
     (lambda value: _is_number(value) and value >= 0 and value == int(value), "a whole number, 0 or more"):
         "minLength maxLength minItems maxItems minProperties maxProperties minContains maxContains",

@@ -57,7 +57,7 @@ class Names:
             live = more
         table[~live[table]] = 0
         self._dfa = DFA.__new__(DFA)
-        self._dfa._fix(table, accepting, 1)
+        self._dfa._fix(table.astype(np.int32), accepting, 1)
         self.start = int(live[1])
         self._parts |= {state: parts[sets[state]] for state in np.flatnonzero(accepting).tolist()}
         self._endless = live

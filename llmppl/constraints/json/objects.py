@@ -1,7 +1,7 @@
 """Objects of JSON: their properties in an order, counted, each name once.
 
-The names that a shape lists come first, in their order (`order="schema"`), or at any place (`order="any"`). While a name
-is read, all listed names that begin like it are a range of the sorted names, and all other names a state of `Names`.
+The names that a shape lists come first, in their order (`order="schema"`), or at any place (`order="any"`). While a
+name is read, all listed names that begin like it are a range of the sorted names, and all others a state of `Names`.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ QUOTE, COMMA, COLON, CLOSE, BACKSLASH = b'",:}\\'
 class Progress(NamedTuple):
     """Part of an object that is read: the properties so far.
 
-    `after`: ordered names before this number are past. `seen`: bits of the listed names that are remembered. `need`,
+    `after`: ordered names before this number are past. `seen`: bits of the listed names without an order. `need`,
     `room`: properties that are still needed, and still possible. `used`: other names so far, None if not remembered.
     """
 
@@ -40,8 +40,8 @@ class Progress(NamedTuple):
 class Name(NamedTuple):
     """Part of a name that is read.
 
-    `low` to `high`: sorted listed names that begin so, `depth`: bytes read. `other`: state of the other names. `escape`:
-    the part of an escape, or None. `text`: the bytes, None if not remembered. `blocked`: rests of used names.
+    `low` to `high`: sorted listed names that begin so, `depth`: bytes read. `other`: state of the other names.
+    `escape`: a part of an escape, or None. `text`: the bytes, None if not remembered. `blocked`: rests of used names.
     """
 
     low: int
@@ -59,11 +59,10 @@ class Members(Frame):
     def __init__(self, shape: Object, blank: Whitespace, is_live: Callable[[Lazy], bool], in_order: bool) -> None:
         super().__init__()
         self._shape, self._blank, self._is_live_part, self._in_order = shape, blank, is_live, in_order
-        targets = [name for names in shape.dependents.values() for name in names]
-        self._listed = list(dict.fromkeys([*shape.properties, *shape.required, *shape.dependents, *targets]))
+        self._listed = list(dict.fromkeys([*shape.properties, *shape.required]))
         self._num_ordered = len(self._listed) if in_order else 0
         self._parts = Memo(shape.of_name)
-        self._choices, self._can_end = Memo(self._find_choices), Memo(self._find_can_end)
+        self._choices = Memo(self._find_choices)
 
     @property
     def is_possible(self) -> bool:
@@ -71,7 +70,7 @@ class Members(Frame):
         shape, required = self._shape, len(set(self._shape.required))
         if not all(map(self._allows, shape.required)) or required > shape.most:
             return False
-        return (shape.least <= required and not shape.dependents) or self._can_end[self._begin]
+        return shape.least <= required or self._can_end(self._begin)
 
     def _allows(self, name: str) -> bool:
         return fits(name, self._shape.names) and self._is_live_part(self._parts[name])
@@ -101,19 +100,6 @@ class Members(Frame):
         return _bits(map(self._number.__getitem__, self._shape.required))
 
     @cached_property
-    def _dependents(self) -> dict[int, int]:
-        number = self._number.__getitem__
-        return {number(name): _bits(map(number, names)) for name, names in self._shape.dependents.items()}
-
-    @cached_property
-    def _remembered(self) -> int:
-        """Bits of the listed names that `seen` holds: those without an order, and those that others depend on."""
-        found = (1 << len(self._number)) - (1 << self._num_ordered)
-        for i, bits in self._dependents.items():
-            found |= bits | 1 << i
-        return found
-
-    @cached_property
     def _begin(self) -> Progress:
         has_room = self._others is None and self._shape.most >= len(self._number)
         used = None if self._others is None else frozenset[bytes]()
@@ -137,7 +123,6 @@ class Members(Frame):
     def forget(self) -> None:
         super().forget()
         self._choices.clear()
-        self._can_end.clear()
 
     def step(self, local: Local, byte: int) -> Local | None:
         """Return the state after a byte. Only here are the names remembered that the object does not list."""
@@ -153,28 +138,18 @@ class Members(Frame):
 
     def _missing(self, at: Progress) -> int:
         """Return the bits of the properties that must still come."""
-        needed = self._required & ~at.seen & ~((1 << min(at.after, self._num_ordered)) - 1)
-        for name, names in self._dependents.items():
-            if at.seen >> name & 1:
-                needed |= names & ~at.seen
-        return needed
+        return self._required & ~at.seen & ~((1 << at.after) - 1)
 
     def _left(self, at: Progress) -> int:
         """Return the bits of the listed names that may still come."""
         return self._live & ~at.seen & ~((1 << at.after) - 1)
 
-    def _find_can_end(self, at: Progress) -> bool:
+    def _can_end(self, at: Progress) -> bool:
         """Return whether the object can be completed."""
         missing, left = self._missing(at), self._left(at)
         if missing & ~left or at.room < max(at.need, missing.bit_count()):
             return False
-        if self._others is None and at.need > left.bit_count():
-            return False
-        if not self._dependents or not (missing or at.need):
-            return True
-        return any(self._can_end[self._with(at, i)] for i in _indices(left) if self._keeps_order(missing, i)) or (
-            self._others is not None and self._keeps_order(missing) and self._can_end[self._with_other(at, None)]
-        )
+        return self._others is not None or at.need <= left.bit_count()
 
     def _keeps_order(self, missing: int, i: int | None = None) -> bool:
         """Return whether no missing property must come before number i, or before all others."""
@@ -183,7 +158,8 @@ class Members(Frame):
 
     def _with(self, at: Progress, i: int) -> Progress:
         """Return the progress after a listed property."""
-        return self._counted(at, after=min(i + 1, self._num_ordered), seen=at.seen | 1 << i & self._remembered)
+        seen = at.seen | (1 << i >> self._num_ordered << self._num_ordered)
+        return self._counted(at, after=min(i + 1, self._num_ordered), seen=seen)
 
     def _with_other(self, at: Progress, name: bytes | None) -> Progress:
         used = at.used if name is None or at.used is None else at.used | {name}
@@ -195,17 +171,17 @@ class Members(Frame):
     def _find_choices(self, at: Progress) -> tuple[int, bool, bool]:
         """Return the bits of the listed names that may come next, and whether others may, and whether it may end."""
         missing, named = self._missing(at), 0
-        if not self._dependents and not at.need and at.room == math.inf:
+        if not at.need and at.room == math.inf:
             ordered = missing & ((1 << self._num_ordered) - 1)
             named = self._left(at) & (((ordered & -ordered) << 1) - 1 if ordered else -1)
         elif at.room > 0:
             for i in _indices(self._left(at)):
                 if not self._keeps_order(missing, i):
                     break
-                named |= self._can_end[self._with(at, i)] << i
+                named |= self._can_end(self._with(at, i)) << i
         others = (
             self._others is not None and at.room > 0 and self._keeps_order(missing)
-            and self._can_end[self._with_other(at, None)]
+            and self._can_end(self._with_other(at, None))
         )  # fmt: skip
         return named, others, not missing and not at.need
 
@@ -270,7 +246,8 @@ class Members(Frame):
             for first, last in (*cut(lo, hi, special), *singles):
                 low, high = ranges.get(first, (0, 0)) if first == last else (0, 0)
                 blocked = frozenset(rest[1:] for rest in name.blocked if rest[:1] == bytes([first]))
-                after = Name(low, high, (name.depth + 1) * (high > low), other, escape, None, blocked if other else frozenset())
+                depth, blocked = (name.depth + 1) * (high > low), blocked if other else frozenset()
+                after = Name(low, high, depth, other, escape, None, blocked)
                 if (first, last) not in moves and self._may_end(named, after):
                     moves[first, last] = "name", at, after
         return [(lo, hi, key) for (lo, hi), key in moves.items()]
@@ -300,7 +277,8 @@ class Members(Frame):
             return
         found = escapes(name.escape or "", lambda byte: others.after(state, byte))
         if name.escape is not None:
-            yield from ((byte, byte, state, to) if isinstance(to, str) else (byte, byte, to, None) for byte, to in found)
+            for byte, to in found:
+                yield (byte, byte, state, to) if isinstance(to, str) else (byte, byte, to, None)
             return
         yield from ((a, b, to, None) for lo, hi, to in others.moves(state) for a, b in cut(lo, hi))
         if any(others.after(state, byte) for byte in ESCAPED):
@@ -333,9 +311,9 @@ class Members(Frame):
         """Return the progress without the names that are used, and with counts up to `reach`."""
         if not self._others or not self._others.is_endless:
             return at
-        most = math.inf if self._dependents else self._left(at).bit_count() + reach
+        most = self._left(at).bit_count() + reach
         room = min(at.room, most) if at.room < math.inf else at.room
-        return at._replace(need=int(min(at.need, most)), room=room, used=None)
+        return at._replace(need=min(at.need, most), room=room, used=None)
 
 
 def _bits(numbers: Iterable[int]) -> int:

@@ -16,8 +16,8 @@ from typing import Any, NamedTuple
 
 from llmppl.constraints.automata.formats import format_language
 from llmppl.constraints.json.ecma import found
-from llmppl.constraints.json.numbers import numbers
 from llmppl.constraints.json.keywords import check_keywords, pointer
+from llmppl.constraints.json.numbers import numbers
 from llmppl.constraints.json.references import DRAFTS, draft_of, lookup
 from llmppl.constraints.json.shapes import (
     ANY,
@@ -51,13 +51,12 @@ MAX_VALUES = 64                                     # that an array without repe
 MAX_PAIRS = 2_000                                   # of options of a oneOf that are compared
 MAX_OVERLAPS = 6                                    # options of a oneOf that overlap
 MAX_COUNTED = 16                                    # of minContains
-MAX_SCHEMAS = 6                                     # of dependentSchemas
+MAX_DEPENDENT = 6                                   # names that others depend on
 MAX_HOPS = 1_000                                    # of a $ref to a $ref
 OWN = frozenset(                                    # keywords for values of one type
     "type minLength maxLength pattern format minimum maximum exclusiveMinimum exclusiveMaximum multipleOf items "
     "prefixItems additionalItems unevaluatedItems minItems maxItems uniqueItems contains properties patternProperties "
-    "additionalProperties unevaluatedProperties required propertyNames minProperties maxProperties dependentRequired "
-    "dependencies".split()
+    "additionalProperties unevaluatedProperties required propertyNames minProperties maxProperties".split()
 )
 IN_PLACE = frozenset("$ref $dynamicRef $recursiveRef allOf anyOf oneOf not if dependentSchemas dependencies".split())
 
@@ -170,8 +169,8 @@ class Reader:
                 then, other = (self._in_place(schema.get(key, True), place, key) for key in ("then", "else"))
                 condition = intersect(self._in_place(value, place, "if"), then)
                 return choice([condition, intersect(self._unless(value, place, "if"), other)])
-            case "dependentSchemas" | "dependencies":
-                return self._dependent_schemas(key, value, place)
+            case "dependentSchemas" | "dependentRequired" | "dependencies":
+                return self._dependent(key, value, place)
         return ANY
 
     def _reference(self, name: str, keyword: str, place: Place) -> Shape:
@@ -190,8 +189,8 @@ class Reader:
             return self._shape_of(self.lazy(schema, inside))
         except Busy:
             raise ValueError(
-                f"JSON schema at {place.pointer}, {keyword!r}: {name!r} leads back to itself without an object or array "
-                f"between; a reference inside properties or items would work"
+                f"JSON schema at {place.pointer}, {keyword!r}: {name!r} leads back to itself without an object or "
+                f"array between; a reference inside properties or items would work"
             ) from None
 
     def _unless(self, schema: Any, place: Place, keyword: str) -> Shape:
@@ -232,15 +231,17 @@ class Reader:
         except ValueError:                          # too large to tell
             return True
 
-    def _dependent_schemas(self, key: str, dependents: dict[str, Any], place: Place) -> Shape:
-        some = {name: part for name, part in dependents.items() if isinstance(part, dict | bool)}
-        if len(some) > MAX_SCHEMAS:
-            self._leave_out(place, key)
-            return ANY
+    def _dependent(self, key: str, dependents: dict[str, Any], place: Place) -> Shape:
+        """Return the objects that lack a name, or have it and all that depends on it."""
+        if len(dependents) > MAX_DEPENDENT:
+            raise Inexact
         whole: Shape = ANY
         others = [shape for shape in TYPES.values() if not isinstance(shape, Object)]
-        for name, part in some.items():
-            present = intersect(Object({}, required=(name,)), self._in_place(part, place, key, name))
+        for name, part in dependents.items():
+            if isinstance(part, list):
+                present: Shape = Object(required=(name, *part))
+            else:
+                present = intersect(Object(required=(name,)), self._in_place(part, place, key, name))
             whole = intersect(whole, choice([*others, Object({name: NONE}), present]))
         return whole
 
@@ -351,13 +352,9 @@ class Reader:
         rest = self._evaluated(schema, "unevaluatedProperties", schema.get(key, True), key, place)
         additional = self.part(rest, place, key)
         others = (Others(patterns, additional),) if patterns or additional is not EVERY else ()
-        dependents = {
-            name: tuple(needed) for key in ("dependentRequired", "dependencies")
-            for name, needed in schema.get(key, {}).items() if isinstance(needed, list)
-        }  # fmt: skip
         least, most = int(schema.get("minProperties", 0)), schema.get("maxProperties", math.inf)
         required = tuple(dict.fromkeys(schema.get("required", ())))
-        return Object(named, others, required, least, most, names, dependents)
+        return Object(named, others, required, least, most, names)
 
 
 def _is_listed(shape: Array) -> bool:

@@ -73,7 +73,7 @@ def registry_of(schema: Any, resources: Resources = None) -> Registry[Any]:
     elif isinstance(resources, str | Path):
         folder = Path(resources).resolve()
         if not folder.is_dir():
-            raise ValueError(f"resources: there is no folder {str(resources)!r}; a mapping of URIs to schemas would work")
+            raise ValueError(f"resources: there is no folder {str(resources)!r}; a mapping of URIs would work")
     elif resources is not None:
         raise TypeError(f"resources is a mapping of URIs to schemas or a folder, not {type(resources).__name__}")
 

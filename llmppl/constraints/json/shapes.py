@@ -6,7 +6,6 @@ are read on first use, so shapes may refer to themselves and a large schema is r
 
 from __future__ import annotations
 
-import itertools
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -107,7 +106,7 @@ class Array:
     least: int = 0
     most: float = math.inf
     first: tuple[Lazy, ...] = ()
-    rest: Lazy = field(default_factory=lambda: EVERY)
+    rest: Lazy = field(default_factory=lambda: _every())
     unique: bool = False
     contains: tuple[tuple[Lazy, int], ...] = ()
 
@@ -131,7 +130,6 @@ class Object:
     """Objects of `least` to `most` properties.
 
     `properties` are listed names. Other names have the shapes of all `others`. All names have the shape `names`.
-    `dependents` maps a name to the names that an object with the first must have, too.
     """
 
     properties: Mapping[str, Lazy] = field(default_factory=dict)
@@ -140,7 +138,6 @@ class Object:
     least: int = 0
     most: float = math.inf
     names: Shape = String()
-    dependents: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
 
     def of_name(self, name: str) -> Lazy:
         """Return the shape of a property."""
@@ -161,6 +158,12 @@ class _Any:
 Shape: TypeAlias = Constants | Number | String | Array | Object | Choice | _Any
 ANY, NEVER = _Any(), Choice(())
 EVERY, NONE = Lazy.of(ANY), Lazy.of(NEVER)
+
+
+def _every() -> Lazy:
+    return EVERY
+
+
 TYPES: dict[str, Shape] = {
     "null": Constants((None,)), "boolean": Constants((False, True)), "number": Number(), "string": String(),
     "array": Array(), "object": Object(),
@@ -233,14 +236,8 @@ def intersect(a: Shape, b: Shape) -> Shape:
         return Array(least, most, items, rest, a.unique or b.unique, a.contains + b.contains)
     if isinstance(a, Object) and isinstance(b, Object):
         named = {name: both(a.of_name(name), b.of_name(name)) for name in _union(a.properties, b.properties)}
-        dependents = {
-            name: (*a.dependents.get(name, ()), *b.dependents.get(name, ()))
-            for name in _union(a.dependents, b.dependents)
-        }
-        return Object(
-            named, _union(a.others, b.others), _union(a.required, b.required), max(a.least, b.least),
-            min(a.most, b.most), intersect(a.names, b.names), dependents,
-        )  # fmt: skip
+        least, most, names = max(a.least, b.least), min(a.most, b.most), intersect(a.names, b.names)
+        return Object(named, _union(a.others, b.others), _union(a.required, b.required), least, most, names)
     return NEVER
 
 
@@ -277,7 +274,7 @@ def negate(shape: Shape) -> Shape:
             return choice([*others, *_other_sizes(String, shape), *texts])
         case Array() if not (shape.unique or shape.contains or shape.first) and shape.rest is EVERY:
             return choice([*others, *_other_sizes(Array, shape)])
-        case Object() if not (shape.others or shape.dependents) and shape.names == String():
+        case Object() if not shape.others and shape.names == String():
             return choice([*others, *_other_sizes(Object, shape), *_other_objects(shape)])
     raise Inexact
 
@@ -359,8 +356,9 @@ def fits(value: Any, shape: Shape) -> bool:
         case Object():
             return isinstance(value, dict) and (
                 shape.least <= len(value) <= shape.most
-                and value.keys() >= {*shape.required, *itertools.chain(*map(shape.dependents.get, value, [()] * len(value)))}
-                and all(fits(name, shape.names) and fits(each, shape.of_name(name).shape) for name, each in value.items())
+                and value.keys() >= {*shape.required}
+                and all(fits(name, shape.names) for name in value)
+                and all(fits(each, shape.of_name(name).shape) for name, each in value.items())
             )
     return True
 

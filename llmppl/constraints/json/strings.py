@@ -69,9 +69,9 @@ def _content(shape: String) -> DFA | None:
     """Return the texts of all languages of a string; None if it has none. Raises ValueError if it is too large."""
     dfas = [language(*each[:2]) if each[2] else anything() - language(*each[:2]) for each in shape.languages]
     if dfas and (shape.least or shape.most < math.inf):
-        last = "" if shape.most == math.inf else int(shape.most)
-        if max(shape.least, last or 0) > MAX_BOUND:
-            raise TooLarge("a string with a pattern or format", f"a length of {last or shape.least:,}")
+        last = "" if shape.most == math.inf else str(int(shape.most))
+        if max(shape.least, int(last or 0)) > MAX_BOUND:
+            raise TooLarge("a string with a pattern or format", f"a bound of its length above {MAX_BOUND:,}")
         dfas.append(Regex(f"(?s:.{{{shape.least},{last}}})"))
     if len(dfas) > 1:
         for dfa in dfas:

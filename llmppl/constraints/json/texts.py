@@ -1,8 +1,8 @@
 """Texts of a JSON schema as a recognizer over bytes: frames on a stack.
 
-A state is a `Config`: the local states that the text so far may have reached (`frames`), each with the configuration that
-follows when its value is complete. There are several local states where alternatives begin alike. Equal local states are
-merged, so a configuration is a graph of stacks and stays small.
+A state is a `Config`: the local states that the text so far may have reached (`frames`), each with the configuration
+that follows when its value is complete. There are several local states where alternatives begin alike. Equal local
+states are merged, so a configuration is a graph of stacks and stays small.
 
 Frames are made when a text first needs them. So a schema costs what its texts use of it.
 """

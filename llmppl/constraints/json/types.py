@@ -103,7 +103,7 @@ def _type_schema() -> Any:
     class TypeSchema(GenerateJsonSchema):
         """Schema of a type. `missing` lists what it lacks."""
 
-        ignored_warning_kinds = frozenset({"skipped-choice", "non-serializable-default"})
+        ignored_warning_kinds = {"skipped-choice", "non-serializable-default"}
 
         def __init__(self, **options: Any) -> None:
             super().__init__(**options)
@@ -119,8 +119,8 @@ def _type_schema() -> Any:
                 function = schema["function"]["function"]
                 if not str(getattr(function, "__module__", "")).startswith(("pydantic.", "ipaddress", "typing")):
                     self._warn(f"the validator {getattr(function, '__qualname__', repr(function))!r}")
-            if kind == "model" and (schema.get("custom_init") or (schema.get("post_init") or "model_post_init") != "model_post_init"):
-                self._warn(f"'__init__' of {schema['cls'].__name__!r}")
+            if kind in ("model", "dataclass") and (schema.get("custom_init") or schema.get("post_init")):
+                self._warn(f"'__init__' or '__post_init__' of {schema['cls'].__name__!r}")
             if node.get("type") == "object" and kind in ("model", "dataclass", "typed-dict"):
                 node.setdefault("additionalProperties", False)
             if name in _PATTERNS:
@@ -160,7 +160,8 @@ def _type_schema() -> Any:
 
         def str_schema(self, schema: Any) -> Node:
             given = schema.get("pattern")
-            node = super().str_schema({key: each for key, each in schema.items() if key != "pattern"})
+            bare: Any = {key: each for key, each in schema.items() if key != "pattern"}
+            node = super().str_schema(bare)
             if schema.get("strip_whitespace") and (given or schema.get("min_length")):
                 node["allOf"] = [{"pattern": _TRIMMED}]
             if given is not None:
@@ -227,7 +228,8 @@ def _type_schema() -> Any:
             if least <= most:
                 choices.append(same_length(least, most))
             if kind is not date:
-                choices += [re.escape(str(bounds[key]).replace(" ", "T")) + "$" for key in ("ge", "le") if key in bounds]
+                equal = (str(bounds[key]).replace(" ", "T") for key in ("ge", "le") if key in bounds)
+                choices += [f"{re.escape(text)}$" for text in equal]
             return node | {"allOf": [{"pattern": f"^(?:{'|'.join(choices) or '[]'})"}]}
 
         def timedelta_schema(self, schema: Any) -> Node:
@@ -269,11 +271,12 @@ def _type_schema() -> Any:
         def dict_schema(self, schema: Any) -> Node:
             values = self.generate_inner(schema["values_schema"]) if "values_schema" in schema else {}
             node: Node = {"type": "object", "additionalProperties": values or True}
-            names = self.generate_inner(schema["keys_schema"]) if "keys_schema" in schema else {"type": "string"}
-            names = dict(self.resolve_ref_schema(names) if "$ref" in names else names)
+            names: Any = self.generate_inner(schema["keys_schema"]) if "keys_schema" in schema else {"type": "string"}
+            names = self.resolve_ref_schema(names) if "$ref" in names else names
             if names.get("type") == "integer" and not names.keys() & {"enum", "const", "multipleOf"}:
-                low = max(names.get("minimum", -(10**18)), names.get("exclusiveMinimum", -(10**18)) + 1)
-                high = min(names.get("maximum", 10**18), names.get("exclusiveMaximum", 10**18) - 1)
+                bound = names.get
+                low = max(bound("minimum", -(10**18)), bound("exclusiveMinimum", -(10**18)) + 1)
+                high = min(bound("maximum", 10**18), bound("exclusiveMaximum", 10**18) - 1)
                 whole = signed(low, high, True, True, functools.partial(_magnitude, 0)) if low <= high else "[]"
                 names = {"type": "string", "pattern": f"^(?:{whole})$"}
             if names.get("type") == "string" or "const" in names or "enum" in names:
