@@ -99,7 +99,7 @@ LINES = {
     "cli": 630,
     "constraints": 420,
     "constraints/automata": 2690,
-    "constraints/json": 2260,
+    "constraints/json": 2500,
     "constraints/lark": 1890,
     "constraints/masks": 1140,
     "constraints/vocabulary": 2050,
