@@ -24,11 +24,12 @@ from llmppl.constraints.automata.regex import Regex
 
 __all__ = ["numbers", "spellings"]
 
-MAX_DIGITS = 40                                     # before the point, without a bound
+MAX_DIGITS = 20                                     # before the point, without a bound; twice as many of an integer
 MAX_FRACTION = 17                                   # after the point, unless bounds or steps need more
 MAX_STATES = 20_000                                 # remainders of a step
 LARGEST = Fraction(sys.float_info.max)
 _WHOLE = rf"-?(?:0|[1-9][0-9]{{0,{MAX_DIGITS - 1}}})"
+_INTEGER = rf"-?(?:0|[1-9][0-9]{{0,{2 * MAX_DIGITS - 1}}})"
 _ANY = rf"{_WHOLE}(?:\.[0-9]{{1,{MAX_FRACTION}}})?(?:[eE][+-]?(?:[0-9]{{1,2}}|1[0-9]{{2}}|2[0-5][0-9]))?"
 _MANTISSA = rf"[1-9](?:\.[0-9]{{1,{MAX_FRACTION}}})?e"
 _HUGE, _TINY = r"\+?(?:1[6-9]|[2-9][0-9]|[12][0-9]{2}|30[0-7])", "-(?:0?[5-9]|[1-9][0-9]|[12][0-9]{2}|3[01][0-9])"
@@ -65,14 +66,16 @@ def numbers(
         The multiples need an automaton that is too large.
     """
     if low is high is None and not steps:
-        return Regex(_WHOLE if integer else f"{_ANY}|-?{_MANTISSA}(?:{_HUGE}|{_TINY})")
+        return Regex(_INTEGER if integer else f"{_ANY}|-?{_MANTISSA}(?:{_HUGE}|{_TINY})")
     known = [abs(each) for each in (low, high, *steps) if each is not None]
-    width = max(MAX_DIGITS, 1 + max(len(str(math.ceil(each))) for each in known))
+    width = max(MAX_DIGITS * (1 + integer), 1 + max(len(str(math.ceil(each))) for each in known))
     is_long = any(bound is not None and abs(bound) > 2**53 for bound in (low, high))
     digits = 0 if integer or is_long else max(MAX_FRACTION, *map(_decimals, known))
     least = 1 - 10**width if low is None else low if low_in else _inwards(low, digits)
     most = 10**width - 1 if high is None else high if high_in else -_inwards(-high, digits)
     found = numerals(math.ceil(least * 10**digits), math.floor(most * 10**digits), digits)
+    if least <= 0 <= most:
+        found = found | Regex(rf"-0(?:\.0{{1,{digits}}})?" if digits else "-0")
     for step in steps:
         found = (found & _multiples(step)).minimise()
     if steps or integer:

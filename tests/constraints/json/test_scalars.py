@@ -77,7 +77,7 @@ def test_no_number_out_of_bounds_is_admitted(low, high, low_in, high_in):
         ({"$defs": {"A": {"type": "object"}}}, "# has no keyword"),
         ({"type": "object", "properties": {"p": {"name": {"type": "string"}}}}, "#/properties/p has no keyword"),
         ({"type": "integer", "min": 1}, "'min' is no keyword: did you mean 'minimum'"),
-        ({"properties": {"x": {"type": "integer", "required": True}}}, "#/properties/x, 'required': it is a list"),
+        ({"properties": {"x": {"type": "integer", "required": True}}}, "#/properties/x, 'required': true should be a list"),
     ],
 )
 def test_a_schema_that_would_admit_any_json_is_refused(schema, message):
