@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import hashlib
+import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from enum import Enum
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -25,7 +28,7 @@ class SavedParticle:
 
     Plain data are texts, numbers, arrays of numbers, None, and lists, tuples, sets and dicts of plain data. A token is
     its id. A context is the tuple of its tokens' ids, and `lm.at(particle.context)` restores it. `parsed`, of a program
-    that has it, is plain data too: the fields of an object as a dict.
+    that has it, is plain data too: the fields of an object as a dict, and a date, a UUID or an enum as in JSON.
     """
 
     text: str
@@ -39,7 +42,7 @@ class SavedParticle:
         if name == "s" and "text" in vars(self):
             return self.text
         if name not in attributes:
-            known = ", ".join(["s", "text", *attributes])
+            known = ", ".join(dict.fromkeys(["s", "text", *attributes]))
             raise AttributeError(f"a saved particle has no {name!r}, it has {known}: only plain data is saved")
         return attributes[name]
 
@@ -54,30 +57,31 @@ def detach(particle: Any) -> SavedParticle:
     attributes = dict[str, Any]()
     for name, value in getattr(particle, "__dict__", {}).items():
         if not name.startswith("_") and name not in _OTHER:
-            try:
+            with contextlib.suppress(TypeError, RecursionError):        # it is of another type, or contains itself
                 attributes[name] = plain(value)
-            except (TypeError, RecursionError):         # it is of another type, or contains itself
-                continue
     if not particle.cut and hasattr(type(particle), "parsed"):
-        attributes["parsed"] = plain(_fields_of(particle.parsed))
+        parsed = particle.parsed
+        with contextlib.suppress(TypeError, ValueError, RecursionError):        # nothing shows it as data
+            attributes["parsed"] = _data_of(parsed)
     return SavedParticle(str(particle), particle.log_weight, particle.cut, particle.attribution, attributes)
 
 
-def _fields_of(value: Any) -> Any:
-    """Return a parsed object as a dict: that of a pydantic model, or the fields of a dataclass."""
-    if hasattr(value, "model_dump"):
-        return value.model_dump(mode="json")
-    return dataclasses.asdict(value) if dataclasses.is_dataclass(value) and not isinstance(value, type) else value
+def _data_of(value: Any) -> Any:
+    """Return a parsed value as plain data: a dataclass as a dict, and what is not plain as pydantic's JSON."""
+    value = dataclasses.asdict(value) if dataclasses.is_dataclass(value) and not isinstance(value, type) else value
+    try:
+        return plain(value)
+    except TypeError:
+        return getattr(sys.modules.get("pydantic_core"), "to_jsonable_python", plain)(value)
 
 
 def plain(value: Any) -> Any:
-    """Return `value` as plain data: tokens as ids, contexts as tuples of ids, subclasses as their builtin base.
+    """Return `value` as plain data, or raise a TypeError.
 
-    Raises
-    ------
-    TypeError
-        If `value` is not plain data.
+    A token becomes its id, a context the tuple of its ids, a member of an enum its value, and an object of a subclass
+    one of the built-in base.
     """
+    value = value.value if isinstance(value, Enum) else value
     if value is None or isinstance(value, np.generic) or (isinstance(value, str) and isinstance(value, Shared)):
         return value                                    # Shared: a Text, which keeps its bytes
     if isinstance(value, np.ndarray) and not value.dtype.hasobject:

@@ -2,6 +2,8 @@
 
 import contextlib
 import dataclasses
+import datetime
+import enum
 import functools
 import itertools
 import json
@@ -13,8 +15,10 @@ import sqlite3
 import subprocess
 import sys
 import time
+import uuid
 
 import numpy as np
+import pydantic
 import pytest
 from helpers.common import repetitions
 from helpers.killable import PROMPTS, Coin, coin, fresh
@@ -83,18 +87,45 @@ def test_attributes_that_are_data_return_with_their_types(path):
         particle.other  # noqa: B018
 
 
-def test_parsed_values_return_as_data(path):
-    @dataclasses.dataclass
-    class Point:
-        x: int
+@dataclasses.dataclass
+class Point:
+    x: int
 
-    class Parsed(Coin):
-        parsed = property(lambda self: Point(len(self.s)))
 
-    run_all(path, ["a", "b"], lambda task, rng: importance_sampling(Parsed(), 2, rng=rng))
-    assert all(p.parsed == {"x": len(p.s)} for result in load_results(path) for p in result.particles)
-    detached = pickle.loads(pickle.dumps(importance_sampling(Parsed(), 2, seed=0)))
-    assert [p.parsed for p in detached] == [{"x": len(p.s)} for p in detached]
+class Color(str, enum.Enum):                            # noqa: UP042    its str is "Color.RED"
+    RED = "red"
+
+
+class Pet(pydantic.BaseModel):
+    color: Color
+    born: datetime.date
+
+
+class Parsed(Coin):
+    def __init__(self, value):
+        super().__init__()
+        self.value = value
+
+    parsed = property(lambda self: self.value)
+
+
+@pytest.mark.parametrize(("parsed", "data"), [
+    (Point(3), {"x": 3}), (Color.RED, "red"), (datetime.date(2020, 2, 29), "2020-02-29"),
+    (uuid.UUID(int=1), str(uuid.UUID(int=1))),
+    ((Pet(color="red", born="2020-02-29"),), [{"color": "red", "born": "2020-02-29"}]),
+])  # fmt: skip
+def test_parsed_values_return_as_data(path, parsed, data):
+    run_all(path, ["a", "b"], lambda task, rng: importance_sampling(Parsed(parsed), 2, rng=rng))
+    assert [[p.parsed for p in result.particles] for result in load_results(path)] == [[data, data]] * 2
+    detached = pickle.loads(pickle.dumps(importance_sampling(Parsed(parsed), 2, seed=0)))
+    assert [p.parsed for p in detached] == [data, data]
+
+
+def test_a_parsed_value_that_is_no_data_is_left_out(path):
+    run_all(path, ["a"], lambda task, rng: importance_sampling(Parsed(object()), 2, rng=rng))
+    ((particle, _),) = [result.particles for result in load_results(path)]
+    with pytest.raises(AttributeError, match="no 'parsed', it has s, text, finished: only plain data is saved"):
+        particle.parsed  # noqa: B018
 
 
 def test_a_loaded_posterior_without_particles_keeps_its_deaths(path):
