@@ -377,7 +377,7 @@ class Infilling(Program):
         If True, `lengths` is part of the target. If False, it is only the proposal: every length has the same prior
         weight (-log P(length) is added; Lew et al. 2023, Sec. 2.2).
     end : "prefix" or "eos"
-        What may follow the last fragment: anything, or only EOS. EOS inside a hole always has weight zero.
+        Continuation of the last fragment: anything, or only EOS. EOS inside a hole always has weight zero.
     **options
         The options of `Program`; `min_tokens` and `max_tokens` bound the tokens in all holes together.
     """

@@ -177,7 +177,7 @@ def _language(language: Language, name: str) -> DFA:
         raise TypeError(f"{name} must be {kinds}, not {language!r}")
     if isinstance(language.automaton, DFA) and not language.warnings:
         return language.automaton
-    open_ended = "a part may be any JSON, which nests: say what is inside, and additionalProperties=false of objects"
+    open_ended = "a part may be any JSON, which nests: give it a type, and additionalProperties=false to each object"
     reason = language.fallback_reason
     why = [*language.warnings, f"there is no automaton of {reason}" if reason else open_ended][0]
     raise ValueError(f"{name} {language!r} cannot be searched: {why}")
