@@ -1,4 +1,4 @@
-"""`llmppl generate`, `many`, `infill`, `intersect` and `demo`: the ready-made programs, steered."""
+"""`llmppl generate`, `infill`, `intersect` and `demo`: the ready-made programs; `many` and `results`: many prompts."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ import typer
 
 from llmppl.cli import options
 from llmppl.cli.options import FILE, INTERRUPTED, Given, command, leave, usage_error
+from llmppl.report.tables import one_line
 from llmppl.support.arguments import text
 
 if TYPE_CHECKING:
@@ -22,9 +23,13 @@ if TYPE_CHECKING:
     from llmppl.inference import Particles
     from llmppl.lm import CachedTransformer
     from llmppl.models.programs import Program
+    from llmppl.tasks import Result
 
 STEERING = "particles", "factor", "seed", "max_tokens", "temperature", "lm"
 CONTINUING = "regex", "grammar", "stop", "chat"
+MAX_ROWS = 20                                           # of a summary of results
+HEADS = " index  weight  log Z-hat  likeliest text, or error"
+Export = Annotated[Path | None, typer.Option(metavar="OUT", dir_okay=False, help="Write all results to this file.")]
 
 
 @command(*STEERING, *CONTINUING, "json", "trace")
@@ -35,14 +40,10 @@ def generate(
 
     The constraint is on the continuation, including the space after the prompt.
 
-    Examples: llmppl generate "Once upon a time"
-
-    llmppl generate "The cat was" --regex " [0-9]{1,2} years old[.]"
-
-    llmppl generate "Is a whale a fish?" --lm smollm2 --chat --stop "."
+    Example: llmppl generate "The cat was" --regex " [0-9]{1,2} years old[.]"
     """
     prompt = options.given_text(prompt)
-    limit = f", matching {given.regex}" if given.regex else f", as {given.grammar} has it" if given.grammar else ""
+    limit = f", matching {given.regex or given.grammar}" * bool(given.regex or given.grammar)
     program = Continuation(given).program(prompt)
     _steer(f"{prompt!r} {'is answered' if given.chat else 'goes on'}{limit}", program, given)
 
@@ -136,10 +137,9 @@ def _steer(title: str, program: Program, given: Given) -> None:
         with recorder or nullcontext():
             particles = smc_steer(program, given.particles, given.factor, seed=seed, on_step=recorder)
     except KeyboardInterrupt as error:
-        left: Particles[Program] | None = getattr(error, "particles", None)
-        if not left or not left.steps:
+        particles = getattr(error, "particles", None)   # type: ignore[assignment]
+        if not particles or not particles.steps:
             raise
-        particles = left
         stopped = f"interrupted after step {len(particles.steps)}: texts that had not ended are cut"
     try:
         particles.best                                  # noqa: B018  (its error names the causes of death)
@@ -205,3 +205,47 @@ def _prompts(file: Path) -> list[str]:
         raise ValueError(f"{file}: {how} ({type(error).__name__}: {error})") from None
     usage_error(not all(lines), f"{file} has an empty line: write JSON lines, in which a prompt may be empty.")
     return lines
+
+
+@command()
+def results(
+    file: Annotated[Path, typer.Argument(help="A file of `llmppl many` or run_many.", **FILE)],
+    given: Given,
+    jsonl: Export = None,
+    csv: Export = None,
+) -> None:
+    """Summarise a file of results, or export it. The file may still be written.
+
+    --jsonl writes a line of JSON for each task, --csv a row for each particle. The likeliest text of a task has the
+    largest total weight over the particles with this text.
+
+    Example: llmppl results results.db --jsonl results.jsonl
+    """
+    from llmppl.tasks import load_results
+
+    loaded = load_results(file)
+    if jsonl is not None:
+        loaded.to_jsonl(jsonl)
+    if csv is not None:
+        loaded.to_pandas().to_csv(csv, index=False)
+    rows = [(_row(each), each.error is not None, each.cpu_seconds, each.tokens) for each in loaded]
+    lines, failed, cpu_seconds, tokens = zip(*rows, strict=True) if rows else ([], [], [], [])
+    typer.echo(f"{file}: {len(rows)} results, {sum(failed)} failed")
+    typer.echo(f"{sum(tokens)} tokens, {sum(cpu_seconds):.1f} s of CPU", err=True)
+    more = [f"... and {len(rows) - MAX_ROWS} more: --jsonl and --csv write all"] * (len(rows) > MAX_ROWS)
+    typer.echo("\n".join(["", HEADS, *lines[:MAX_ROWS], *more] if rows else []))
+
+
+def _row(result: Result) -> str:
+    """Return the row of a task: its likeliest text, or else the cause of the failure."""
+    weight, log_ml = "-", "-"
+    if result.particles:
+        text, share = next(iter(result.particles.by_text().items()))
+        weight, log_ml = f"{share:.3f}", f"{result.particles.log_ml:z.2f}"
+    elif result.matches:
+        text = result.matches[0]["text"]
+    elif result.error:
+        text = result.error.rstrip().rpartition("\n")[2]
+    else:
+        text = "no text is left" + "".join(f"; {death}" for death in getattr(result.particles, "deaths", [])[:1])
+    return f"{result.index:6}  {weight:>6}  {log_ml:>9}  {one_line(text)}"

@@ -31,13 +31,9 @@ FILE = {"exists": True, "dir_okay": False, "readable": True, "metavar": "FILE"}
 Given = SimpleNamespace                                 # values of the options of a command
 
 app = typer.Typer(
-    name="llmppl",
-    no_args_is_help=True,
-    add_completion=False,
-    rich_markup_mode=None,
-    pretty_exceptions_enable=False,
+    name="llmppl", no_args_is_help=True, add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
-)
+)  # fmt: skip
 
 
 def _option(kind: Any, default: Any, help: str, *names: str, **settings: Any) -> inspect.Parameter:
@@ -161,9 +157,8 @@ def show(title: str, particles: Particles[Any], as_json: bool) -> None:
     weights = particles.log_weights.tolist(), particles.weights.tolist()
     rows = sorted(zip(particles, *weights, strict=True), key=lambda row: -row[2])
     if as_json:
-        names = "text", "log_weight", "weight", "cut"
-        for particle, *weighed in rows:
-            typer.echo(json.dumps(dict(zip(names, [str(particle), *weighed, particle.cut], strict=True))))
+        for p, log_w, w in rows:
+            typer.echo(json.dumps({"text": str(p), "log_weight": log_w, "weight": w, "cut": p.cut}))
         return
     lines = [f"{w:6.3f}  {log_w:10.2f}  {printable(str(p))}{' [cut]' * p.cut}" for p, log_w, w in rows]
     total = f"log Z-hat {particles.log_ml:.2f}, ess {particles.ess:.1f} of {len(particles)} particles"

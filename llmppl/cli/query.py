@@ -50,7 +50,6 @@ def query(
 
 
 def _matches(pattern: str, given: Given) -> Matches:
-    """Return the matches, found by the strategy of the options."""
     from llmppl.queries import Query
 
     asked = {name: getattr(given, name) for name in ("prefix", "end", "edits", "max_tokens")}
@@ -80,19 +79,20 @@ def check(text: Annotated[str, typer.Argument(help="The text to check; - is stan
 
     constraint, text = options.constraint(given.regex, given.grammar), options.given_text(text)
     options.usage_error(constraint is None, "Give --regex R or --grammar FILE.")
-    reading = match_prefix(constraint, text)
-    at, complete = reading.length, reading.length == len(text) and reading.complete
-    found = f"only the beginning of a match: {reading.expected}"
+    reading, code = match_prefix(constraint, text), 1
+    at = reading.length
     if at < len(text):
         found = f"no match: {reading.expected}, not {text[at]!r}"
-    if complete:
-        found = f"complete: it matches; {reading.expected}"
+    elif not reading.complete:
+        found = f"only the beginning of a match: {reading.expected}"
+    else:
         try:
             getattr(constraint, "parse", str)(text)     # masks enforce only a part of a schema
+            code, found = 0, f"complete: it matches; {reading.expected}"
         except ValueError as error:
-            complete, found = False, f"no match: its form is right, but {error}"
+            found = f"no match: its form is right, but {error}"
     typer.echo(f"{_pointed(text, at)}\n{found}")
-    raise typer.Exit(int(not complete))
+    raise typer.Exit(code)
 
 
 def _pointed(text: str, at: int, before: int = 60, after: int = 20) -> str:

@@ -22,6 +22,7 @@ from numpy.typing import NDArray
 
 from llmppl.inference.detached import detach
 from llmppl.inference.genealogy import StepRecord, StepRecords
+from llmppl.report import Recorder, html_page
 from llmppl.report.tables import TableView, frame, html_table, one_line, text_table, without_middle
 from llmppl.support.arguments import generator, optional_count, shown
 from llmppl.support.locks import cached_property
@@ -30,8 +31,6 @@ from llmppl.support.shared import Shared
 
 if TYPE_CHECKING:
     import pandas
-
-__all__ = ["Death", "Deaths", "Particle", "Particles", "deaths_of"]
 
 MAX_REASONS = 5             # in an error
 HEADS = "weight", "log weight", "text"
@@ -183,10 +182,10 @@ class Particles(Shared, Sequence[P]):
 
     def show(self) -> None:
         """Show the page of a recorded run, with all steps, below the cell of a notebook, otherwise in the browser."""
-        show = getattr(self._recorder, "show", None)
-        if show is None:
+        if not isinstance(self._recorder, Recorder):
             raise RuntimeError("this run was not recorded: smc_steer(model, N, K, on_step=Recorder()) records one")
-        show(ended=True)
+        recording = self._recorder.recording
+        html_page.show(replace(recording, ended=recording.ended or ""))
 
     @property
     def best(self) -> P:

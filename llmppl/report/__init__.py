@@ -2,9 +2,9 @@
 
 from llmppl.report.html_page import page as page
 from llmppl.report.html_page import show as show
-from llmppl.report.recorder import Recorder as Recorder
 from llmppl.report.recording import Candidate as Candidate
 from llmppl.report.recording import RecordedStep as RecordedStep
+from llmppl.report.recording import Recorder as Recorder
 from llmppl.report.recording import Recording as Recording
 from llmppl.report.recording import load as load
 from llmppl.support import lazy

@@ -1,8 +1,7 @@
 """HTML page of a recorded run: its particles as a tree of text over the steps, and the statements that weighed them.
 
-`page(recording)` returns one HTML file that needs no network. Columns are steps. Candidates of a step stand below one
-another in the order of their parents, so that no two branches cross. The panel is written here. `page.js` draws curves
-and branches when the page opens; `page.html` is the frame and `page.css` the style.
+`page(recording)` returns one HTML file that needs no network. The panel is written here. `page.js` draws curves and
+branches when the page opens; `page.html` is the frame and `page.css` the style.
 """
 
 from __future__ import annotations
@@ -15,15 +14,12 @@ import re
 import tempfile
 import webbrowser
 from collections import Counter
-from collections.abc import Sequence
 from importlib.resources import files
 from pathlib import Path
 
-from llmppl.report.progress import display_html, in_notebook
-from llmppl.report.recording import Candidate, RecordedStep, Recording, normalised
+from llmppl.report.progress import in_notebook
+from llmppl.report.recording import RecordedStep, Recording, normalised
 from llmppl.report.tables import bar
-
-__all__ = ["page", "show"]
 
 MAX_LINKS = 8               # links to steps for each reason of deaths
 LINE_ENDS = str.maketrans("\n", "↵")
@@ -40,13 +36,14 @@ def page(recording: Recording) -> str:
         "prompts": recording.prompts, "statements": list(statement_ids), "deaths": list(death_ids),
         "steps": [_step(step, statement_ids, death_ids) for step in steps],
     }  # fmt: skip
+    quotes = " and ".join(f"<q>{html.escape(prompt)}</q>" for prompt in recording.prompts)
     folder = files("llmppl.report")
     parts = {
         "title": html.escape(recording.program),
         "subtitle": html.escape(recording.title),
         "status": html.escape(recording.status()),
         "summary": _summary(recording),
-        "prompt": _prompt(recording.prompts),
+        "prompt": f'<div class="prompt">after {quotes}</div>' if quotes else "",
         "overview": _weighed(recording) + _killed(recording) + _alive(recording),   # shown while no particle is chosen
         # a "</script>" or "<!--" in a text must not end the script
         "data": json.dumps(data, separators=(",", ":"), allow_nan=False).replace("<", "\\u003c"),
@@ -60,9 +57,11 @@ def page(recording: Recording) -> str:
 def show(recording: Recording) -> None:
     """Show the page of a recording below the cell of a notebook, or else in the browser, and print the file's name."""
     if in_notebook():
+        from IPython.display import HTML, display
+
         fill = 'width="100%" height="100%" style="border: 0"'
         inner = f'<iframe srcdoc="{html.escape(page(recording))}" title="a recorded run" {fill}></iframe>'
-        display_html(f'<div style="height: {HEIGHT}px; resize: vertical; overflow: hidden">{inner}</div>')
+        display(HTML(f'<div style="height: {HEIGHT}px; resize: vertical; overflow: hidden">{inner}</div>'))
         return
     with tempfile.NamedTemporaryFile("w", encoding="utf-8", prefix="llmppl-", suffix=".html", delete=False) as file:
         file.write(page(recording))
@@ -72,8 +71,8 @@ def show(recording: Recording) -> None:
 
 def _step(step: RecordedStep, statements: dict[str, int], deaths: dict[str | None, int]) -> dict[str, object]:
     """Return a step for the script. Numbers are rounded, since nothing is computed from them."""
-    before = _shares([c.log_weight for c in step.candidates])
-    after = _shares([c.log_weight_after for c in step.candidates])
+    before = normalised([c.log_weight for c in step.candidates])
+    after = normalised([c.log_weight_after for c in step.candidates])
     return {
         "ess": round(step.ess, 2),
         "logMl": _number(step.log_ml),
@@ -82,27 +81,16 @@ def _step(step: RecordedStep, statements: dict[str, int], deaths: dict[str | Non
         "dead": step.num_dead,
         "candidates": [
             [
-                -1 if c.parent is None else c.parent,
-                c.text[c.keep :],
-                -1 if c.keeps_all else len(c.text[: c.keep].encode("utf-16-le", "surrogatepass")) // 2,
-                _number(c.log_weight),
-                share,
-                c.copies,
-                _number(c.log_weight_after),
-                share_after,
-                c.finished + 2 * c.carried,
-                deaths.get(c.death, -1),
-                round(c.twist, 3),
+                -1 if c.parent is None else c.parent, c.text[c.keep :],
+                len(c.text[: c.keep].encode("utf-16-le", "surrogatepass")) // 2,            # in units of JavaScript
+                _number(c.log_weight), float(f"{share:.4g}"), c.copies,
+                _number(c.log_weight_after), float(f"{share_after:.4g}"),
+                c.finished + 2 * c.carried, deaths.get(c.death, -1), round(c.twist, 3),
                 [[statements[name], round(log_w, 3)] for name, log_w in c.attribution.items()],
             ]
             for c, share, share_after in zip(step.candidates, before, after, strict=True)
         ],
-    }
-
-
-def _shares(log_weights: Sequence[float]) -> list[float]:
-    """Return the normalised weights, to four significant digits."""
-    return [float(f"{weight:.4g}") for weight in normalised(log_weights)]
+    }  # fmt: skip
 
 
 def _number(value: float) -> float | None:
@@ -116,19 +104,13 @@ def _summary(recording: Recording) -> str:
     ess = 1 / sum(weight**2 for _, weight in particles) if particles else 0.0
     figures = {
         "steps": str(last.index),
-        "particles": str(last.num_particles),
+        "particles": str(len(last.ancestors)),
         "finished": str(last.num_finished),
         "deaths": str(sum(recording.deaths().values())),
         "log Ẑ": _signed(last.log_ml),
         "ESS": f"{ess:.1f}",
     }
     return "".join(f"<div><dt>{name}</dt><dd>{html.escape(value)}</dd></div>" for name, value in figures.items())
-
-
-def _prompt(prompts: Sequence[str]) -> str:
-    """Return the prompts, in a box that scrolls if they are long."""
-    quotes = " and ".join(f"<q>{html.escape(prompt)}</q>" for prompt in prompts)
-    return f'<div class="prompt">after {quotes}</div>' if prompts else ""
 
 
 def _weighed(recording: Recording) -> str:
@@ -159,13 +141,15 @@ def _killed(recording: Recording) -> str:
 
 
 def _alive(recording: Recording) -> str:
-    last, particles = recording.steps[-1], recording.particles()
-    rows = [
-        f'<td>{bar(weight / particles[0][1], 56)}</td><td class="n">{weight:.3f}</td>'
-        f'<td class="text"><a href="#step={last.index}&amp;candidate={place}">'
-        f"{html.escape(last.candidates[place].text).translate(LINE_ENDS)}</a>{_state(last.candidates[place])}</td>"
-        for place, weight in particles
-    ]
+    last, particles, rows = recording.steps[-1], recording.particles(), list[str]()
+    for place, weight in particles:
+        candidate = last.candidates[place]
+        state = f" ×{candidate.copies}" * (candidate.copies > 1) + (" ■" if candidate.finished else " …")
+        rows.append(
+            f'<td>{bar(weight / particles[0][1], 56)}</td><td class="n">{weight:.3f}</td>'
+            f'<td class="text"><a href="#step={last.index}&amp;candidate={place}">'
+            f'{html.escape(candidate.text).translate(LINE_ENDS)}</a><span class="state">{state}</span></td>'
+        )
     return _section(f"Particles after step {last.index}", rows)
 
 
@@ -173,11 +157,6 @@ def _section(title: str, rows: list[str], note: str = "") -> str:
     """Return a table below its title; "" without rows."""
     table = "".join(f"<tr>{row}</tr>" for row in rows)
     return f"<h2>{title}</h2>{note}<table>{table}</table>" * bool(rows)
-
-
-def _state(candidate: Candidate) -> str:
-    copies = f" ×{candidate.copies}" * (candidate.copies > 1)
-    return f'<span class="state">{copies}{" ■" if candidate.finished else " …"}</span>'
 
 
 def _signed(value: float) -> str:

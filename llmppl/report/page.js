@@ -22,8 +22,7 @@ nodes.forEach((column, t) => {
     node.parent = t && nodes[t - 1][node.parent];
     if (node.parent) node.parent.kids.push(node);
     const before = node.parent ? node.parent.text : "";
-    node.kept = node.keep < 0 ? before.length : node.keep;
-    node.text = before.slice(0, node.kept) + node.added;
+    node.text = before.slice(0, node.keep) + node.added;
   }
 });
 const lineage = node => { const line = []; for (; node; node = node.parent) line.push(node); return line; };
@@ -228,7 +227,7 @@ function show(node) {
   }
   if (kind === "died") drawn.push(`<path class="end" stroke-width="2" d="${cross(end(node) + 3, node.line, 4)}"/>`);
   $("chosen").innerHTML = drawn.join("");
-  const before = node.text.slice(0, node.kept), prompt = data.prompts.length === 1 ? data.prompts[0].slice(-200) : "";
+  const before = node.text.slice(0, node.keep), prompt = data.prompts.length === 1 ? data.prompts[0].slice(-200) : "";
   $("detail").className = kind;
   $("detail").innerHTML = `<div class="bars"><h2>Step ${node.t + 1}, candidate ${node.i}</h2><a href="#">all particles</a></div>`
     + `<div class="fate"><b>${name}</b>${why}</div>`

@@ -7,8 +7,6 @@ import time
 from collections.abc import Callable
 from typing import Any, Self
 
-__all__ = ["Bar", "cell_of", "display_html", "finished", "in_notebook"]
-
 SECONDS = 0.2                                           # between two updates in a notebook
 
 
@@ -16,8 +14,7 @@ class Bar:
     """Progress bar of a run: `with Bar(progress, total, describe) as show: show(t, state)`.
 
     `describe(state)` returns the text beside the bar: a str, or an object whose str is read again and again. If
-    `progress` is None, the bar shows if stderr is a terminal. In a notebook it is a line below the cell, which needs no
-    widgets. A bar can be shown several times.
+    `progress` is None, the bar shows if stderr is a terminal. In a notebook it is a line, which needs no widgets.
     """
 
     def __init__(
@@ -82,10 +79,3 @@ def cell_of(filename: str) -> str | None:
     name_of = getattr(getattr(shell, "compile", None), "format_code_name", None)
     name = None if name_of is None else name_of(filename)
     return name[1] if name else None
-
-
-def display_html(html: str) -> None:
-    """Show HTML below the cell."""
-    from IPython.display import HTML, display
-
-    display(HTML(html))

@@ -1,4 +1,6 @@
-"""Recordings of runs: the particles that lived, those that died, and the reasons. A `Recorder` writes them.
+"""Recordings of runs: the particles that lived, those that died, and the reasons.
+
+A `Recorder` writes a recording, and `load` reads it.
 
 A recording is a tree of *candidates*: those of step t descend from selected candidates of step t-1. A candidate is
 *dead* if its weight is zero. It is *culled* if its weight is positive and it was not selected. Else it is kept,
@@ -19,22 +21,24 @@ among the candidates), `log_weights` (of the survivors, after selection), `log_m
 
 from __future__ import annotations
 
+import itertools
 import json
 import math
 import os
 import sys
+import warnings
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 
-__all__ = ["Candidate", "FIGURES", "RecordedStep", "Recording", "VERSION", "load", "normalised", "parse"]
+from llmppl.support.arguments import text as text_of
 
 VERSION = 2
-LARGEST = 1e300                                         # sums and differences of such numbers are still finite
+LARGEST = 1e300                                         # sums of such numbers are still finite
 FIGURES = "ess", "num_unique_ancestors", "num_finished", "num_dead"
 
 
@@ -48,7 +52,6 @@ class Candidate:
     copies : number of times it was selected; 0 if it is dead or culled
     log_weight_after : log of the total weight of these copies; -inf if there are none
     carried : True if it had finished before this step
-    keeps_all : True if `keep` is the length of its parent's text
     """
 
     parent: int | None
@@ -62,24 +65,23 @@ class Candidate:
     copies: int = 0
     log_weight_after: float = -math.inf
     carried: bool = False
-    keeps_all: bool = True
+
+
+_ROOT = Candidate(None, "", 0, 0.0, 0.0, False, None, {})
 
 
 @dataclass
 class RecordedStep:
-    """Step of a recording: its candidates, and the figures of `llmppl.inference.StepRecord`."""
+    """Step of a recording: its candidates, the place of each survivor among them, and the figures of `StepRecord`."""
 
     index: int
     candidates: list[Candidate]
+    ancestors: list[int]
     log_ml: float
     ess: float
     num_unique_ancestors: int
     num_finished: int
     num_dead: int
-
-    @property
-    def num_particles(self) -> int:
-        return sum(candidate.copies for candidate in self.candidates)
 
 
 @dataclass
@@ -106,22 +108,20 @@ class Recording:
         """Return the log-weight that each statement added: the weighted mean over `particles`."""
         means = defaultdict[str, float](float)
         for place, weight in self.particles():
-            at: int | None = place
+            at: Any = place
             for step in reversed(self.steps):
-                assert at is not None
-                candidate = step.candidates[at]
-                for name, log_w in candidate.attribution.items():
+                for name, log_w in step.candidates[at].attribution.items():
                     means[name] += weight * log_w
-                at = candidate.parent
+                at = step.candidates[at].parent
         return dict(means)
 
     def graves(self) -> dict[str, list[tuple[int, int]]]:
         """Return the candidates that each statement killed, as pairs of a step's index and a place in the step."""
         graves = defaultdict[str, list[tuple[int, int]]](list)
         for step in self.steps:
-            for i, candidate in enumerate(step.candidates):
+            for place, candidate in enumerate(step.candidates):
                 if candidate.death is not None:
-                    graves[candidate.death].append((step.index, i))
+                    graves[candidate.death].append((step.index, place))
         return dict(graves)
 
     def deaths(self) -> dict[str, int]:
@@ -131,15 +131,15 @@ class Recording:
     def status(self) -> str:
         """Return the last step and the end of the run, in a sentence."""
         last = self.steps[-1]
-        unfinished = sum(candidate.copies for candidate in last.candidates if not candidate.finished)
-        steps = f"{last.index} step{'s' * (last.index != 1)}"
-        if not last.num_particles:
-            return f"All particles had died after {steps}."
+        after = f"after {last.index} step{'s' * (last.index != 1)}"
+        if not last.ancestors:
+            return f"All particles had died {after}."
+        unfinished = sum(not last.candidates[place].finished for place in last.ancestors)
         if not unfinished:
-            return f"All particles finished, after {steps}."
-        count = f"{unfinished} of {last.num_particles} particles not finished"
+            return f"All particles finished, {after}."
+        count = f"{unfinished} of {len(last.ancestors)} particles not finished"
         if self.ended == "":
-            return f"Cut after {steps}, {count}."
+            return f"Cut {after}, {count}."
         reason = f"{self.ended} ended the run" if self.ended else "cut by max_steps, still running, or interrupted"
         return f"The recording stops after step {last.index}, {count}: {reason}."
 
@@ -163,21 +163,20 @@ def parse(lines: Sequence[str], name: str) -> Recording:
 
     Every value is converted to its type, because the page contains it and the file may come from somebody else.
     """
-    recording, before, number = Recording("", ""), None, 0
+    recording, number = Recording("", ""), 0
     try:
         for number, line in enumerate(lines, 1):
             record = json.loads(line)
             if number == 1:
                 if record["llmppl_trace"] != VERSION:
                     raise ValueError(f"this version of llmppl reads format {VERSION}: record the run again")
-                prompts = [_text(each) for each in record["prompts"]]
+                prompts = [*map(_text, record["prompts"])]
                 recording = Recording(_text(record["program"]), _text(record["title"]), prompts)
             elif "end" in record:
                 recording.ended = _text(record["end"] or "")
                 break
             else:
-                step, before = _step(record, len(recording.steps) + 1, before)
-                recording.steps.append(step)
+                recording.steps.append(_step(record, recording.steps))
     except (ArithmeticError, AttributeError, LookupError, RecursionError, TypeError, ValueError) as error:
         reason = f"{type(error).__name__}: {error}"
         raise ValueError(f"{name}, line {number}, is not as a Recorder writes it ({reason:.150})") from None
@@ -186,40 +185,30 @@ def parse(lines: Sequence[str], name: str) -> Recording:
     return recording
 
 
-Survivors = list[tuple[int, Candidate]]                 # place and candidate of each particle after a step
-
-
-def _step(record: dict[str, Any], index: int, before: Survivors | None) -> tuple[RecordedStep, Survivors]:
-    """Return a step and its survivors. `before` has the survivors of the previous step; None at step 1."""
-    if record["step"] != index:
-        raise ValueError(f"step must be {index}")
+def _step(record: dict[str, Any], before: list[RecordedStep]) -> RecordedStep:
+    if record["step"] != len(before) + 1:
+        raise ValueError(f"step must be {len(before) + 1}")
     candidates = [_candidate(each, before) for each in record["candidates"]]
-    survivors = [(place, candidates[place]) for place in (_place(i, candidates) for i in record["ancestors"])]
-    for (_, kept), log_weight in zip(survivors, record["log_weights"], strict=True):
+    ancestors = [_place(each, candidates) for each in record["ancestors"]]
+    for place, log_weight in zip(ancestors, record["log_weights"], strict=True):
+        kept = candidates[place]
         kept.copies += 1
         kept.log_weight_after = float(np.logaddexp(kept.log_weight_after, _number(log_weight)))
     ess, *counts = (_number(record[name]) for name in FIGURES)
-    return RecordedStep(index, candidates, _log(record["log_ml"]), ess, *map(int, counts)), survivors
+    return RecordedStep(len(before) + 1, candidates, ancestors, _log(record["log_ml"]), ess, *map(int, counts))
 
 
-def _candidate(record: dict[str, Any], before: Survivors | None) -> Candidate:
-    place, parent = (None, _ROOT) if before is None else before[_place(record["parent"], before)]
+def _candidate(record: dict[str, Any], before: list[RecordedStep]) -> Candidate:
+    place, parent = None, _ROOT
+    if before:
+        place = before[-1].ancestors[_place(record["parent"], before[-1].ancestors)]
+        parent = before[-1].candidates[place]
     keep = _place(record["keep"], parent.text + ".")
     return Candidate(
-        place,
-        parent.text[:keep] + _text(record["text"]),
-        keep,
-        _log(record["log_weight"]),
-        _number(record["twist"]),
-        bool(record["finished"]),
-        _text(record["death"] or "") or None,
-        {_text(name): _number(log_w) for name, log_w in record["attribution"].items()},
-        carried=parent.finished,
-        keeps_all=keep == len(parent.text),
-    )
-
-
-_ROOT = Candidate(None, "", 0, 0.0, 0.0, False, None, {})
+        place, parent.text[:keep] + _text(record["text"]), keep, _log(record["log_weight"]), _number(record["twist"]),
+        bool(record["finished"]), _text(record["death"] or "") or None,
+        {_text(name): _number(log_w) for name, log_w in record["attribution"].items()}, carried=parent.finished,
+    )  # fmt: skip
 
 
 def _place(value: Any, among: Sequence[Any]) -> int:
@@ -246,4 +235,124 @@ def _text(value: Any) -> str:
 def normalised(log_weights: Sequence[float]) -> list[float]:
     """Return the weights divided by their sum; zeros if all are 0."""
     total = max(np.logaddexp.reduce(log_weights, initial=-np.inf), -sys.float_info.max)
-    return [float(np.exp(log_weight - total)) for log_weight in log_weights]
+    return [*map(float, np.exp(np.asarray(log_weights) - total))]
+
+
+class Recorder:
+    """Recorder of every step of a run: `smc_steer(model, N, K, on_step=Recorder("run.jsonl"))`.
+
+    Parameters
+    ----------
+    path : path of the file, optional
+        By default the steps are kept in memory, for `posterior.show()`. An existing file is overwritten; OSError if it
+        cannot be written. If writing fails later, as on a full disk, a warning says where the recording stops, and the
+        run continues.
+    title : str, optional
+        Title of the page.
+
+    Notes
+    -----
+    Each line is written when its step ends, so a killed run loses at most its last step. The lines are also
+    in `lines`. As a context manager, a recorder also writes how the run ended. A second run is a ValueError.
+    """
+
+    def __init__(self, path: str | os.PathLike[str] | None = None, title: str = "") -> None:
+        self.path = self._file = None if path is None else Path(path)
+        self.title = text_of("title", title)
+        self.lines = list[str]()
+        self._index = 0
+        self._before: list[tuple[str, dict[str, float]]] = []       # text and attribution of each particle
+        if self.path is not None:
+            self.path.write_text("", encoding="utf-8")
+
+    def __call__(self, step: Any) -> None:
+        if step.index != self._index + 1:
+            raise ValueError(
+                f"{self!r} has recorded up to step {self._index} and is given step {step.index}: "
+                "it records one run, from its first step on; make a Recorder for each run"
+            )
+        if step.index == 1:
+            header = {"llmppl_trace": VERSION, "program": type(step.candidates[0]).__name__, "title": self.title}
+            self._write(json.dumps({**header, "prompts": _prompts(step.candidates)}))
+        now = [(str(candidate), candidate.attribution) for candidate in step.candidates]
+        lines = zip(step.candidates, now, step.parents.tolist(), step.candidate_log_weights.tolist(), strict=True)
+        record = {
+            "step": step.index,
+            "candidates": [self._candidate(each, *texts, *figures) for each, texts, *figures in lines],
+            "ancestors": step.ancestors.tolist(),
+            "log_weights": step.particles.log_weights.tolist(),
+            "log_ml": _null(step.log_ml),
+        }
+        self._write(json.dumps(record | {name: getattr(step, name) for name in FIGURES}))
+        self._index = step.index
+        self._before = [now[i] for i in step.ancestors.tolist()]
+
+    def go_on(self, lines: Sequence[str], particles: Sequence[Any]) -> None:
+        """Continue the recording of a resumed run from its recorded lines and its particles."""
+        for line in lines:
+            self._write(line)
+        self._index, self._before = max(len(lines) - 1, 0), [(str(each), each.attribution) for each in particles]
+
+    @property
+    def recording(self) -> Recording:
+        """The recording so far. ValueError before the first step."""
+        if not self._index:
+            raise ValueError(f"{self!r} has recorded no step: run smc_steer(model, N, K, on_step=recorder) first")
+        return parse(self.lines, repr(self))
+
+    def __repr__(self) -> str:
+        return f"Recorder({'' if self.path is None else repr(str(self.path))})"
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *error: object) -> None:
+        self._write(json.dumps({"end": None if kind is None else kind.__name__}))
+
+    def _candidate(
+        self, candidate: Any, text: str, attribution: dict[str, float], parent: int, log_weight: float
+    ) -> dict[str, Any]:
+        old_text, old_attribution = self._before[parent] if self._before else ("", {})
+        keep = len(os.path.commonprefix([old_text, text]))
+        added = {name: total - old_attribution.get(name, 0.0) for name, total in attribution.items()}
+        died = log_weight == -math.inf
+        return {
+            "parent": parent,
+            "keep": keep,
+            "text": text[keep:],
+            "log_weight": _null(log_weight),
+            "twist": candidate.log_twist,
+            "finished": candidate.finished and not died,
+            "death": (candidate.death or "weight zero") if died else None,
+            "attribution": {name: log_w for name, log_w in added.items() if log_w},
+        }
+
+    def _write(self, line: str) -> None:
+        self.lines.append(line)
+        if self._file is None:
+            return
+        try:
+            with self._file.open("a", encoding="utf-8") as file:
+                file.write(line + "\n")
+        except OSError as error:                        # a failed recording must not end the run
+            self._file = None                           # for good: no reader could read past a torn line
+            message = f"the recording stops after step {self._index}, and the run goes on: {error.strerror or error}"
+            warnings.warn(f"{self.path}: {message}", stacklevel=3)
+
+
+def _null(value: float) -> float | None:
+    return value if math.isfinite(value) else None
+
+
+def _prompts(particles: Sequence[Any]) -> list[str]:
+    """Return the text in the contexts of a particle before its own text; none if they do not end with its text."""
+    for particle in filter(str, particles):
+        text, parts = str(particle), itertools.chain.from_iterable(map(_listed, vars(particle).values()))
+        whole = [str(each.text) for each in parts if hasattr(each, "next_token")]
+        if all(each.endswith(text) for each in whole):
+            return list(filter(None, (each.removesuffix(text) for each in whole)))
+    return []
+
+
+def _listed(value: Any) -> Sequence[Any]:
+    return value if isinstance(value, list | tuple) else [value]

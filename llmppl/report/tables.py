@@ -1,7 +1,7 @@
 """Views of results: tables as plain text, for a notebook and for pandas, and small drawings.
 
-A table has heads and rows; all cells are str. The last column is a text, the others are numbers. A drawing is inline
-SVG without scripts or colours, so it works in light and dark themes.
+A table has heads and rows of str. The last column is a text, the others are numbers. A drawing is inline SVG without
+scripts or colours, so it works in light and dark themes.
 """
 
 from __future__ import annotations
@@ -14,10 +14,6 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     import pandas
 
-__all__ = [
-    "MAX_ROWS", "TableView", "bar", "chart", "frame", "html_table", "one_line", "printable", "text_table",
-    "without_middle",
-]  # fmt: skip
 
 MAX_ROWS = 20               # rows of a table that are shown
 MAX_TEXT = 90               # characters of a text that are shown
@@ -58,10 +54,7 @@ def text_table(heads: Sequence[str], rows: Rows, *, numbers: bool = False) -> li
 
 
 def html_table(heads: Sequence[str], rows: Rows, shares: Sequence[float] = (), *, numbers: bool = False) -> str:
-    """Return the table as HTML. With `shares`, numbers from 0 to 1, each row begins with a bar.
-
-    It sets no colours, so it works in light and dark themes.
-    """
+    """Return the table as HTML, without colours. With `shares`, numbers from 0 to 1, each row begins with a bar."""
     left = "" if numbers else ' style="text-align: left; white-space: pre-wrap"'
     bars = [f"<td>{bar(share)}</td>" for share in shares] or [""] * len(rows)
     head = "<th></th>" * bool(shares) + _cells("th", heads, left)
@@ -105,8 +98,7 @@ def without_middle(text: str, most: int) -> str:
 def chart(name: str, values: Sequence[float], *, low: float | None = None) -> str:
     """Return a chart of a value at each of T > 0 steps, with labels of its axes and of the last value.
 
-    The axis goes from `low` (by default the smallest value) to the largest value. A value that is not finite leaves a
-    gap.
+    The axis begins at `low`, by default the smallest value. A value that is not finite leaves a gap.
     """
     finite = [value for value in values if math.isfinite(value)] or [0.0]
     low, high = min(finite) if low is None else low, max(finite)

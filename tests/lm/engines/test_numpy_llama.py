@@ -75,7 +75,7 @@ def test_the_same_seed_draws_the_same_texts_and_runs_as_many_tokens(small, embed
 )
 def test_a_command_on_the_model_in_the_package_imports_no_torch(command):
     program = (
-        "import json, sys\nfrom llmppl.cli.main import app\n"
+        "import json, sys\nfrom llmppl.cli import app\n"
         "try: app(json.loads(sys.argv[1]))\nexcept SystemExit: print('torch' in sys.modules)"
     )
     result = subprocess.run([sys.executable, "-c", program, json.dumps(command)], capture_output=True, text=True)

@@ -183,7 +183,7 @@ def test_the_page_reports_that_all_died_or_all_finished(tmp_path):
     assert recording.status() == "All particles had died after 2 steps."
     assert recording.particles() == [] and recording.mean_attribution() == {}
     ((reason, count),) = recording.deaths().items()
-    assert re.fullmatch(r"condition is false \(test_recorder\.py, line \d+\)", reason) and count == 6
+    assert re.fullmatch(r"condition is false \(test_recording_runs\.py, line \d+\)", reason) and count == 6
     shown = page(recording)
     assert "−∞" in shown and reason in shown and "What killed others" in shown
     smc_steer(Letters("."), 3, 2, seed=5, on_step=Recorder(tmp_path / "done.jsonl"))
@@ -364,7 +364,7 @@ def test_in_a_notebook_the_page_is_a_frame_below_the_cell(monkeypatch):
 
 def test_an_interrupted_run_shows_its_steps_as_well(monkeypatch, tmp_path):
     recorder, shown = Recorder(), []
-    monkeypatch.setattr("llmppl.report.recorder.show", shown.append)
+    monkeypatch.setattr("llmppl.report.html_page.show", shown.append)
 
     class Stops(Letters):
         def step(self):
@@ -400,5 +400,5 @@ def test_statements_of_ready_made_programs_are_described_in_words():
             self.score(-1.0)
 
     told = statements(Mine(lm, "a", Regex("a|b c"), max_tokens=4))
-    assert any(re.fullmatch(r"score \(test_recorder\.py, line \d+\)", each) for each in told)
+    assert any(re.fullmatch(r"score \(test_recording_runs\.py, line \d+\)", each) for each in told)
     assert "Regex('a|b c') and an end within max_tokens=4" in told

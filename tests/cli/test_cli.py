@@ -237,7 +237,7 @@ def test_it_runs_as_a_module_and_prints_its_version():
 
 def test_help_and_check_load_neither_torch_nor_transformers():
     program = (
-        "import sys\nfrom llmppl.cli.main import app\nfor command in (['--help'], ['check', 'a', '--regex', 'a']):\n"
+        "import sys\nfrom llmppl.cli import app\nfor command in (['--help'], ['check', 'a', '--regex', 'a']):\n"
         "    try: app(command)\n    except SystemExit: pass\n"
         "print([name for name in ('torch', 'transformers') if name in sys.modules])"
     )
