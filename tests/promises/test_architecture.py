@@ -108,7 +108,7 @@ LINES = {
     "inference/resuming": 250,
     "lm": 1820,
     "lm/embedded": 30,
-    "lm/engines": 2400,
+    "lm/engines": 2340,
     "models": 2150,
     "queries": 1970,
     "report": 750,

@@ -20,12 +20,12 @@ import os
 import struct
 import weakref
 from array import array
-from bisect import bisect_left
+from bisect import bisect_left, insort
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from ctypes import POINTER, c_bool, c_char_p, c_float, c_int32, c_size_t, c_void_p
 from functools import partial
-from importlib.util import find_spec
+from importlib import import_module
 from itertools import accumulate
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -58,8 +58,7 @@ class _Entry(NamedTuple):
         return len(self.ids) // WIDTH
 
 
-Asked = list[tuple[int, int]]                           # of one context: (n, row) for the logits after n tokens
-Group = list[tuple["Segment", list[_Entry], Asked]]       # of each context: leaf, tokens to run again, questions
+Item = tuple[bytes, int]                                # (context, row): the logits after the context are that row
 
 
 class LlamaCpp(Engine):
@@ -145,28 +144,26 @@ class LlamaCpp(Engine):
         if self._process != os.getpid():
             self.clear()
         logits = np.empty((len(asked), self.size), dtype=np.float32)
-        by_context: list[Asked] = [[] for _ in contexts]
-        for row, (i, n) in enumerate(asked):
-            by_context[i].append((n, row))
         self._round += 1
-        keys = sorted((key(ids), i) for i, ids in enumerate(contexts))          # neighbours share most
+        keys = [key(ids) for ids in contexts]
+        items = sorted((keys[i][: n * WIDTH], row) for row, (i, n) in enumerate(asked))         # neighbours share most
         if self._round % 2:
-            keys.reverse()                              # if not all fit, the last of one round are first in the next
-        for context, _ in keys:
+            items.reverse()                             # if not all fit, the last of one round are first in the next
+        for context, _ in items:
             segment, n = self._held.find(context)
             if n:
                 segment.leaf().used = self._round
-        if keys and (longest := max(len(context) for context, _ in keys) // WIDTH) > self.cells:
+        if (longest := max((n for _, n in asked), default=0)) > self.cells:
             raise ValueError(f"a context of {longest} tokens does not fit into the cache: give n_ctx={longest} or more")
-        while keys:
-            keys = self._run_group(keys, by_context, logits)
+        while items:
+            items = self._run_group(items, logits)
         return logits
 
     def release(self, contexts: list[list[int]]) -> None:
         for ids in contexts:
             segment, n = self._held.find(key(ids))
-            if n == len(ids):
-                segment.release(n)
+            for each in segment.subtree() if n == len(ids) else ():
+                del each.wanted[bisect_left(each.wanted, n) :]
         self._evict_released()
 
     def _evict_released(self) -> None:
@@ -192,53 +189,43 @@ class LlamaCpp(Engine):
 
     # ---- a group: contexts that fit together into the cache
 
-    def _run_group(
-        self, keys: list[tuple[bytes, int]], by_context: list[Asked], logits: NDArray[np.float32]
-    ) -> list[tuple[bytes, int]]:
-        """Run as many of the first `keys` as fit, write their rows of `logits`, and return the other keys."""
+    def _run_group(self, items: list[Item], logits: NDArray[np.float32]) -> list[Item]:
+        """Run as many of the first `items` as fit, write their rows of `logits`, and return the other items."""
         self._group += 1
         self._spare = 0                                 # number of cells for tokens that run again
-        group: Group = []
-        for context, i in keys:
-            fitted = self._fit(context, sorted(n for n, _ in by_context[i]))
+        group: list[tuple[Segment, _Entry | None]] = []
+        for context, _ in items:
+            fitted = self._fit(context)
             if fitted is None:
                 break
-            group.append((*fitted, by_context[i]))
-        segments = pending(leaf for leaf, _, _ in group)
+            group.append(fitted)
         new = {
-            id(segment): _Entry(
+            segment: _Entry(
                 segment.ids[(segment.done - segment.start) * WIDTH :], segment.done,
                 [leaf.sequence for leaf in segment.leaves()],
             )
-            for segment in segments
+            for segment in pending(leaf for leaf, _ in group)
         }  # fmt: skip
-        repeated = [entry for _, again, _ in group for entry in again]
-        self._run([*new.values(), *repeated], self._places([*new.values(), *repeated], new, group), logits)
-        for segment in segments:
-            segment.done = segment.end
-        for entry in repeated:
-            self._free_sequences(*entry.sequences)
-        return keys[len(group) :]
-
-    def _places(self, entries: list[_Entry], new: dict[int, _Entry], group: Group) -> list[tuple[int, int]]:
-        """Return (place, row): the logits after the token at `place` of the batch of `entries` are that row.
-
-        `new` are the entries of new tokens, by the id of their segment.
-        """
+        repeated = [again for _, again in group if again is not None]
+        entries = [*new.values(), *repeated]
         offsets = accumulate((entry.size for entry in entries), initial=0)
         begins = {id(entry): offset - entry.first for entry, offset in zip(entries, offsets, strict=False)}
         places = []
-        for leaf, again, asked in group:
-            for n, row in asked:
-                segment = next(each for each in leaf.path() if each.start < n)
-                segment.want(n)
-                repeated = [each for each in again if each.first < n <= each.first + each.size]
-                entry = repeated[0] if repeated else new[id(segment)]
-                places.append((begins[id(entry)] + n - 1, row))
-        return places
+        for (context, row), (leaf, again) in zip(items, group, strict=False):
+            n = len(context) // WIDTH
+            segment = next(each for each in leaf.path() if each.start < n)
+            if n not in segment.wanted:
+                insort(segment.wanted, n)
+            places.append((begins[id(again or new[segment])] + n - 1, row))
+        self._run(entries, places, logits)
+        for segment in new:
+            segment.done = segment.end
+        for entry in repeated:
+            self._free_sequence(entry.sequences[0])
+        return items[len(group) :]
 
-    def _fit(self, context: bytes, asked: list[int]) -> tuple[Segment, list[_Entry]] | None:
-        """Add `context` to the tree. Return its leaf, and the cached tokens that must run again for their logits.
+    def _fit(self, context: bytes) -> tuple[Segment, _Entry | None] | None:
+        """Add `context` to the tree. Return its leaf, and its last token if that is cached and has to run again.
 
         None if there is no room beside the contexts of this group.
         """
@@ -246,28 +233,21 @@ class LlamaCpp(Engine):
         while True:
             segment, n = self._held.find(context)
             cached = min(n, segment.held())
-            spans = _spans([place for place in asked if place <= cached])
+            repeats = cached == length
             at_end = segment.sequence >= 0 and n == segment.end
-            sequences = len(spans) + (n < length and not at_end)
-            repeated = sum(last - first + 1 for first, last in spans)
-            short = len(self._free) < sequences
-            if not short and self._held.tokens + self._spare + length - n + repeated <= self.cells:
+            short = not self._free and (repeats or (n < length and not at_end))
+            if not short and self._held.tokens + self._spare + length - n + repeats <= self.cells:
                 break
-            if not self._evict(segment, short, spans[0][0] - 1 if spans else n):
+            if not self._evict(segment, short, n - repeats):
                 return None
-        source = segment.leaf().sequence
-        again = [
-            _Entry(context[(first - 1) * WIDTH : last * WIDTH], first - 1, [self._branch(source, first - 1)])
-            for first, last in spans
-        ]
-        self._spare += repeated
-        if n == length:
-            leaf = segment.leaf()
-        elif at_end:
-            leaf = segment
-            self._held.extend(segment, context)
-        else:
-            leaf = self._held.branch(segment, n, context, self._branch(source, cached))
+        leaf, again = segment.leaf(), None
+        if repeats:
+            self._spare += 1
+            again = _Entry(context[-WIDTH:], length - 1, [self._branch(leaf.sequence, length - 1)])
+        elif n < length and at_end:
+            self._held.extend(leaf, context)
+        elif n < length:
+            leaf = self._held.branch(segment, n, context, self._branch(leaf.sequence, cached))
         leaf.used, leaf.group = self._round, self._group
         return leaf, again
 
@@ -278,10 +258,9 @@ class LlamaCpp(Engine):
             self._c.llama_memory_seq_cp(self._memory, source, sequence, 0, n)
         return sequence
 
-    def _free_sequences(self, *sequences: int) -> None:
-        for sequence in sequences:
-            self._c.llama_memory_seq_rm(self._memory, sequence, -1, -1)
-            self._free.append(sequence)
+    def _free_sequence(self, sequence: int) -> None:
+        self._c.llama_memory_seq_rm(self._memory, sequence, -1, -1)
+        self._free.append(sequence)
 
     def _evict(self, segment: Segment, sequence: bool, n: int) -> bool:
         """Free a `sequence`, or some cells, for a context that shares n tokens with the path to `segment`.
@@ -307,15 +286,13 @@ class LlamaCpp(Engine):
         if n > leaf.start:
             self._c.llama_memory_seq_rm(self._memory, leaf.sequence, n, -1)
         else:
-            self._free_sequences(leaf.sequence)
+            self._free_sequence(leaf.sequence)
         self._held.cut(leaf, n)
 
     # ---- batches
 
     def _run(self, entries: list[_Entry], asked: list[tuple[int, int]], logits: NDArray[np.float32]) -> None:
         """Run the tokens of `entries`. For each (place, row) of `asked`, copy the logits at the place to the row."""
-        if not entries:
-            return
         sizes = [entry.size for entry in entries]
         tokens = np.frombuffer(b"".join(entry.ids for entry in entries), dtype=np.int32)
         positions = np.concatenate([np.arange(each.first, each.first + each.size, dtype=np.int32) for each in entries])
@@ -398,7 +375,6 @@ def _cell_bytes(c: Any, model: Any, cache_type: str) -> int:
 
 def _supported(lib: Library, model: Any, path: Path) -> None:
     """Raise a ValueError if contexts cannot share the model's state, or if it predicts no next token."""
-    kind = lib.metadata(model, "general.architecture")
     for trait, why in (
         ("is_recurrent", "keeps a recurrent state, which contexts cannot share"),
         ("is_hybrid", "keeps a recurrent state in some layers, which contexts cannot share"),
@@ -406,6 +382,7 @@ def _supported(lib: Library, model: Any, path: Path) -> None:
         ("has_encoder", "has an encoder"),
     ):
         if getattr(lib.c, f"llama_model_{trait}")(model):
+            kind = lib.metadata(model, "general.architecture")
             raise ValueError(f'{path}: a model of architecture {kind!r} {why}; give engine="transformers"')
 
 
@@ -413,17 +390,6 @@ def _free(process: int, c: Any, context: Any, model: Any) -> None:
     if process == os.getpid():                          # a fork has copies
         c.llama_free(context)
         c.llama_model_free(model)
-
-
-def _spans(places: list[int]) -> list[tuple[int, int]]:
-    """Return (first, last) of each run of consecutive integers in a sorted list."""
-    spans: list[tuple[int, int]] = []
-    for place in places:
-        if spans and place <= spans[-1][1] + 1:
-            spans[-1] = (spans[-1][0], place)
-        else:
-            spans.append((place, place))
-    return spans
 
 
 # ---- the tree of the contexts in the cache
@@ -456,36 +422,20 @@ class Segment:
         """Number of first tokens of the path to here that may still be asked for."""
         return self.wanted[-1] if self.wanted else self.start
 
-    def want(self, n: int) -> None:
-        """Note that the context of the first n tokens of the path, which ends in this segment, was asked for."""
-        i = bisect_left(self.wanted, n)
-        if self.wanted[i : i + 1] != [n]:
-            self.wanted.insert(i, n)
-
-    def release(self, n: int) -> None:
-        """Note that nobody needs contexts of n or more tokens on the path to here, or below it."""
+    def subtree(self) -> Iterator[Segment]:
+        """Yield this segment and all below it."""
         stack = [self]
         while stack:
             segment = stack.pop()
-            del segment.wanted[bisect_left(segment.wanted, n) :]
+            yield segment
             stack.extend(segment.children.values())
 
     def leaves(self) -> Iterator[Segment]:
-        """Yield the leaves below."""
-        stack = [self]
-        while stack:
-            segment = stack.pop()
-            if segment.children:
-                stack.extend(segment.children.values())
-            else:
-                yield segment
+        return (segment for segment in self.subtree() if not segment.children)
 
     def leaf(self) -> Segment:
         """Return one of the leaves below."""
-        segment = self
-        while segment.children:
-            segment = next(iter(segment.children.values()))
-        return segment
+        return next(self.leaves())
 
     def held(self) -> int:
         """Return how many of the first tokens of the path to here are in the cache."""
@@ -709,7 +659,7 @@ class Library:
     def make_context(self, model: Any, **values: Any) -> Any:
         """Return a context of the model with these parameters."""
         if self._process != os.getpid():                # in a fork, OpenMP would wait for threads that do not exist
-            values = values | {"n_threads": 1, "n_threads_batch": 1}
+            values |= {"n_threads": 1, "n_threads_batch": 1}
         self.why()
         context = self.c.llama_init_from_model(model, self.block("context", CONTEXT, **values))
         if not context:
@@ -740,10 +690,7 @@ def library() -> Library:
 
 
 def _path() -> Path:
-    spec = find_spec("xllamacpp")
-    if spec is None or spec.origin is None:
-        raise ImportError("engine='llama.cpp' needs the package xllamacpp: pip install 'llmppl[llama-cpp]'")
-    folder = Path(spec.origin).parent
+    folder = Path(import_module("xllamacpp").__path__[0])
     libraries = sorted(path for path in folder.glob("xllamacpp*") if path.suffix in (".so", ".pyd", ".dylib"))
     if not libraries:
         raise _unfit(f"{folder} holds no shared library")

@@ -10,11 +10,11 @@ import weakref
 import numpy as np
 import pytest
 import torch
-from helpers.common import ROOT, repetitions
+from helpers.common import repetitions
 from helpers.fire import Interrupt, in_threads
-from helpers.gguf_files import byte_level, gemma3, mamba, nameless, write
+from helpers.gguf_files import byte_level, gemma3, mamba, write
 
-from llmppl import CachedTransformer, Model, product, smc_steer
+from llmppl import CachedTransformer, Model, smc_steer
 from llmppl.lm.embedded import PATH
 from llmppl.lm.engines import llamacpp
 from llmppl.lm.engines.llamacpp import LlamaCpp
@@ -159,6 +159,14 @@ def test_shared_tokens_run_once_and_cached_tokens_do_not_run_again(files, truth)
     assert held_of == distinct(more)
 
 
+def test_many_places_of_a_cached_context_run_one_token_each(files, truth):
+    engine = LlamaCpp(files())
+    ids = np.random.default_rng(3).integers(5, V, 700).tolist()
+    engine.forward([ids], [(0, 700)])
+    assert distance(engine, truth, [ids], [(0, n) for n in range(2, 701, 2)]) < 5e-5        # more than sequences
+    assert engine.tokens == 700 + 350
+
+
 def test_more_contexts_than_sequences(files, model):
     engine = LlamaCpp(files())
     contexts = [[9, 8, 7, i] for i in range(5, 505)]
@@ -223,21 +231,6 @@ class Words(Model):
         self.context += token
 
 
-class Both(Model):
-    """Program of texts that fit two prompts."""
-
-    def __init__(self, lm):
-        super().__init__()
-        self.contexts = [lm.context("The little boy went to the"), lm.context("The old king ran. He came to the")]
-
-    def step(self):
-        first, second = (self.transformer(context) for context in self.contexts)
-        token = self.sample(first, proposal=product(first, second))
-        self.observe(second, token)
-        self.s += token
-        self.contexts = [context + token for context in self.contexts]
-
-
 class Ending(Model):
     """Program of texts that make an ending likely, by the probability of the ending after each token."""
 
@@ -257,7 +250,7 @@ class Ending(Model):
 @pytest.fixture(scope="module")
 def steered():
     """Return a function that steers each program once by transformers."""
-    return {program: steer(CachedTransformer.from_pretrained(), program) for program in (Words, Both, Ending)}
+    return {program: steer(CachedTransformer.from_pretrained(), program) for program in (Words, Ending)}
 
 
 def steer(lm, program):
@@ -265,7 +258,7 @@ def steer(lm, program):
     return sorted(map(str, run)), run.log_ml, lm.stats.tokens
 
 
-@pytest.mark.parametrize("program", [Words, Both, Ending])
+@pytest.mark.parametrize("program", [Words, Ending])
 def test_a_steering_run_agrees_with_transformers_at_the_same_cost(program, files, steered):
     texts, log_ml, tokens = steer(CachedTransformer.from_pretrained(files()), program)
     assert texts == steered[program][0] and log_ml == pytest.approx(steered[program][1], abs=1e-4)
@@ -292,23 +285,6 @@ def test_the_engine_conforms(kind, cache_type, most, files, model):
         ids=range(300, 330), size=V, tolerance=most, contexts=repetitions(400, 270),
     )  # fmt: skip
     assert report.rows > 300 and report.tokens < report.whole / 2
-
-
-@pytest.mark.parametrize("kind, cache_type, most", KINDS[:2])
-def test_stories260k_conforms(kind, cache_type, most, tmp_path):
-    folder = ROOT.parent / "shared" / "models" / "stories260K"
-    if not folder.exists():
-        pytest.skip(f"{folder} is not here")
-    from transformers import AutoModelForCausalLM
-
-    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
-    engine = LlamaCpp(write(tmp_path / "stories.gguf", model, nameless(512), kind), cache_type=cache_type)
-
-    def reference(ids):
-        with torch.no_grad():
-            return model(torch.tensor([ids])).logits[0, -1].numpy()
-
-    check_engine(engine, reference, ids=range(300, 340), size=512, tolerance=most, contexts=270)
 
 
 # --- limits and faults ------------------------------------------------------------------------------------------------
