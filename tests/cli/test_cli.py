@@ -15,6 +15,7 @@ from helpers.tokenizers import chat_lm
 from llmppl import CachedTransformer, __version__, cli
 from llmppl.cli import options
 from llmppl.lm.embedded import PATH as EMBEDDED
+from llmppl.queries import Matches
 
 TEMPLATE = "The dog was very[BLANK] because he had lost his[BLANK]."
 PROMPTS = ["The little boy went to the park and", "The old king went to the sea and"]
@@ -318,3 +319,17 @@ def test_query_plan_loads_no_model(monkeypatch):
     monkeypatch.setattr(options, "load", None)
     result = run("query", "The (cat|dog)", "--prefix", "The", "--plan", "--lm", "gpt2")
     assert (result.exit_code, result.stdout) == (0, "after 'The': a finite language, 10 states\n")
+
+
+def test_an_interrupted_query_has_printed_its_matches_and_exits_130(monkeypatch):
+    found = Matches.__next__
+
+    def next_match(matches):
+        if matches.num_matches == 2:
+            raise KeyboardInterrupt
+        return found(matches)
+
+    monkeypatch.setattr(Matches, "__next__", next_match)
+    result = run("query", "The (cat|dog|bird) sat", "--json")
+    assert result.exit_code == 130 and len(result.stdout.splitlines()) == 2
+    assert result.stderr.splitlines()[-1] == "llmppl: interrupted after 2 matches"

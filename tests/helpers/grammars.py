@@ -1,6 +1,5 @@
 """Grammars, random texts of them, and the comparison of masks with reading the tokens."""
 
-import functools
 import itertools
 
 import numpy as np
@@ -21,21 +20,6 @@ def parses(lark, text):
 
 def plain_lark(grammar, start="start", **options):
     return Lark(grammar, parser="lalr", lexer="contextual", start=start, **options)
-
-
-def read(recognizer, text):
-    """Return the state after `text`, None as soon as nothing can follow."""
-    state = recognizer.start
-    for byte in text if isinstance(text, bytes) else text.encode():
-        state = recognizer.step(state, byte)
-        if state is None:
-            return None
-    return state
-
-
-def accepts(recognizer, text):
-    state = read(recognizer, text)
-    return state is not None and recognizer.accepts(state)
 
 
 def check_states(grammar, alphabet, length, **options):
@@ -216,8 +200,3 @@ def masks_agree(grammar, vocab, rng, walks, length):
             assert content(index.advance(state, token)) == content(bare.advance(state, token))
             state, text = index.advance(state, token), text + vocab.tokens[token]
     return seen
-
-
-def after(grammar, text):
-    """Return the state after some bytes, None as soon as nothing can follow."""
-    return functools.reduce(lambda state, byte: state and grammar.step(state, byte), text, grammar.start)

@@ -41,13 +41,19 @@ class Machine:
             self.row(state)
 
 
-def run(recognizer, state, data):
-    """Return the state after some bytes, or None: Algorithm 3 for one token."""
-    for byte in data:
+def read(recognizer, text, state=None):
+    """Return the state after a text or bytes, None as soon as nothing can follow."""
+    state = recognizer.start if state is None else state
+    for byte in text if isinstance(text, bytes) else text.encode():
         state = recognizer.step(state, byte)
         if state is None:
             return None
     return state
+
+
+def accepts(recognizer, text):
+    state = read(recognizer, text)
+    return state is not None and recognizer.accepts(state)
 
 
 def brute_force(recognizer, vocab, state):
@@ -57,7 +63,7 @@ def brute_force(recognizer, vocab, state):
         if id in vocab.eos_ids:
             out[id] = recognizer.accepts(state)
         elif data and id not in getattr(vocab, "special_ids", ()):
-            out[id] = run(recognizer, state, data) is not None
+            out[id] = read(recognizer, data, state) is not None
     return out
 
 

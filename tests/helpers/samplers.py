@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from helpers.common import repetitions
+from helpers.tiny import add_up
 from llmppl import importance_sampling, smc_standard, smc_steer
 
 QUIET = {"progress": False}
@@ -24,20 +25,13 @@ def is_posterior(run, make, truth, *, full=1000, quick=150, **how):
     texts, num = [*truth], repetitions(full=full, quick=quick)
     sums = np.zeros((num, len(texts)))
     for seed in range(num):
-        for particle, log_weight in zip(*_weighted(run(make(), seed=seed, **how)), strict=True):
-            sums[seed, texts.index(str(particle))] += math.exp(log_weight)
+        for text, weight in weighed(run(make(), seed=seed, **how)).items():
+            sums[seed, texts.index(text)] = weight
     error = sums.std(axis=0, ddof=1) / math.sqrt(num) + 1e-12
     z = (sums.mean(axis=0) - [*truth.values()]) / error
     assert np.abs(z).max() < 4.5, dict(zip(texts, z, strict=True))
 
 
-def _weighted(particles):
-    return list(particles), particles.log_weights
-
-
 def weighed(particles):
     """Return the summed weights of the particles of each text, not normalised."""
-    sums = {}
-    for particle in particles:
-        sums[particle.s] = sums.get(particle.s, 0.0) + math.exp(particle.log_weight)
-    return sums
+    return add_up((str(particle), particle.log_weight) for particle in particles)

@@ -9,29 +9,15 @@ import math
 
 import numpy as np
 import pytest
-from helpers.common import repetitions
+from helpers.samplers import SAMPLERS, is_posterior
 from helpers.tiny import table_lm
 
-from llmppl import (
-    Categorical,
-    Model,
-    beam_search,
-    enumerate_exact,
-    importance_sampling,
-    smc_standard,
-    smc_steer,
-)
-from llmppl.distributions import Finite
+from llmppl import Categorical, Model, beam_search, enumerate_exact
+from llmppl.distributions import Distribution, Finite
 
-QUIET = {"progress": False}
-RUNS = {
-    "distinct": lambda model, seed=0: smc_steer(model, 4, 2, seed=seed, **QUIET),
-    "merged": lambda model, seed=0: smc_steer(model, 4, 2, expand="merged", seed=seed, **QUIET),
-    "copies": lambda model, seed=0: smc_steer(model, 4, 2, expand="copies", seed=seed, **QUIET),
-    "standard": lambda model, seed=0: smc_standard(model, 6, seed=seed, **QUIET),
-    "importance": lambda model, seed=0: importance_sampling(model, 6, seed=seed, **QUIET),
+RUNS = SAMPLERS | {
     "exact": lambda model, seed=0: enumerate_exact(model),
-    "beam": lambda model, seed=0: beam_search(model, 3, 2, **QUIET),
+    "beam": lambda model, seed=0: beam_search(model, 3, 2, progress=False),
 }
 every_algorithm = pytest.mark.parametrize("run", RUNS.values(), ids=RUNS)
 
@@ -69,28 +55,30 @@ def failing(at: int):
     return table_lm(logits, [b"a", b"b", b"c", b" ", b"d"]), calls
 
 
+def failure(run, at):
+    """Return the exception of a run in which the call `at` of the language model fails."""
+    with pytest.raises(Failed) as caught:
+        run(Word(failing(at)[0]), seed=0)
+    return caught
+
+
 @every_algorithm
 def test_an_exception_of_a_model_propagates_from_every_call(run):
     lm, calls = failing(at=0)
-    run(Word(lm))
-    heard = []
-    for at in range(1, len(calls) + 1):
-        lm, _ = failing(at)
-        with pytest.raises(Failed) as caught:
-            run(Word(lm))
-        heard.append(caught.value.__notes__)
-        assert any(entry.name == "step" and entry.path.name == "test_exceptions.py" for entry in caught.traceback)
-    assert len(heard) == len(calls) > 5 and all(len(notes) == 1 for notes in heard)
+    run(Word(lm), seed=0)
+    caught = [failure(run, at) for at in range(1, len(calls) + 1)]
+    assert len(calls) > 5 and [len(each.value.__notes__) for each in caught] == [1] * len(calls)
+    places = [{(entry.name, entry.path.name) for entry in each.traceback} for each in caught]
+    assert set.intersection(*places) >= {("step", "test_exceptions.py")}
 
 
 @every_algorithm
 def test_a_model_is_right_after_a_failure(run):
-    lm, _ = failing(at=0)
-    truth = run(Word(lm))
+    truth = run(Word(failing(at=0)[0]), seed=0)
     lm, _ = failing(at=3)
     with pytest.raises(Failed):
-        run(Word(lm))
-    assert [str(each) for each in run(Word(lm))] == [str(each) for each in truth]
+        run(Word(lm), seed=0)
+    assert [str(each) for each in run(Word(lm), seed=0)] == [str(each) for each in truth]
 
 
 # ---- an exception of a distribution belongs to the `sample` that draws from it
@@ -110,20 +98,9 @@ class Handles(Model):
             self.finish()
 
 
-@pytest.mark.parametrize("name", ["distinct", "merged", "exact"])
-def test_a_step_may_handle_an_exception_of_a_distribution(name):
-    truth = {"aa": 1 / 16, "ab": 3 / 16, "ba": 3 / 16, "bb": 9 / 16}
-    if name == "exact":
-        found = RUNS[name](Handles())
-        assert dict(zip(found.texts, found.weights, strict=True)) == pytest.approx(truth)
-        return
-    num = repetitions(full=4000, quick=400)
-    total = np.zeros(4)
-    for seed in range(num):
-        found = RUNS[name](Handles(), seed)
-        for text, log_weight in zip(found.texts, found.log_weights, strict=True):
-            total[[*truth].index(text)] += math.exp(log_weight)
-    np.testing.assert_allclose(total / num, [*truth.values()], atol=4.5 * 0.3 / math.sqrt(num))     # an sd is below 0.3
+@pytest.mark.parametrize("run", [SAMPLERS["distinct"], SAMPLERS["merged"], RUNS["exact"]])
+def test_a_step_may_handle_an_exception_of_a_distribution(run):
+    is_posterior(run, Handles, {"aa": 1 / 16, "ab": 3 / 16, "ba": 3 / 16, "bb": 9 / 16}, full=4000, quick=300)
 
 
 class Suppresses(Model):
@@ -142,8 +119,7 @@ class Suppresses(Model):
 
 @every_algorithm
 def test_each_sample_raises_the_exception_of_its_own_distribution(run):
-    found = [str(particle) for particle in run(Suppresses())]
-    assert found and {*found} <= {"a", "b"}
+    assert {*map(str, run(Suppresses(), seed=0))} - {"a", "b"} == set()
 
 
 @every_algorithm
@@ -151,43 +127,40 @@ def test_each_sample_raises_the_exception_of_its_own_distribution(run):
 def test_non_numeric_weights_are_named_with_their_place(run, logs, said):
     class Counts(Model):
         def step(self):
-            if not self.s:
-                self.s = self.sample(Categorical({"x": 0.5, "y": 0.5}))
-                return
-            self.s += self.sample(Finite(list("abc"), np.array(logs if self.s == "y" else [0.0, 0.0, 0.0])))
+            first = self.sample(Categorical({"x": 0.5, "y": 0.5}))
+            self.s = first + self.sample(Finite(list("abc"), np.array([0.0] * 3 if first == "x" else logs)))
             self.finish()
 
     told = rf"Finite gives the value 'b', at index 1 of its support, the log-weight {said}"
     with pytest.raises(ValueError, match=told):
-        for seed in range(5):
-            run(Counts(), seed)
+        [run(Counts(), seed=seed) for seed in range(5)]
+
+
+class Die(Distribution):
+    support = range(6)
+
+    def __init__(self, logs):
+        self.logs = logs
+
+    def sample(self, rng):
+        return int(rng.integers(6))
+
+    def log_prob(self, value):
+        return self.logs[value]
+
+
+class Throws(Model):
+    def __init__(self, logs):
+        super().__init__()
+        self.die = Die(logs)
+
+    def step(self):
+        self.s = str(self.sample(self.die))
+        self.finish()
 
 
 @pytest.mark.parametrize("name", ["distinct", "exact", "beam"])
 def test_a_custom_distribution_is_checked_when_its_values_are_listed(name):
-    from llmppl.distributions import Distribution
-
-    class Die(Distribution):
-        support = range(6)
-
-        def __init__(self, logs):
-            self.logs = logs
-
-        def sample(self, rng):
-            return int(rng.integers(6))
-
-        def log_prob(self, value):
-            return self.logs[value]
-
-    class Throws(Model):
-        def __init__(self, logs):
-            super().__init__()
-            self.die = Die(logs)
-
-        def step(self):
-            self.s = str(self.sample(self.die))
-            self.finish()
-
     RUNS[name](Throws([-math.log(6)] * 6))
     with pytest.raises(ValueError, match=r"Die gives the value 3, at index 3 of its support, the log-weight nan"):
         RUNS[name](Throws([0.0, -np.inf, -np.inf, np.nan, -1.0, -1.0]))

@@ -2,9 +2,11 @@
 
 import contextlib
 import contextvars
+import signal
 import time
 import traceback
 from dataclasses import replace
+from functools import partial
 
 import pytest
 from greenlet import getcurrent
@@ -43,6 +45,11 @@ class Doubling:
 NAMES = [f"function {i}" for i in range(9)]
 
 
+def run(function, inputs):
+    """Run `function(i)` for each input, all together."""
+    Runtime().run([partial(function, i) for i in inputs], NAMES)
+
+
 def test_waiting_functions_share_one_batch_in_order():
     lm, done = Doubling(), []
 
@@ -51,7 +58,7 @@ def test_waiting_functions_share_one_batch_in_order():
         second = request(lm, 100 + first)
         done.append((i, first, second))
 
-    Runtime().run([lambda i=i: function(i) for i in range(4)], NAMES)
+    run(function, range(4))
     assert lm.batches == [[0, 1, 2, 3], [100, 102, 104, 106]]
     assert done == [(i, 2 * i, 200 + 4 * i) for i in range(4)]
 
@@ -63,7 +70,7 @@ def test_functions_with_unequal_numbers_of_questions_share_rounds():
         for k in range(i):
             seen.append((i, k, request(lm, 10 * i + k)))
 
-    Runtime().run([lambda i=i: function(i) for i in (0, 2, 1, 3)], NAMES)
+    run(function, (0, 2, 1, 3))
     assert lm.batches == [[20, 10, 30], [21, 31], [32]]
     assert all(answer == 2 * (10 * i + k) for i, k, answer in seen)
 
@@ -74,7 +81,7 @@ def test_every_evaluator_gets_only_its_own_questions():
     def function(i):
         got[i] = request(one if i % 2 else two, i)
 
-    Runtime().run([lambda i=i: function(i) for i in range(5)], NAMES)
+    run(function, range(5))
     assert one.batches == [[1, 3]] and two.batches == [[0, 2, 4]]
     assert got == {i: 2 * i for i in range(5)}
 
@@ -91,7 +98,7 @@ def test_a_patient_evaluator_runs_when_no_other_is_needed():
             request(lm, 10 * i + k)
         got[i] = request(critic, i), request(lm, 100 + i), request(critic, 100 + i)
 
-    Runtime().run([lambda i=i: function(i) for i in (0, 2, 1, 3)], NAMES)
+    run(function, (0, 2, 1, 3))
     assert lm.batches == [[20, 10, 30], [21, 31], [32], [100, 101, 102, 103]]
     assert critic.batches == [[0, 1, 2, 3], [100, 101, 102, 103]]
     assert got == {i: (2 * i, 200 + 2 * i, 200 + 2 * i) for i in range(4)}
@@ -129,15 +136,8 @@ def test_known_answers_return_at_once():
         order.append(i)
 
     request(lm, 7)
-    Runtime().run([lambda i=i: function(i) for i in range(2)], NAMES)
+    run(function, range(2))
     assert lm.batches == [[7]] and order == [0, 0, 1, 1]
-
-
-def test_functions_without_questions_need_no_round():
-    ran = []
-    Runtime().run([], NAMES)
-    Runtime().run([lambda: ran.append(0), lambda: ran.append(1)], NAMES)
-    assert ran == [0, 1]
 
 
 def test_only_waiting_functions_use_a_greenlet():
@@ -149,7 +149,7 @@ def test_only_waiting_functions_use_a_greenlet():
             request(lm, i)
             greenlets.append(getcurrent())
 
-    Runtime().run([lambda i=i: function(i) for i in range(8)], NAMES)
+    run(function, range(8))
     first, second, third = dict.fromkeys(greenlets[:8])
     assert greenlets == [first] * 3 + [second] * 3 + [third] * 2 + [first, second]
     assert getcurrent() not in greenlets and all(each.dead for each in greenlets)
@@ -167,13 +167,8 @@ def test_a_function_that_delays_the_end_starts_no_others():
             raise KeyError("mine")
 
     with pytest.raises(KeyError, match="mine"):
-        Runtime().run([lambda i=i: function(i) for i in range(4)], NAMES)
+        run(function, range(4))
     assert begun == [0, 1]
-
-
-def test_outside_a_run_a_question_goes_to_the_evaluator():
-    lm = Doubling()
-    assert request(lm, 3) == 6 and lm.batches == [[3]]
 
 
 def test_runs_inside_functions_share_their_batches():
@@ -183,34 +178,24 @@ def test_runs_inside_functions_share_their_batches():
         got.append(request(lm, i))
 
     def outer(i):
-        Runtime().run([lambda k=k: inner(10 * i + k) for k in range(2)], NAMES)
+        run(inner, [10 * i, 10 * i + 1])
         got.append(request(lm, 100 + i))
 
-    Runtime().run([lambda: outer(1), lambda: outer(2)], NAMES)
+    run(outer, [1, 2])
     assert lm.batches == [[10, 11, 20, 21], [101, 102]]
     assert got == [20, 22, 40, 42, 202, 204]
 
 
-def test_an_exception_in_a_function_carries_its_name():
-    lm = Doubling()
-
+@pytest.mark.parametrize("answer", [partial(request, Doubling()), lambda i: 2 * i], ids=["asks", "asks nothing"])
+def test_an_exception_in_a_function_carries_its_name(answer):
     def function(i):
-        if request(lm, i) == 4:
+        if answer(i) == 4:
             raise KeyError("mine")
 
     with pytest.raises(KeyError, match="mine") as caught:
-        Runtime().run([lambda i=i: function(i) for i in range(4)], NAMES)
+        run(function, range(4))
     assert caught.value.__notes__ == ["in function 2"]
     assert caught.traceback[-1].name == "function"
-
-
-def test_an_exception_before_any_question_carries_the_name_too():
-    def function():
-        raise RuntimeError("early")
-
-    with pytest.raises(RuntimeError, match="early") as caught:
-        Runtime().run([lambda: None, function], NAMES)
-    assert caught.value.__notes__ == ["in function 1"]
 
 
 class Broken(Doubling):
@@ -224,7 +209,7 @@ def test_an_exception_in_an_evaluator_shows_line_and_name():
             request(Broken(), i)
 
     with pytest.raises(FloatingPointError, match="gave NaN") as caught:
-        Runtime().run([lambda i=i: function(i) for i in range(2)], NAMES)
+        run(function, range(2))
     assert caught.value.__notes__ == ["in function 1"]
     shown = "".join(traceback.format_exception(caught.value))
     assert "request(Broken(), i)" in shown and "in evaluate" in shown
@@ -241,7 +226,13 @@ def test_a_swallowed_exception_of_an_evaluator_is_raised_again():
         Runtime().run([function], NAMES)
 
 
-def test_after_an_exception_waiting_functions_are_unwound():
+def each(functions):
+    return list(Runtime().each(zip(functions, NAMES, strict=False), together=4))
+
+
+@pytest.mark.parametrize("run", [lambda functions: Runtime().run(functions, NAMES), each], ids=["run", "each"])
+@pytest.mark.parametrize("error", [RuntimeError, KeyboardInterrupt])
+def test_after_an_exception_waiting_functions_are_unwound(run, error):
     lm, unwound = Doubling(), []
 
     def waits(i):
@@ -253,39 +244,37 @@ def test_after_an_exception_waiting_functions_are_unwound():
 
     def raises():
         request(lm, 0)
-        raise RuntimeError("stop")
+        raise error
 
-    with pytest.raises(RuntimeError, match="stop"):
-        Runtime().run([lambda: waits(1), lambda: waits(2), raises, lambda: waits(3)], NAMES)
+    with pytest.raises(error) as caught:
+        run([partial(waits, 1), partial(waits, 2), raises, partial(waits, 3)])
+    assert caught.value.__notes__ == ["in function 2"]
     assert sorted(unwound) == [1, 2, 3] and len(lm.batches) == 1
 
 
-def test_an_interrupt_while_answering_unwinds_everything():
-    class Interrupted(Doubling):
-        def evaluate(self, questions):
-            raise KeyboardInterrupt
+class Evaluates(Doubling):
+    def __init__(self, evaluate):
+        super().__init__()
+        self.evaluate = evaluate
 
-    unwound = []
+
+def test_an_interrupt_while_answering_unwinds_everything():
+    lm, unwound = Evaluates(lambda questions: signal.raise_signal(signal.SIGINT)), []
 
     def function(i):
         try:
-            request(Interrupted(), i)
+            request(lm, i)
         finally:
             unwound.append(i)
 
     with pytest.raises(KeyboardInterrupt):
-        Runtime().run([lambda i=i: function(i) for i in range(3)], NAMES)
+        run(function, range(3))
     assert sorted(unwound) == [0, 1, 2]
 
 
 def test_a_wrong_number_of_answers_is_an_error():
-    class Short(Doubling):
-        def evaluate(self, questions):
-            return [0]
-
-    lm = Short()
     with pytest.raises(ValueError):
-        Runtime().run([lambda i=i: request(lm, i) for i in range(2)], NAMES)
+        run(partial(request, Evaluates(lambda questions: [0])), range(2))
 
 
 def test_an_answer_may_be_any_object_but_None_means_unknown():
@@ -299,19 +288,20 @@ def test_an_answer_may_be_any_object_but_None_means_unknown():
     assert got == [0] and lm.batches == []
 
 
-def test_functions_inherit_context_variables_and_set_only_their_own():
+@pytest.mark.parametrize("run", [lambda functions: Runtime().run(functions, NAMES), each], ids=["run", "each"])
+def test_functions_inherit_context_variables_and_set_only_their_own(run):
     variable = contextvars.ContextVar("variable", default="default")
     variable.set("caller")
     lm, seen = Doubling(), []
 
     def function(i):
-        seen.append(variable.get())
+        before = variable.get()
         variable.set(i)
         request(lm, i)
-        assert variable.get() == i
+        seen.append((before, variable.get()))
 
-    Runtime().run([lambda i=i: function(i) for i in range(3)], NAMES)
-    assert seen == ["caller"] * 3 and variable.get() == "caller"
+    run([partial(function, i) for i in range(3)])
+    assert seen == [("caller", i) for i in range(3)] and variable.get() == "caller"
 
 
 # ---- functions that have nothing to do with one another
@@ -392,40 +382,6 @@ def test_a_failure_in_an_inner_run_shows_the_calling_line():
         list(Runtime().each([(function, "outer"), asking(Choosy(), 2, 3)], together=2))
     assert error.value.__notes__ == ["in inner", "in outer"]
     assert "lambda: request(Choosy(), 1)" in "".join(traceback.format_exception(error.value))
-
-
-def test_an_exception_that_escapes_each_ends_all_functions():
-    unwound = []
-
-    def waits(n):
-        try:
-            request(Doubling(), n)
-            request(Doubling(), n)
-        finally:
-            unwound.append(n)
-
-    def raises():
-        request(Doubling(), 0)
-        raise KeyError("mine")
-
-    functions = [(lambda: waits(1), "one"), (raises, "two"), (lambda: waits(3), "three")]
-    with pytest.raises(KeyError) as error:
-        list(Runtime().each(functions, together=3))
-    assert error.value.__notes__ == ["in two"] and sorted(unwound) == [1, 3]
-
-
-def test_each_starts_with_the_context_variables_of_the_caller():
-    variable = contextvars.ContextVar("variable", default="default")
-    variable.set("caller")
-
-    def function(n):
-        before = variable.get()
-        variable.set(n)
-        request(Doubling(), n)
-        return before, variable.get()
-
-    found = list(Runtime().each([(lambda n=n: function(n), "") for n in range(4)], together=2))
-    assert found == [("caller", n) for n in range(4)] and variable.get() == "caller"
 
 
 # ---- statistics

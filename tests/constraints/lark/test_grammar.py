@@ -16,16 +16,8 @@ import lark as lark_package
 import numpy as np
 import pytest
 from helpers.common import ROOT, repetitions
-from helpers.grammars import (
-    GRAMMARS,
-    accepts,
-    check_states,
-    masks_agree,
-    parses,
-    plain_lark,
-    random_grammar,
-    read,
-)
+from helpers.grammars import GRAMMARS, check_states, masks_agree, parses, plain_lark, random_grammar
+from helpers.machines import accepts, read
 from lark.exceptions import GrammarError, LarkError
 from lark.indenter import PythonIndenter
 

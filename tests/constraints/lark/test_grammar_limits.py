@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 from helpers.common import repetitions
 from helpers.fire import in_threads
-from helpers.grammars import accepts, check_states, plain_lark, read
+from helpers.grammars import check_states, plain_lark
+from helpers.machines import accepts, read
 from lark import Lark
 from lark.exceptions import GrammarError, LarkError
 

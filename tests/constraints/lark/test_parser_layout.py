@@ -6,7 +6,8 @@ from pathlib import Path
 import lark as lark_package
 import numpy as np
 import pytest
-from helpers.grammars import after, masks_agree
+from helpers.grammars import masks_agree
+from helpers.machines import read
 from helpers.masks import Blocks
 from lark.indenter import PythonIndenter
 
@@ -41,9 +42,9 @@ def test_a_line_may_begin_in_the_columns_of_its_layout():
     index = grammar.index(VOCAB)
     for width in (1, 2, 3):
         opened = b"a:\n" + b" " * width
-        lines = [index.mask(after(grammar, opened + b"a\n"))[PARTS.index(b" " * n + b"a")] for n in (1, 2, 3, 4)]
+        lines = [index.mask(read(grammar, opened + b"a\n"))[PARTS.index(b" " * n + b"a")] for n in (1, 2, 3, 4)]
         assert lines == [n == width for n in (1, 2, 3, 4)]
-        inside, outside = index.mask(after(grammar, opened + b"a(a")), index.mask(after(grammar, b"a(a"))
+        inside, outside = index.mask(read(grammar, opened + b"a(a")), index.mask(read(grammar, b"a(a"))
         closing = [PARTS.index(b")\n" + b" " * n + b"a") for n in (0, 1, 2)]
         assert inside[closing].tolist() == [True, width == 1, width == 2]
         assert outside[closing].tolist() == [True, False, False]
@@ -51,7 +52,7 @@ def test_a_line_may_begin_in_the_columns_of_its_layout():
 
 def test_a_line_end_without_the_block_that_it_needs_is_refused():
     grammar = indented(BLOCKS)
-    mask = grammar.index(VOCAB).mask(after(grammar, b"a:"))
+    mask = grammar.index(VOCAB).mask(read(grammar, b"a:"))
     allowed = {PARTS[i] for i in np.flatnonzero(mask)}
     assert allowed == {b"\n", b" ", b"  ", b"   ", b"\n ", b"\n  ", b"\n  a", b"\n \t"}     # without b"\n\t"
 
@@ -81,9 +82,9 @@ def test_rules_that_no_layout_fits_accept_no_text(name):
     rule, begun = UNDISCIPLINED[name]
     other, *more = rule.split("\n")
     grammar = indented("\n".join(["line+", f"line: NAME _NL | {other}", *more]))
-    assert grammar.accepts(after(grammar, b"a\na\n"))
+    assert grammar.accepts(read(grammar, b"a\na\n"))
     texts = [begun + b"".join(rest) for rest in itertools.product([b"a", b"(", b")", b"\n", b"\n ", b":"], repeat=3)]
-    assert not any(state and grammar.accepts(state) for state in (after(grammar, text) for text in texts))
+    assert not any(state and grammar.accepts(state) for state in (read(grammar, text) for text in texts))
     assert masks_agree(grammar, VOCAB, np.random.default_rng(3), 6, 8) > 6
 
 
@@ -91,6 +92,6 @@ def test_a_number_that_only_a_rarer_terminal_makes_is_not_refused():
     """python.lark's 01.5 and 01j are numbers, 01 is none."""
     path = Path(lark_package.__file__).parent / "grammars" / "python.lark"
     grammar = Grammar.from_file(path, "file_input", postlex=PythonIndenter())
-    assert [after(grammar, text) is None for text in (b"01\n", b"01.5\n", b"x = 01j\n")] == [True, False, False]
+    assert [read(grammar, text) is None for text in (b"01\n", b"01.5\n", b"x = 01j\n")] == [True, False, False]
     parse = grammar.lark.parse
     assert parse("01.5\n") and parse("x = 01j\n")

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 import regex
 from helpers.common import ROOT, repetitions
-from helpers.machines import ALPHABET, PIECES, Machine, brute_force, explore, machines, run, vocabularies
+from helpers.machines import ALPHABET, PIECES, Machine, brute_force, explore, machines, read, vocabularies
 from hypothesis import given
 from hypothesis import strategies as st
 from lark.indenter import Indenter
@@ -74,7 +74,7 @@ def algorithm_4(recognizer, vocab):
             continue
         steps = {}
         for id, data in enumerate(vocab.tokens):
-            target = run(recognizer, state, data) if data and id not in vocab.eos_ids else None
+            target = read(recognizer, data, state) if data and id not in vocab.eos_ids else None
             if target is not None:
                 steps[id] = target
         sigma[state] = steps
@@ -117,7 +117,7 @@ def test_masks_and_steps_agree_with_trying_every_token(walk, generic):
                 elif id in vocab.eos_ids:
                     assert index.advance(state, id) is END
                 else:
-                    assert index.advance(state, id) == run(recognizer, state, data)
+                    assert index.advance(state, id) == read(recognizer, data, state)
 
     check()
 
@@ -365,7 +365,7 @@ def test_masks_of_a_text_are_the_masks_along_its_path(machine, vocab, rng):
 @given(machines(), PIECES)
 def test_after_is_the_state_after_bytes(machine, data):
     index = TokenIndex(machine, Vocabulary([bytes([byte]) for byte in ALPHABET]))
-    state = run(machine, machine.start, data)
+    state = read(machine, data)
     if state is None:
         with pytest.raises(ValueError, match="leaves the language"):
             index.after(data)
@@ -495,7 +495,7 @@ def test_a_recognizer_may_know_a_faster_way_to_its_masks():
             return np.packbits(brute_force(self, SimpleNamespace(tokens=trie.tokens, eos_ids=()), state)).tobytes()
 
         def token_step(self, state, data):
-            return run(self, state, data)
+            return read(self, data, state)
 
     vocab = Vocabulary([b"(", b"x", b")", b"x)", b""], eos_ids=[4])
     quick, slow = GrammarIndex(Quick(), vocab), TokenIndex(Nested(), vocab)
@@ -762,11 +762,11 @@ class Packed(Nested):
     """Recognizer of the same language that computes its own masks, as bits."""
 
     def token_mask(self, state, trie):
-        bits = [bool(token) and run(self, state, token) is not None for token in trie.tokens]
+        bits = [bool(token) and read(self, token, state) is not None for token in trie.tokens]
         return np.packbits(bits).tobytes()
 
     def token_step(self, state, data):
-        return run(self, state, data)
+        return read(self, data, state)
 
 
 def test_a_recognizers_own_bits_become_masks_with_eos():

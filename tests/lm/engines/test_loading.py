@@ -16,7 +16,7 @@ import pytest
 import torch
 from helpers.common import HANG, ROOT, wants_model
 from helpers.fire import in_threads
-from helpers.gguf_llama import END, TURN, llama, write
+from helpers.gguf_files import END, TURN, small_llama, write_small
 
 from llmppl import CachedTransformer, Vocabulary
 from llmppl.lm.engine import FunctionEngine
@@ -28,7 +28,7 @@ load = functools.partial(CachedTransformer.from_pretrained, engine="transformers
 
 @pytest.fixture(scope="module")
 def original(tmp_path_factory):
-    return write(tmp_path_factory.mktemp("gguf") / "tiny.gguf")
+    return write_small(tmp_path_factory.mktemp("gguf") / "tiny.gguf")
 
 
 @pytest.fixture(autouse=True)
@@ -49,7 +49,7 @@ def contents(cache):
 def test_log_probs_agree_with_the_loading_of_transformers(kind, tmp_path):
     from transformers import AutoModelForCausalLM
 
-    file = write(tmp_path / "tiny.gguf", kind)
+    file = write_small(tmp_path / "tiny.gguf", kind)
     lm = load(file)
     own = AutoModelForCausalLM.from_pretrained(file.parent, gguf_file=file.name, dtype=torch.float32).eval()
     context = lm.context("he said hehe")
@@ -60,7 +60,7 @@ def test_log_probs_agree_with_the_loading_of_transformers(kind, tmp_path):
 
 
 def test_float32_weights_agree_with_the_written_ones(original):
-    model, _ = llama()
+    model = small_llama()
     context = load(original).context("the")
     with torch.no_grad():
         expected = model(torch.tensor([[int(token) for token in context.tokens]])).logits[0, -1].log_softmax(-1)
@@ -134,8 +134,8 @@ def test_simultaneous_processes_and_threads_convert_once(original, cache, tmp_pa
 def test_files_that_transformers_cannot_read_are_errors_and_leave_nothing(original, tmp_path, cache):
     files = {
         "empty": b"", "page": b"<!DOCTYPE html>", "cut": original.read_bytes()[:3000],
-        "strange": write(tmp_path / "strange.gguf", architecture="wavenet").read_bytes(),
-        "bare": write(tmp_path / "bare.gguf", tokenizer=False).read_bytes(),
+        "strange": write_small(tmp_path / "strange.gguf", architecture="wavenet").read_bytes(),
+        "bare": write_small(tmp_path / "bare.gguf", tokenizer=False).read_bytes(),
     }  # fmt: skip
     for name, data in files.items():
         file = tmp_path / f"{name}.gguf"
@@ -143,7 +143,7 @@ def test_files_that_transformers_cannot_read_are_errors_and_leave_nothing(origin
         with pytest.raises(Exception):                  # noqa: B017  # transformers raises errors of any type
             load(file)
         assert contents(cache) == []
-    file = write(tmp_path / "missing.gguf", without=["blk.1.ffn_up.weight"])
+    file = write_small(tmp_path / "missing.gguf", without=["blk.1.ffn_up.weight"])
     with pytest.raises(ValueError, match="lacks weights of its model, as model.layers.1.mlp.up_proj.weight: it is"):
         load(file)
     with pytest.raises(FileNotFoundError, match="none.gguf"):
