@@ -27,21 +27,14 @@ Ints = NDArray[np.int64]
 Mask = NDArray[np.bool_]
 
 
-def log_sum(log_weights: Floats) -> Any:
-    """Return (...,) logs of the sums of (..., n) weights; -inf if all weights of a sum are 0, or n is 0."""
-    tops = log_weights.max(-1, initial=-np.inf)
-    finite = np.where(tops == -np.inf, 0.0, tops)       # -inf - -inf would be NaN
-    with np.errstate(divide="ignore"):
-        return finite + np.log(np.exp(log_weights - finite[..., None]).sum(-1))
-
-
-def logsumexp(log_weights: ArrayLike) -> float:
-    """Return log sum_j exp(log_weights[j]); -inf if there is nothing to sum. Faster than `log_sum` of a vector."""
+def logsumexp(log_weights: ArrayLike) -> Any:
+    """Return (...,) logs of the sums of (..., n) weights, a float for (n,); -inf if all are 0, or n is 0."""
     log_weights = np.asarray(log_weights, dtype=np.float64)
-    peak = np.max(log_weights, initial=-np.inf)
-    if not np.isfinite(peak):                           # -inf - -inf would be NaN
-        return float(peak)
-    return float(peak + np.log(np.sum(np.exp(log_weights - peak))))
+    tops = log_weights.max(-1, initial=-np.inf)
+    finite = np.where(np.isfinite(tops), tops, 0.0)     # -inf - -inf would be NaN
+    with np.errstate(divide="ignore"):
+        logs = finite + np.log(np.exp(log_weights - finite[..., None]).sum(-1))
+    return logs if logs.ndim else float(logs)
 
 
 class Table(ABC):
@@ -80,10 +73,6 @@ class Table(ABC):
     @abstractmethod
     def masked(self, mask: Mask) -> Table:
         """Return a table with -inf where `mask`, (n,) bool, is False."""
-
-    def put(self, index: int, log_weight: float) -> Table:
-        """Return a table with `log_weight` in place of the -inf at `index`."""
-        return PutTable(self, index, log_weight)
 
     @property
     def log_total(self) -> float:
@@ -170,7 +159,7 @@ class ArrayTable(Table):
         log_sums[faint] = -np.inf
         if self.mask is not None:
             faint &= np.logical_or.reduceat(self.mask, _starts(len(self.mask)))
-        log_sums[faint] = log_sum(self.read(np.flatnonzero(faint)))
+        log_sums[faint] = logsumexp(self.read(np.flatnonzero(faint)))
         return log_sums
 
     def _sums_of_few(self) -> Floats:
@@ -258,19 +247,14 @@ def _starts(size: int) -> Ints:
     return np.arange(0, size, BLOCK)
 
 
-class _Scratch(threading.local):
-    """Buffer of each thread. Touching fresh memory costs more than an exponential."""
-
-    array = np.empty(0)
-
-
-_scratch = _Scratch()
+_scratch = threading.local()                            # a buffer: touching fresh memory costs more than an exponential
 
 
 def _scratch_of(size: int) -> Floats:
-    if len(_scratch.array) < size:
+    if len(getattr(_scratch, "array", ())) < size:
         _scratch.array = np.empty(size)
-    return _scratch.array[:size]
+    buffer: Floats = _scratch.array[:size]
+    return buffer
 
 
 def read_blocks(tables: Sequence[Table], rows: Ints, blocks: Ints) -> Floats:

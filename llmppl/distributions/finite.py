@@ -4,16 +4,18 @@ A draw from a `Proposal` has a weight: it is *properly weighted* for a measure m
 weight is always 1 and whose measure is its probability. No method changes either of them.
 
 The log-weights of a `Finite` need not be normalised, and are computed when first needed. Its `masked`, `tempered`,
-`top_k` and `top_p` are Finite as well. Its `where(predicate)` is a `RejectionProposal`.
+`top_k`, `top_p` and `min_p` are Finite as well. Its `where(predicate)` is a `RejectionProposal`. A `Rule` is the change
+that a decoder makes to the distribution of the next token before it draws.
 """
 
 from __future__ import annotations
 
+import contextlib
 import math
 import sys
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Hashable, Sequence
-from operator import attrgetter
+from collections.abc import Callable, Hashable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Generic
 from weakref import WeakValueDictionary
 
@@ -35,18 +37,11 @@ else:
     T_co = TypeVar("T_co", covariant=True)
 
 _NUCLEUS = 512, 4096, sys.maxsize                       # numbers of the most probable values that top_p sorts
-Name = Callable[[Any], str]                             # of a distribution: its repr, or its `brief`
+DecisionRule = Callable[[Any], Any]                     # from a Finite to one over the same values
 
 
 class Impossible(ValueError):
-    """Error for a draw from a distribution without a possible value: every log-probability is -inf.
-
-    `brief` is the message with the `Proposal.brief` of the distribution instead of its repr.
-    """
-
-    def __init__(self, message: str, brief: str = "") -> None:
-        super().__init__(message)
-        self.brief = brief or message
+    """Error for a draw from a distribution without a possible value: every log-probability is -inf."""
 
 
 class Proposal(Shared, ABC, Generic[T_co]):
@@ -56,7 +51,8 @@ class Proposal(Shared, ABC, Generic[T_co]):
 
         E[w f(x)] = sum_x mu(x) f(x)  for every f,   where (x, log w) = propose(rng).
 
-    A subclass defines `propose` and `log_measure`, and `support` for `enumerate_exact`.
+    A subclass defines `propose` and `log_measure`, and `support` for `enumerate_exact`. Its repr should be equal for
+    particles that differ in their texts alone, because deaths with equal reasons are counted together.
 
     Attributes
     ----------
@@ -65,11 +61,6 @@ class Proposal(Shared, ABC, Generic[T_co]):
     """
 
     support: Sequence[T_co] | None = None
-
-    @property
-    def brief(self) -> str:
-        """The repr without parts that differ between particles. Deaths with equal texts are counted together."""
-        return repr(self)
 
     @abstractmethod
     def propose(self, rng: np.random.Generator) -> tuple[T_co, float]:
@@ -112,21 +103,15 @@ class Distribution(Proposal[T_co]):
 
 
 class Finite(Distribution[T_co]):
-    """Distribution with finite support.
+    """Distribution over the values of a `support`. A ValueError if two hashable values are equal.
 
     Parameters
     ----------
     support : Sequence
-        The values.
     log_weights : (n,) array, or a callable that returns one
         Log-probabilities up to a constant; -inf for an impossible value. A callable is called when needed.
     parents : sequence of Finite
         The distributions that the callable uses.
-
-    Raises
-    ------
-    ValueError
-        If two values are equal, since the mass of one would be lost. Unhashable values are not compared.
     """
 
     support: Sequence[T_co]
@@ -137,18 +122,17 @@ class Finite(Distribution[T_co]):
         log_weights: ArrayLike | Callable[[], Floats | Table],
         parents: Sequence[Finite[Any]] = (),
     ) -> None:
-        if not parents and isinstance(support, (list, tuple, str)) and _repeats(support):
-            name, values = type(self).__name__, arguments.shown(support)
-            raise ValueError(f"{name} wants distinct values, not {values}: give equal ones one probability")
+        with contextlib.suppress(TypeError):            # values that cannot be hashed are not compared
+            if not parents and isinstance(support, (list, tuple, str)) and len(set(support)) < len(support):
+                name, values = type(self).__name__, arguments.shown(support)
+                raise ValueError(f"{name} wants distinct values, not {values}: give equal ones one probability")
         self.support = support
         self._parents = tuple(parents)
-        self._compute: Callable[[], Floats | Table] | None = log_weights if callable(log_weights) else None
-        self._table: Table | None = None
-        if self._compute is None:
-            self._table = ArrayTable(weighable(self, np.asarray(log_weights, dtype=np.float64)))
+        self._compute: Any = log_weights
+        self._table = None if callable(log_weights) else self._table_of(np.asarray(log_weights, dtype=np.float64))
         self._log_weights: Floats | None = None
         self._log_probs: Floats | None = None
-        self._describe: Callable[[Name], str] | None = None
+        self._describe: Callable[[], str] | None = None
         self._derived: WeakValueDictionary[Hashable, Finite[T_co]] | None = None
 
     def table(self) -> Table:
@@ -156,11 +140,11 @@ class Finite(Distribution[T_co]):
         if self._table is None:
             for parent in self._parents:                # this may wait for a language model, while others call us
                 parent.table()
-        if self._table is None and self._compute is not None:
-            found = self._compute()
-            self._table = found if isinstance(found, Table) else ArrayTable(weighable(self, found))
-        assert self._table is not None
+            self._table = self._table or self._table_of(self._compute())
         return self._table
+
+    def _table_of(self, found: Floats | Table) -> Table:
+        return found if isinstance(found, Table) else ArrayTable(weighable(self, found))
 
     def log_weights(self) -> Floats:
         """Return (n,) float64 log-weights, not normalised."""
@@ -196,29 +180,21 @@ class Finite(Distribution[T_co]):
 
     def sample(self, rng: np.random.Generator) -> T_co:
         if self.log_total() == -math.inf:
-            reason = "has no value of positive probability"
-            raise Impossible(f"{self!r} {reason}", f"{self.brief} {reason}")
+            raise Impossible(f"{self!r} has no value of positive probability")
         return self.support[self.table().draw(rng)]
 
     def derive(
         self,
         compute: Callable[[], Floats | Table],
-        describe: Callable[[Name], str],
+        describe: Callable[[], str],
         parents: Sequence[Finite[Any]] | None = None,
         *,
         key: Hashable = None,
     ) -> Finite[T_co]:
         """Return a distribution over the same values, with log-weights computed from `parents` (by default this one).
 
-        Parameters
-        ----------
-        compute : callable
-            Returns the log-weights.
-        describe : callable
-            `describe(name)` returns the repr or the `brief`. It uses `name` for other distributions.
-        parents : sequence of Finite, optional
-        key : hashable, optional
-            All calls with an equal key return one object, while that object lives.
+        `compute()` returns the log-weights, and `describe()` the repr. All calls with an equal `key` return one object,
+        while that object lives.
         """
         if self._derived is None:
             self._derived = WeakValueDictionary()
@@ -243,16 +219,14 @@ class Finite(Distribution[T_co]):
             raise TypeError(f"a mask is an array of bool, not of {allowed.dtype}")
         if allowed.shape != (len(self.support),):
             raise ValueError(f"the mask has shape {allowed.shape}; {self} wants ({len(self.support)},)")
-        key: Hashable = id(allowed)                     # particles in one state share it; `describe` keeps it alive
+        key: Hashable = id(allowed)                     # particles in one state share it; the result keeps it alive
         if not is_frozen(allowed):                      # later changes of the mask must have no effect
             allowed, key = allowed.copy(), allowed.tobytes()
-
-        def describe(name: Name) -> str:
-            if name is repr:
-                return f"{self!r}.masked({allowed.sum()} of {len(allowed)} values)"
-            return f"{name(self)}.masked({'...' if allowed.any() else 'no value'})"
-
-        return self.derive(lambda: self.table().masked(allowed), describe, key=key)
+        return self.derive(
+            lambda: self.table().masked(allowed),
+            lambda: f"{self!r}.masked({'...' if allowed.any() else 'no value'})",
+            key=key,
+        )
 
     def where(self, predicate: Callable[[T_co], bool | np.bool_]) -> RejectionProposal[T_co]:
         """Return a proposal of values for which `predicate` is True, by adaptive weighted rejection sampling."""
@@ -267,7 +241,7 @@ class Finite(Distribution[T_co]):
             top = log_weights.max()
             return (log_weights - top) / temperature if top > -np.inf else log_weights      # -inf - -inf would be NaN
 
-        return self.derive(compute, lambda name: f"{name(self)}.tempered({temperature:g})", key=("t", temperature))
+        return self.derive(compute, lambda: f"{self!r}.tempered({temperature:g})", key=("t", temperature))
 
     def top_k(self, k: int) -> Finite[T_co]:
         """Return this distribution conditioned on the `k` most probable values; among equals, the first ones."""
@@ -282,7 +256,7 @@ class Finite(Distribution[T_co]):
             keep[np.flatnonzero(log_weights == least)[: k - int(keep.sum())]] = True
             return np.where(keep, log_weights, -np.inf)
 
-        return self.derive(compute, lambda name: f"{name(self)}.top_k({k})", key=("k", k))
+        return self.derive(compute, lambda: f"{self!r}.top_k({k})", key=("k", k))
 
     def top_p(self, p: float) -> Finite[T_co]:
         """Return this distribution conditioned on the smallest set of most probable values with probability >= `p`."""
@@ -304,14 +278,20 @@ class Finite(Distribution[T_co]):
             log_weights[kept] = log_probs[kept]
             return log_weights
 
-        return self.derive(compute, lambda name: f"{name(self)}.top_p({p:g})", key=("p", p))
+        return self.derive(compute, lambda: f"{self!r}.top_p({p:g})", key=("p", p))
+
+    def min_p(self, p: float) -> Finite[T_co]:
+        """Return this distribution conditioned on the values of at least `p` times the largest probability."""
+        p = arguments.probability("min_p: p", p, above_0=True)
+
+        def compute() -> Floats:
+            log_weights = self.log_weights()
+            return np.where(log_weights >= log_weights.max() + math.log(p), log_weights, -np.inf)
+
+        return self.derive(compute, lambda: f"{self!r}.min_p({p:g})", key=("min_p", p))
 
     def __repr__(self) -> str:
-        return self._describe(repr) if self._describe is not None else f"Finite({len(self.support)} values)"
-
-    @property
-    def brief(self) -> str:
-        return self._describe(attrgetter("brief")) if self._describe is not None else repr(self)
+        return self._describe() if self._describe is not None else f"Finite({len(self.support)} values)"
 
 
 class RejectionProposal(Proposal[T_co]):
@@ -331,10 +311,7 @@ class RejectionProposal(Proposal[T_co]):
 
     def __init__(self, dist: Finite[T_co], predicate: Callable[[T_co], bool | np.bool_]) -> None:
         if not callable(predicate):
-            raise TypeError(
-                f"where() wants a predicate, a function from a value to True or False, not {predicate!r}; "
-                "masked() takes a mask"
-            )
+            raise TypeError(f"where() wants a predicate, a function to bool, not {predicate!r}; masked() takes a mask")
         self.dist, self.predicate, self.support = dist, predicate, dist.support
         self._accepted: dict[int, bool] = {}            # results of the predicate, by index
 
@@ -355,8 +332,7 @@ class RejectionProposal(Proposal[T_co]):
             rest = table.masked(untested)
             if rest.log_total == -math.inf:
                 lacks = "satisfies the predicate" if self.calls else "has positive probability"
-                why = f"{lacks} ({self.calls} tested)"
-                raise Impossible(f"no value of {self.dist!r} {why}", f"no value of {self.dist.brief} {lacks}")
+                raise Impossible(f"no value of {self.dist!r} {lacks}")
 
     def log_measure(self, value: Any) -> float:
         indices = [index for index in self.dist.indices(value) if self._accepts(index)]
@@ -375,18 +351,6 @@ class RejectionProposal(Proposal[T_co]):
 
     def __repr__(self) -> str:
         return f"{self.dist!r}.where({arguments.name_of(self.predicate)})"
-
-    @property
-    def brief(self) -> str:
-        return f"{self.dist.brief}.where({arguments.name_of(self.predicate)})"
-
-
-def _repeats(values: Sequence[Any]) -> bool:
-    """Return True if a value occurs twice; False for values that cannot be hashed."""
-    try:
-        return len(set(values)) < len(values)
-    except TypeError:
-        return False
 
 
 def weighable(proposal: Proposal, logs: Floats) -> Floats:
@@ -415,3 +379,53 @@ def frozen(array: Floats) -> Floats:
     """Make `array` read-only and return it."""
     array.setflags(write=False)
     return array
+
+
+@dataclass(frozen=True)
+class Rule(Shared):
+    """Temperature, then top-k, then top-p, then min-p. Each part renormalises the result of the one before.
+
+    A rule may also be any other function from a distribution to one over the same values: `lambda dist: dist.top_k(4)`.
+
+    Parameters
+    ----------
+    temperature : float > 0
+        Probabilities are raised to 1 / temperature.
+    top_k : int >= 1, optional
+        Keep the k most probable values; among equals, the first ones.
+    top_p : float in (0, 1], optional
+        Keep the smallest set of most probable values whose probability is at least p (Holtzman et al. 2020).
+    min_p : float in (0, 1], optional
+        Keep values of at least `min_p` times the probability of the most probable one (Nguyen et al. 2025).
+    """
+
+    temperature: float = 1.0
+    top_k: int | None = None
+    top_p: float | None = None
+    min_p: float | None = None
+
+    def __post_init__(self) -> None:
+        self(Finite([0], [0.0]))                        # raises the errors of each part
+
+    def __repr__(self) -> str:
+        return f"Rule({', '.join(f'{name}={value!r}' for name, value in self._parts())})"
+
+    def __call__(self, dist: Finite[T_co]) -> Finite[T_co]:
+        return [dist, *(result for _, result in self.stages(dist))][-1]
+
+    def _parts(self) -> list[tuple[str, Any]]:
+        """Return the names and values of the active parts, in order."""
+        return [(name, value) for name, value in vars(self).items() if value not in (None, getattr(Rule, name))]
+
+    def stages(self, dist: Finite[T_co]) -> Iterator[tuple[str, Finite[T_co]]]:
+        """Yield the active parts in order: the name of each and the distribution after it."""
+        for name, value in self._parts():
+            dist = getattr(dist, "tempered" if name == "temperature" else name)(value)
+            yield f"{name}={value:g}", dist
+
+    def excluded_by(self, dist: Finite, value: Any) -> str | None:
+        """Return the first part that gives `value` probability 0, as "top_k=40"; None if no part does."""
+        return next((name for name, result in self.stages(dist) if result.log_prob(value) == -math.inf), None)
+
+
+NO_RULE = Rule()

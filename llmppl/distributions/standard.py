@@ -13,6 +13,8 @@ from llmppl.distributions.blocks import Floats
 from llmppl.distributions.finite import Distribution, Finite, Proposal, T_co
 from llmppl.support import arguments
 
+MAX_LISTED = 10_000_000                                 # values of a distribution that lists them
+
 T = TypeVar("T")
 
 
@@ -83,19 +85,18 @@ class Uniform(Finite[T_co]):
     def __init__(self, low: Sequence[T_co]) -> None: ...
 
     def __init__(self, low: Any, high: Any = None) -> None:
-        if high is None and isinstance(low, Sequence) and not isinstance(low, (str, bytes)):
-            if not low:
-                raise ValueError("Uniform wants one value or more, not an empty sequence")
-            super().__init__(tuple(low), np.zeros(len(low)))
-            return
-        if high is None:
+        if high is not None:
+            first, last = arguments.integer("Uniform: low", low), arguments.integer("Uniform: high", high)
+            if first > last:
+                raise ValueError(f"Uniform wants integers low <= high, not low={first} and high={last}")
+            low = range(first, last + 1)
+        if not isinstance(low, Sequence) or isinstance(low, (str, bytes)):
             wanted = "low and high, Uniform(1, 6), or a list of values, Uniform(['a', 'b'])"
             raise TypeError(f"Uniform wants {wanted}, not {arguments.shown(low)} alone")
-        low, high = arguments.integer("Uniform: low", low), arguments.integer("Uniform: high", high)
-        if low > high:
-            raise ValueError(f"Uniform wants integers low <= high, not low={low} and high={high}")
-        support: Sequence[Any] = range(low, high + 1)
-        super().__init__(support, np.zeros(len(support)))
+        if not low:
+            raise ValueError("Uniform wants one value or more, not an empty sequence")
+        support = listed("Uniform", low)
+        super().__init__(tuple(support) if high is None else support, np.zeros(len(support)))
 
     def __repr__(self) -> str:
         if isinstance(self.support, range):
@@ -116,7 +117,7 @@ class Geometric(Distribution[int]):
     def __init__(self, p: float, max_value: int | None = None) -> None:
         self.p = arguments.probability("Geometric: p", p, above_0=True)
         self.max_value = arguments.optional_count("Geometric: max_value", max_value, least=0)
-        self.support = None if max_value is None else range(max_value + 1)
+        self.support = None if max_value is None else listed("Geometric", range(max_value + 1))
         self._last = math.inf if max_value is None else max_value
         self._log_fail = math.log1p(-self.p) if self.p < 1.0 else -math.inf
         self._mass = -math.expm1((self._last + 1) * self._log_fail)             # P(n <= max_value) without the bound
@@ -154,6 +155,13 @@ class Delta(Distribution[T_co]):
 
     def __repr__(self) -> str:
         return f"Delta({self.value!r})"
+
+
+def listed(name: str, values: Sequence[T]) -> Sequence[T]:
+    """Return `values`. Raise a ValueError if they are too many to list."""
+    if len(values[: MAX_LISTED + 1]) > MAX_LISTED:      # len of a long range fails
+        raise ValueError(f"{name} lists its values: at most {MAX_LISTED:,}, not those of {arguments.shown(values)}")
+    return values
 
 
 def probabilities(name: str, probs: ArrayLike) -> Floats:
@@ -204,7 +212,7 @@ def product(*dists: Finite[T], powers: Sequence[float] | None = None) -> Finite[
     suffix = f", powers=[{', '.join(f'{power:g}' for power in numbers)}]" * (powers is not None)
     return first.derive(
         lambda: _powered(parts),
-        lambda name: f"product({', '.join(map(name, dists))}{suffix})",
+        lambda: f"product({', '.join(map(repr, dists))}{suffix})",
         [dist for _, dist in parts],
     )
 
@@ -217,7 +225,7 @@ def _powered(parts: Sequence[tuple[float, Finite[Any]]]) -> Floats:
         if power < 0.0 and (log_probs[possible] == -np.inf).any():
             value = dist.support[int(np.flatnonzero(possible & (log_probs == -np.inf))[0])]
             raise ValueError(
-                f"product: {dist.brief} gives {value!r} probability 0, and power {power:g} makes that infinite; "
+                f"product: {dist!r} gives {value!r} probability 0, and power {power:g} makes that infinite; "
                 "mask in the others what it does not give"
             )
         total[possible] += power * log_probs[possible]
@@ -233,7 +241,7 @@ def mixture(dists: Sequence[Finite[T]], weights: ArrayLike) -> Finite[T]:
     parts = [(math.log(p), dist) for p, dist in zip(probs, dists, strict=True) if p > 0.0]
     return first.derive(
         lambda: np.logaddexp.reduce([log_p + dist.log_probs() for log_p, dist in parts]),
-        lambda name: f"mixture([{', '.join(map(name, dists))}], {probs.round(4).tolist()})",
+        lambda: f"mixture([{', '.join(map(repr, dists))}], {probs.round(4).tolist()})",
         [dist for _, dist in parts],
     )
 

@@ -26,7 +26,7 @@ from typing import Any, Literal, Protocol, TypeVar
 
 import numpy as np
 
-from llmppl.distributions import BLOCK, Floats, Ints, log_sum, logsumexp, read_blocks, values_at
+from llmppl.distributions import BLOCK, Floats, Ints, logsumexp, read_blocks, values_at
 from llmppl.inference.resampling import threshold
 from llmppl.models.choices import (
     Choice,
@@ -405,7 +405,7 @@ def choose(
     certain = reached[reached < values.size]
     kept, log_weights = ids.ravel()[certain], values.ravel()[certain]
     values.flat[certain] = -np.inf
-    sums[opened] = log_sum(values)
+    sums[opened] = logsumexp(values)
 
     found, blocks = _meetings(rng, padded + log_c, values + log_c, ids)
     inside = np.empty((blocks.size, BLOCK))

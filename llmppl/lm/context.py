@@ -17,8 +17,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from llmppl.constraints.vocabulary import EOS, EndOfText, Text, Token, Vocabulary, encode_fragment
-from llmppl.distributions import Distribution, Finite, Floats, Mask, Table
-from llmppl.distributions.finite import Name
+from llmppl.distributions import Distribution, Finite, Floats, Mask, PutTable, Table
 from llmppl.lm.cache import Node
 from llmppl.lm.engine import Engine
 from llmppl.lm.evaluator import CachedEvaluator
@@ -175,15 +174,12 @@ class TokenDistribution(Finite[Token]):
             table, stays = self.table(), inside & self.support.not_eos
             kept = table.masked(stays)
             if end == "prefix":
-                return kept.put(self.support.eos_ids[0], table.log_total)
+                return PutTable(kept, self.support.eos_ids[0], table.log_total)
             stay = math.exp(min(kept.log_total - table.log_total, 0.0)) if kept.log_total > -math.inf else 0.0
             leave = table.log_total + math.log1p(-stay) if stay < 0.5 else table.masked(~stays).log_total
-            return kept.put(self.support.eos_ids[0], leave)
+            return PutTable(kept, self.support.eos_ids[0], leave)
 
-        def describe(name: Name, held: Mask = inside) -> str:           # its key is an id, so it holds the mask
-            return f"{name(self)}.with_end(..., {end!r})"
-
-        return self.derive(compute, describe, key=(id(inside), end))
+        return self.derive(compute, lambda: f"{self!r}.with_end(..., {end!r})", key=(id(inside), end))
 
     if TYPE_CHECKING:                                   # the types that `_like` returns
 
@@ -191,6 +187,7 @@ class TokenDistribution(Finite[Token]):
         def tempered(self, temperature: float) -> TokenDistribution: ...
         def top_k(self, k: int) -> TokenDistribution: ...
         def top_p(self, p: float) -> TokenDistribution: ...
+        def min_p(self, p: float) -> TokenDistribution: ...
 
     def _like(self, compute: Callable[[], Floats | Table], parents: Sequence[Finite[Any]]) -> TokenDistribution:
         return TokenDistribution(self.support, compute, parents)
@@ -221,11 +218,7 @@ class NextToken(TokenDistribution):
         return StringDistribution(self.context)
 
     def __repr__(self) -> str:
-        return f"NextToken(after {self.context!r})"
-
-    @property
-    def brief(self) -> str:
-        return "NextToken"
+        return "NextToken"                              # equal for all contexts, so that deaths are counted together
 
 
 class StringDistribution(Distribution[str]):
@@ -249,8 +242,4 @@ class StringDistribution(Distribution[str]):
         raise TypeError("string() only scores, for observe(); to draw text, sample its tokens one by one")
 
     def __repr__(self) -> str:
-        return f"NextToken(after {self.context!r}).string()"
-
-    @property
-    def brief(self) -> str:
         return "NextToken.string()"

@@ -435,7 +435,7 @@ class ListedChoice:
     def check(self) -> None:
         """Compute the table. Raise `Impossible`, as a draw would, if no value has positive probability."""
         if self.table.log_total == -np.inf:
-            raise Impossible(f"{self.proposal.brief} has no value of positive probability")
+            raise Impossible(f"{self.proposal!r} has no value of positive probability")
 
 
 # ---- the line of a statement

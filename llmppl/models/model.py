@@ -33,8 +33,7 @@ from typing import TYPE_CHECKING, Any, Self, SupportsFloat, TypeVar
 import numpy as np
 
 from llmppl.constraints.vocabulary import Text
-from llmppl.distributions import Impossible, Proposal
-from llmppl.distributions.rules import NO_RULE, DecisionRule
+from llmppl.distributions import NO_RULE, DecisionRule, Impossible, Proposal
 from llmppl.models.choices import NOTHING, CallSite, Noted, ParticleStream, Sampled, Steps, call_site, describe_site
 from llmppl.models.spans import Extent, Span, Until, extend
 from llmppl.support.arguments import shown
@@ -295,7 +294,7 @@ class Model:
             return
         log_p = dist.log_measure(value)
         if log_p == -math.inf:
-            self._die_("observe", f"observe: {dist.brief} gives {shown(value)} probability 0")
+            self._die_("observe", f"observe: {dist!r} gives {shown(value)} probability 0")
         else:
             self._weigh_("observe", log_p)
 
@@ -413,21 +412,21 @@ class Model:
             chooser = self._chooser_ or self._own_chooser_()
             value, log_w = chooser.draw(self, source)
         except Impossible as error:
-            self._die_(verb, f"{verb}: {error.brief}" if explain is None else explain())
+            self._die_(verb, f"{verb}: {error}" if explain is None else explain())
             return None
         if not chooser.weighs:
             return value
         if math.isnan(log_w) or log_w == math.inf:
             raise ValueError(f"{source!r} proposed {value!r} with the log weight {log_w}; it is finite, or -inf for 0")
         if log_w == -math.inf:
-            self._die_(verb, f"{verb}: {source.brief} proposed {shown(value)} with weight 0")
+            self._die_(verb, f"{verb}: {source!r} proposed {shown(value)} with weight 0")
             return None
         if proposal is not None:
             log_p, log_mu = dist.log_measure(value), proposal.log_measure(value)
             if log_mu == -math.inf:
                 raise ValueError(f"{proposal!r} proposed {value!r}, where its log_measure is -inf")
             if log_p == -math.inf:
-                drawn = f"{dist.brief} gives {shown(value)}, which the proposal drew, probability 0"
+                drawn = f"{dist!r} gives {shown(value)}, which the proposal drew, probability 0"
                 self._die_(verb, f"{verb}: {drawn}")
                 return value
             log_w += log_p - log_mu

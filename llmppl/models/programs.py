@@ -22,8 +22,7 @@ from numpy.typing import NDArray
 from llmppl.constraints.masks import TokenIndex
 from llmppl.constraints.vocabulary import EOS, Text, Token, Vocabulary
 from llmppl.constraints.vocabulary.text import bytes_of
-from llmppl.distributions import Distribution, Finite, Geometric, product
-from llmppl.distributions.rules import NO_RULE, DecisionRule
+from llmppl.distributions import NO_RULE, DecisionRule, Distribution, Finite, Geometric, product
 from llmppl.lm import ENDS, CachedTransformer, Context, End, TokenDistribution
 from llmppl.models.choices import CallSite
 from llmppl.models.model import Model

@@ -22,8 +22,7 @@ from numpy.typing import NDArray
 from llmppl.constraints.constraint import Index
 from llmppl.constraints.values import index_of
 from llmppl.constraints.vocabulary import EOS, Text, Token, Vocabulary
-from llmppl.distributions import Finite
-from llmppl.distributions.rules import NO_RULE, DecisionRule
+from llmppl.distributions import NO_RULE, DecisionRule, Finite
 from llmppl.lm import Context, TokenDistribution
 from llmppl.support import arguments
 from llmppl.support.options import readable_tuple

@@ -31,7 +31,7 @@ from llmppl import (
     smc_standard,
     smc_steer,
 )
-from llmppl.distributions import BLOCK, ArrayTable, Finite, Impossible, read_blocks
+from llmppl.distributions import BLOCK, ArrayTable, Finite, Impossible, PutTable, read_blocks
 from llmppl.lm.device import DeviceTable
 from llmppl.lm.engines import hf
 from llmppl.lm.engines.hf import Adapted
@@ -421,7 +421,7 @@ def test_logits_that_give_no_distribution_are_refused_on_a_device_too():
 
 def test_a_table_with_one_changed_weight_is_whole_and_scaled():
     base = ArrayTable(np.array([0.5, -np.inf, -1.0]))
-    table = base.put(1, 2.0)
+    table = PutTable(base, 1, 2.0)
     np.testing.assert_allclose(table.whole(), [0.5, 2.0, -1.0])
     np.testing.assert_allclose(table.whole(table.log_total), table.whole() - table.log_total)
     assert np.exp(table.whole(table.log_total)).sum() == pytest.approx(1.0)

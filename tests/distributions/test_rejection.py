@@ -203,9 +203,9 @@ def test_the_predicate_of_a_token_distribution_receives_tokens():
 
 
 def test_where_reports_that_no_value_satisfies_the_predicate():
-    with pytest.raises(Impossible, match=r"no value of Uniform\(0, 4\) satisfies the predicate \(5 tested\)"):
+    with pytest.raises(Impossible, match=r"no value of Uniform\(0, 4\) satisfies the predicate"):
         Uniform(0, 4).where(lambda value: False).propose(np.random.default_rng(0))
-    with pytest.raises(Impossible, match=r"has positive probability \(0 tested\)"):
+    with pytest.raises(Impossible, match=r"has positive probability"):
         Bernoulli(0.5).masked([False, False]).where(bool).propose(np.random.default_rng(0))
 
 
@@ -384,7 +384,7 @@ def test_accepted_values_far_below_the_rejected_ones_keep_their_weight(gap):
     assert abs(weights.mean() - 1.0) <= 4.5 * max(weights.std(), 1e-9) / 20
     share = np.mean([str(run.best) == "c" for run in runs])  # 3/4
     assert abs(share - 0.75) <= 4.5 * math.sqrt(0.75 * 0.25 / 400)
-    with pytest.raises(Impossible, match=r"satisfies the predicate \(4 tested\)"):
+    with pytest.raises(Impossible, match=r"satisfies the predicate"):
         dist.where(lambda value: False).propose(np.random.default_rng(0))
 
 

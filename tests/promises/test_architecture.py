@@ -103,7 +103,7 @@ LINES = {
     "constraints/lark": 1870,
     "constraints/masks": 1110,
     "constraints/vocabulary": 2050,
-    "distributions": 1220,
+    "distributions": 1140,
     "inference": 2290,                                  # the digest of particles came from resuming
     "inference/resuming": 250,
     "lm": 1820,
