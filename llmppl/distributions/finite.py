@@ -405,7 +405,7 @@ class Rule(Shared):
     min_p: float | None = None
 
     def __post_init__(self) -> None:
-        self(Finite([0], [0.0]))                        # raises the errors of each part
+        self(Finite([0], [0.0]).tempered(self.temperature))     # raises the errors of each part
 
     def __repr__(self) -> str:
         return f"Rule({', '.join(f'{name}={value!r}' for name, value in self._parts())})"
