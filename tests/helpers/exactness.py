@@ -1,7 +1,6 @@
 """Programs whose posterior is summed by hand, and the comparison of an algorithm with that sum."""
 
 import functools
-import json
 import math
 import re
 from collections import Counter
@@ -14,22 +13,18 @@ from typing import Any
 import numpy as np
 
 from helpers.common import repetitions
-from helpers.tiny import add_up, log_prob_by_hand, log_probs_by_hand, spelled, texts_of, tiny_lm, tiny_model, tiny_vocab
+from helpers.tiny import add_up, log_prob_by_hand, log_probs_by_hand, spelled, texts_of, tiny_lm, tiny_vocab
 from llmppl import (
     EOS,
     Bernoulli,
-    CachedTransformer,
     Categorical,
     ConstrainedText,
     Geometric,
-    Grammar,
     Infilling,
-    JsonSchema,
     Model,
     PromptIntersection,
     Regex,
     Rule,
-    Vocabulary,
     importance_sampling,
     mixture,
     product,
@@ -82,10 +77,9 @@ def summed(
     before: list[int],
     fits: Callable[[Ids], bool] = lambda ids: True,
     more: Callable[[Ids], float] = lambda ids: 0.0,
-    rule: bool = False,
 ) -> Sums:
     """Return the probabilities of the texts that fit, each times exp(more)."""
-    return add_up((spelled(ids), log_prob(before, ids, rule) + more(ids)) for ids in texts if fits(ids))
+    return add_up((spelled(ids), log_prob(before, ids) + more(ids)) for ids in texts if fits(ids))
 
 
 def no_doubles(text: str) -> bool:
@@ -97,22 +91,14 @@ def single(ids: Ids) -> bool:
     return no_doubles(spelled(ids))
 
 
-def in_regex(text: str) -> bool:
-    return re.fullmatch("(ab|b)*c?", text) is not None
+def in_regex(cut: bool) -> Sums:
+    """Return the texts after "a" in (ab|b)*c? with at most three tokens and EOS; `cut`, also those begun by four."""
 
+    def fits(ids: Ids) -> bool:
+        pattern = "(ab|b)*c?" if ids[-1] == END else "(ab|b)*(c|a)?"
+        return (cut or ids[-1] == END) and re.fullmatch(pattern, spelled(ids)) is not None
 
-def in_grammar(text: str) -> bool:
-    """Check for a^n c b^n."""
-    return re.fullmatch("a*cb*", text) is not None and text.count("a") == text.count("b")
-
-
-def begun(fits: Callable[[str], bool], ends: Sequence[str]) -> Callable[[Ids], bool]:
-    """Check that a text fits with EOS, or with one of the ends without EOS."""
-    return lambda ids: any(fits(spelled(ids) + end) for end in ([""] if ids[-1] == END else ends))
-
-
-def whole(texts: Iterable[Ids]) -> list[Ids]:
-    return [ids for ids in texts if ids[-1] == END]
+    return summed(FOUR, [A], fits)
 
 
 def with_coins() -> Sums:
@@ -154,17 +140,12 @@ def branching() -> Sums:
     return add_up(pairs)
 
 
-def spans(most: int, ends: Callable[[str], bool], must_end: bool = False) -> list[tuple[Ids, str]]:
-    """Return the ids of every span with the cause of its end; with `must_end`, EOS may be one token more."""
-
-    def cause(ids: Ids) -> str:
-        cut = len(ids) == most and not must_end
-        until = len(ids) <= most and ends(spelled(ids))
-        return "eos" if ids[-1] == END else "until" if until else "max_tokens" if cut else ""
-
-    every = [ids for n in range(1, most + 1 + must_end) for ids in cartesian(range(V), repeat=n)]
+def spans(most: int, ends: Callable[[str], bool]) -> list[tuple[Ids, str]]:
+    """Return the ids of every span with the cause of its end."""
+    every = [ids for n in range(1, most + 1) for ids in cartesian(range(V), repeat=n)]
     going = [ids for ids in every if END not in ids[:-1] and not any(ends(spelled(ids[:i])) for i in range(len(ids)))]
-    return [(ids, cause(ids)) for ids in going if cause(ids)]
+    causes = ["eos" if ids[-1] == END else "until" if ends(spelled(ids)) else "max_tokens" for ids in going]
+    return [(ids, why) for ids, why in zip(going, causes, strict=True) if why != "max_tokens" or len(ids) == most]
 
 
 def words() -> Sums:
@@ -185,31 +166,6 @@ def filled() -> Sums:
     values = [ids for ids in values if re.fullmatch("a*(b|c)", spelled(ids))]
     firsts = [ids for ids, ended in spans(2, lambda text: "b" in text) if ended != "eos"]
     return add_up((f"{spelled(a)}|{spelled(b)}", log_prob([C], (*a, *b, C))) for a in firsts for b in values)
-
-
-def until_in_regex(complete: bool) -> Sums:
-    def fits(text: str) -> bool:
-        return re.fullmatch("(a|ab|ca)*", text) is not None
-
-    found = spans(3, lambda text: "c" in text and fits(text), must_end=complete)
-    found = [(ids, ended) for ids, ended in found if begun(fits, ["", "a"])(ids)]
-    return add_up((f"{spelled(ids)} {ended}", log_prob([B], ids)) for ids, ended in found)
-
-
-@functools.cache
-def json_lm() -> CachedTransformer:
-    """Return the tiny transformer with tokens of JSON."""
-    vocab = Vocabulary([b"[", b"]", b"1", b"2", b",", b"[1", b""], eos_ids=[6])
-    return CachedTransformer(tiny_model(7), vocab)
-
-
-def in_schema() -> Sums:
-    """Return the arrays of at most two items, each 1 or 2, in at most five tokens, after "["."""
-    lm = json_lm()
-    texts = [ids for n in range(6) for ids in cartesian(range(6), repeat=n)]
-    written = [(b"".join(lm.vocab.tokens[i] for i in ids).decode(), ids) for ids in texts]
-    arrays = {json.dumps(items, separators=(",", ":")) for n in range(3) for items in cartesian([1, 2], repeat=n)}
-    return add_up((text, log_prob_by_hand(lm, [0], [*ids, 6])) for text, ids in written if text in arrays)
 
 
 # ---- programs
@@ -400,29 +356,6 @@ class Filled(Model):
         self.finish()
 
 
-class Spanned(Model):
-    """One span after "b", extended with these options."""
-
-    def __init__(self, show: Callable[[Any], str] = lambda span: span.text, **options: Any) -> None:
-        super().__init__()
-        self.show, self.options = show, options
-
-    def step(self) -> None:
-        span = self.extend(tiny_lm(V).context("b"), max_tokens=3, **self.options)
-        self.s += self.show(span)
-        self.finish()
-
-
-def text_until_c(complete: bool) -> Spanned:
-    """Return a program of a text up to "c" in the language (a|ab|ca)*, in which the text may end, cut or not."""
-    regex = Regex("(a|ab|ca)*")
-    return Spanned(lambda span: f"{span.text} {span.ended}", until="c", constraint=regex, complete=complete)
-
-
-def ends_in_c(text: str) -> bool:
-    return text.endswith("c")
-
-
 def no_doubles_mask(text: str) -> np.ndarray:
     """Return the tokens that make no double; the text may end only after an odd number of characters."""
     allowed = [no_doubles(text + token.decode()) for token in tiny_vocab(V).tokens]
@@ -447,40 +380,27 @@ def by_pair(name: str) -> Callable[[Any], Any]:
 
 # ---- the cases
 
-REGEX, NESTED = Regex("(ab|b)*c?"), Grammar('start: "a" start "b" | "c"')
-JSON_PAIR = {"type": "array", "items": {"enum": [1, 2]}, "maxItems": 2}
+REGEX = Regex("(ab|b)*c?")
 HOLES, RULED = [[A], [B], [C]], [[AB], [A, A], [A, SPACE]]
 FOUR, THREE, TWO = (list(texts_of(V, n)) for n in (4, 3, 2))
-ENDS = [c + "b" * n for c in ("", "c") for n in range(5)]
 
 
 def singles() -> Sums:
     return summed(FOUR, [A], single)
 
 
-def in_time() -> Sums:
-    return summed(whole(texts_of(V, 4)), [A], begun(in_regex, []))
-
-
 CASES = {
     "predicate": Case(constrained("a", no_doubles), singles),
     "mask": Case(constrained("a", mask=no_doubles_mask),
                  lambda: summed(FOUR, [A], lambda ids: single(ids) and (ids[-1] != END or len(spelled(ids)) % 2))),
-    "bounds": Case(constrained("b", min_tokens=2, rule=RULE),
-                   lambda: summed(FOUR, [B], lambda ids: len(ids) > 2 or ids[-1] != END, rule=True)),
     "infilling": Case(infilling(["a", "b", "c"]), lambda: infilled(HOLES, 2)),
     "infilling with a prior and EOS": Case(infilling("a[BLANK]b[BLANK]c", prior=True, end="eos"),
                                            lambda: infilled(HOLES, 2, prior=True, end=(END,))),
     "infilling with a rule": Case(infilling(["ab", "aa", "a "], 1, rule=RULE), lambda: infilled(RULED, 1, rule=True)),
     "intersection, product": Case(intersection(), intersected),
     "intersection, first": Case(intersection(proposal="first"), intersected),
-    "regex": Case(constrained("a", REGEX, complete=False, end="eos"),
-                  lambda: summed(FOUR, [A], begun(in_regex, ["", "b"]))),
-    "regex that must end": Case(constrained("a", REGEX, max_tokens=3, end="eos"), in_time),
-    "grammar": Case(constrained("a", NESTED, complete=False, end="eos"),
-                    lambda: summed(FOUR, [A], begun(in_grammar, ENDS))),
-    "JSON schema": Case(lambda: ConstrainedText(json_lm(), "[", JsonSchema(JSON_PAIR), max_tokens=5, end="eos"),
-                        in_schema),
+    "regex, cut": Case(constrained("a", REGEX, complete=False, end="eos"), lambda: in_regex(cut=True)),
+    "regex that must end": Case(constrained("a", REGEX, max_tokens=3, end="eos"), lambda: in_regex(cut=False)),
     "where, of another distribution": Case(
         Where, lambda: summed(THREE, [B], lambda ids: single(ids) and AB not in ids)),
     "where, second choice": Case(WhereSecond, with_coins, by_pair("coins")),
@@ -491,15 +411,11 @@ CASES = {
     "soft": Case(Soft, lambda: summed(FOUR, [B], more=lambda ids: sum(
         0.5 - spelled(ids[:i]).count("a") % 2 for i in range(1, 5) if len(ids) >= i and ids[i - 1] != END))),
     "twist": Case(Twisted, lambda: summed(cartesian(range(END), repeat=5), [C], lambda ids: "c" in spelled(ids)[-2:])),
-    "twist by log mass": Case(InTime, in_time),
+    "twist by log mass": Case(InTime, lambda: in_regex(cut=False)),
     "twist by a critic": Case(Criticised, singles),
     "twist by a rollout": Case(lambda: Criticised("greedy"), singles),
     "spans, one a step": Case(Words, words, by_pair("ends")),
     "spans, two in a step": Case(Filled, filled),
-    "span up to a text, in a regex": Case(lambda: text_until_c(False), lambda: until_in_regex(False)),
-    "span that must end, in a regex": Case(lambda: text_until_c(True), lambda: until_in_regex(True)),
-    "span under a rule": Case(lambda: Spanned(until=ends_in_c, constraint=no_doubles, rule=RULE), lambda: summed(
-        (ids for ids, _ in spans(3, ends_in_c)), [B], single, rule=True)),
     "branching": Case(Branching, branching, lambda particle: (particle.topic, particle.flips, str(particle))),
 }  # fmt: skip
 ALGORITHMS = {
