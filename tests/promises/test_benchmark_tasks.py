@@ -7,7 +7,8 @@ import sys
 import numpy as np
 import pytest
 from helpers.common import ROOT
-from helpers.tiny import log_probs_by_hand, tiny_lm
+from helpers.samplers import weighed
+from helpers.tiny import add_up, log_probs_by_hand, tiny_lm
 
 from llmppl import Regex, Rule, enumerate_exact
 from llmppl.constraints import index_of
@@ -90,35 +91,31 @@ def test_an_answer_is_judged_by_its_content(made, task, number, text, right):
     assert judged(made[task], number, text) is right
 
 
-def test_methods_choose_from_a_set(parts):
-    report = parts["task_report"]
-    line = {
-        "set": "masked", "answers": ["x", "y", "y", None, "x", "x"], "right": [False, True, True, False, False, False],
-        "log_probs": [-9.0, -3.0, -4.0, -1.0, -5.0, -6.0], "log_weights": [math.log(w) for w in (5, 2, 2, 9, 1, 1)],
-    }  # fmt: skip
-    assert report.one(line, 6) == pytest.approx(2 / 6)
-    assert [report.vote(line, n) for n in (1, 2, 3, 6)] == [0, 0, 1, 0]
-    assert [report.best(line, n) for n in (1, 6)] == [0, 1]             # not the likeliest of all: it is no answer
-    assert [report.heaviest(line, n) for n in (1, 3, 6)] == [0, 0, 0]
-    assert report.heaviest(line | {"log_weights": [0.0, 1.0, 1.0, 5.0, 0.0, 0.0]}, 6) == 1
-    assert report.log_ml(line, 6) == pytest.approx(math.log(11))        # a weight is divided by N already
-    assert report.log_ml(line, 3) == pytest.approx(math.log(9 * 6 / 3))
-    nothing = {"set": "masked", "answers": [None], "right": [False], "log_probs": [0.0], "log_weights": [0.0]}
-    assert [f(nothing, 1) for f in (report.vote, report.best, report.heaviest)] == [0, 0, 0]
-    assert report.log_ml(nothing, 1) == -math.inf
+LINE = {
+    "set": "masked", "answers": ["x", "y", "y", None, "x", "x"], "right": [False, True, True, False, False, False],
+    "log_probs": [-9.0, -3.0, -4.0, -1.0, -5.0, -6.0], "log_weights": [math.log(w) for w in (5, 2, 2, 9, 1, 1)],
+}  # fmt: skip
+NONE = {"set": "masked", "answers": [None], "right": [False], "log_probs": [0.0], "log_weights": [0.0]}
+
+
+@pytest.mark.parametrize("method, line, n, share", [
+    ("one", LINE, 6, 2 / 6), ("vote", LINE, 1, 0), ("vote", LINE, 3, 1), ("vote", LINE, 6, 0), ("best", LINE, 1, 0),
+    ("best", LINE, 6, 1),                                               # not the likeliest of all: it is no answer
+    ("heaviest", LINE, 3, 0), ("heaviest", LINE | {"log_weights": [0.0, 1.0, 1.0, 5.0, 0.0, 0.0]}, 6, 1),
+    ("log_ml", LINE, 6, math.log(11)), ("log_ml", LINE, 3, math.log(9 * 6 / 3)),    # weights are divided by N already
+    ("vote", NONE, 1, 0), ("best", NONE, 1, 0), ("heaviest", NONE, 1, 0), ("log_ml", NONE, 1, -math.inf),
+])  # fmt: skip
+def test_methods_choose_from_a_set(parts, method, line, n, share):
+    assert getattr(parts["task_report"], method)(line, n) == pytest.approx(share)
 
 
 @pytest.mark.parametrize("how", ["steered", "tested"])
 @pytest.mark.parametrize("temperature", [1.0, 0.5])
 def test_a_text_is_weighed_by_its_probability_and_its_end(parts, how, temperature):
     lm, spellings = tiny_lm(), {(B,): "b", (A, B): "ab", (AB,): "ab", (C,): "c"}
-    truth = dict.fromkeys(spellings.values(), 0.0)
-    for ids, text in spellings.items():
-        truth[text] += math.exp(sum(colder(lm, [A, *ids][: n + 1], temperature)[i] for n, i in enumerate([*ids, END])))
+    truth = add_up((text, sum(colder(lm, [A, *ids][: n + 1], temperature)[i] for n, i in enumerate([*ids, END])))
+                   for ids, text in spellings.items())  # fmt: skip
     task = parts["task_instances"].Task("", [], 3, lambda _, text: text, lambda text: text != "cc")
     index = Regex("a?b|cc?").index(lm.vocab)
     exact = enumerate_exact(parts["tasks"].Writer(lm.context("a"), task, index, how, Rule(temperature=temperature)))
-    assert exact.log_ml == pytest.approx(math.log(sum(truth.values())), abs=1e-9)
-    for text, mass in truth.items():
-        share = exact.expect(lambda p, text=text: float(p.s == text))
-        assert share == pytest.approx(mass / sum(truth.values()), abs=1e-9)
+    assert weighed(exact) == pytest.approx(truth, rel=1e-8)

@@ -6,7 +6,8 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
-from helpers.common import ROOT, repetitions
+from helpers.common import ROOT
+from helpers.samplers import SAMPLERS, is_posterior, weighed
 from helpers.tiny import add_up, log_prob_by_hand, log_probs_by_hand, spelled, texts_of, tiny_lm
 
 from llmppl import Regex, Rule, enumerate_exact, importance_sampling, smc_steer
@@ -37,9 +38,7 @@ def classifier(monkeypatch):
 def test_an_answer_sums_its_spellings_and_local_masking_differs(classifier):
     lm = tiny_lm()
     spellings = {(A, B): "ab", (AB,): "ab", (C,): "c"}
-    weights = {"ab": 0.0, "c": 0.0}
-    for ids, label in spellings.items():
-        weights[label] += math.exp(log_prob_by_hand(lm, [A], [*ids, END]))
+    weights = add_up((label, log_prob_by_hand(lm, [A], [*ids, END])) for ids, label in spellings.items())
     exact = enumerate_exact(classifier.Answered(lm, "a", local=False))
     assert exact.log_ml == pytest.approx(math.log(sum(weights.values())), abs=1e-9)
     posterior = np.array([weights["ab"], weights["c"]]) / sum(weights.values())
@@ -74,40 +73,22 @@ def reasoning(monkeypatch):
 
 
 NUMBERS = {(A, C): "ac", (A, B, C): "abc", (AB, C): "abc"}
-TIMES = repetitions(2000, 200)
-
-
 def assert_exact(model, weights):
-    """Enumeration gives the `weights` of the texts; importance sampling and steering their sum on average, and the
-    weights of those that are common."""
-    exact, Z = enumerate_exact(model), sum(weights.values())
-    assert exact.log_ml == pytest.approx(math.log(Z), abs=1e-9)
-    for text, weight in weights.items():
-        share = exact.expect(lambda particle, text=text: str(particle) == text)
-        assert share == pytest.approx(weight / Z, abs=1e-9)
-    common = [text for text, weight in weights.items() if weight > 0.1 * Z]
-    for run in (lambda seed: importance_sampling(model, 5, seed=seed), lambda seed: smc_steer(model, 4, 2, seed=seed)):
-        found = np.zeros((TIMES, 1 + len(common)))
-        for seed in range(TIMES):
-            for particle in run(seed):
-                found[seed] += math.exp(particle.log_weight) * np.array([True, *(str(particle) == x for x in common)])
-        errors = found.std(axis=0, ddof=1) / math.sqrt(TIMES)
-        assert (np.abs(found.mean(axis=0) - [Z, *(weights[text] for text in common)]) <= 4.5 * errors + 1e-9).all()
+    """Check the weights by enumeration, and those of the common texts by importance sampling and steering."""
+    assert weighed(enumerate_exact(model)) == pytest.approx(weights, rel=1e-8)
+    for name in ("importance", "distinct"):
+        is_posterior(SAMPLERS[name], lambda: model, weights, full=2000, least=0.1)
 
 
 def test_reasoning_in_the_target_is_summed_out(reasoning):
-    weights = dict.fromkeys(NUMBERS.values(), 0.0)
-    for left, more in {(B,): (C,), (A, B): (C, A), (AB,): (C, A)}.items():
-        for ids, text in NUMBERS.items():
-            weights[text] += math.exp(log_prob_by_hand(tiny_lm(), [C], [*left, *more, *ids]))
-    assert_exact(reasoning.Reasoned(tiny_lm(), "a"), weights)
+    steps = [(B, C), (A, B, C, A), (AB, C, A)]
+    pairs = [(text, log_prob_by_hand(tiny_lm(), [C], [*each, *ids])) for each in steps for ids, text in NUMBERS.items()]
+    assert_exact(reasoning.Reasoned(tiny_lm(), "a"), add_up(pairs))
 
 
 @pytest.mark.parametrize("kind", ["Direct", "Proposed"])
 def test_reasoning_in_the_proposal_keeps_the_target_of_direct_answers(reasoning, kind):
-    weights = dict.fromkeys(NUMBERS.values(), 0.0)
-    for ids, text in NUMBERS.items():
-        weights[text] += math.exp(log_prob_by_hand(tiny_lm(), [A], ids))
+    weights = add_up((text, log_prob_by_hand(tiny_lm(), [A], ids)) for ids, text in NUMBERS.items())
     assert_exact(getattr(reasoning, kind)(tiny_lm(), "a"), weights)
 
 
@@ -126,26 +107,22 @@ def test_a_critic_weighs_the_end_of_a_text_and_guides_before_it(monkeypatch):
     assert posterior.stats.rounds <= 2 * 3              # a step asks for a token, and all critics together
 
 
-@pytest.mark.parametrize("name, program", [("extraction_records", "Record"), ("text_to_sql", "Query")])
-@pytest.mark.parametrize("local", [True, False])
-def test_a_record_or_a_query_is_weighed_by_its_probability(monkeypatch, name, program, local):
+@pytest.mark.parametrize("name, program, without", [
+    ("extraction_records", "Record", ""), ("text_to_sql", "Query", "b"),
+])  # fmt: skip
+def test_a_record_or_a_query_is_weighed_by_its_probability(monkeypatch, name, program, without):
     lm, module = tiny_lm(), example(name)
     monkeypatch.setattr(module, "MAX_TOKENS", 2)                                # "c c" takes three
-    index, options = Regex("a?b|c|c c").index(lm.vocab), {}
-    if name == "text_to_sql":
-        options["runs"] = lambda query: query != "b"
+    index, options = Regex("a?b|c|c c").index(lm.vocab), {"runs": lambda query: query != without} if without else {}
     spellings = {(B,): "b", (A, B): "ab", (AB,): "ab", (C,): "c"}
-    weights = dict.fromkeys(spellings.values(), 0.0)
-    for ids, text in spellings.items():
-        weights[text] += math.exp(log_prob_by_hand(lm, [A], [*ids, END]))
-    model = getattr(module, program)(lm.context("a"), index, local=local, **options)
-    if not local:
-        weights["b"] *= name != "text_to_sql"
-        return assert_exact(model, weights)
-    exact, first = enumerate_exact(model), np.exp(log_probs_by_hand(lm, [A]))
-    assert exact.log_ml == pytest.approx(0.0, abs=1e-9)                         # as if masks cost nothing
-    share = exact.expect(lambda particle: str(particle) == "c")
-    assert share == pytest.approx(first[C] / (first[A] + first[B] + first[C] + first[AB]), abs=1e-9)
+    weights = add_up((text, log_prob_by_hand(lm, [A], [*ids, END])) for ids, text in spellings.items())
+    weights.pop(without, None)
+    make = getattr(module, program)
+    assert_exact(make(lm.context("a"), index, local=False, **options), weights)
+    local, first = enumerate_exact(make(lm.context("a"), index, local=True, **options)), log_probs_by_hand(lm, [A])
+    share = math.exp(first[C] - np.logaddexp.reduce(first[[A, B, C, AB]]))
+    assert local.log_ml == pytest.approx(0.0, abs=1e-9)                         # as if masks cost nothing
+    assert weighed(local)["c"] == pytest.approx(share)
 
 
 def test_the_heaviest_answer_sums_its_texts():
