@@ -487,11 +487,3 @@ def test_a_killed_run_resumes_and_ends_the_same(path, tmp_path, first, second):
     run_all(path, PROMPTS, fresh(), together=7, resume=True)
     run_all(tmp_path / "whole.db", PROMPTS, fresh(), together=7)
     assert records(path) == records(tmp_path / "whole.db")
-
-
-def test_a_result_file_keeps_its_seed_and_tasks(path):
-    results = run_all(path, ["a", "b"])
-    file = ResultFile(path, resume="force")
-    assert (file.seed, file.num_done, [*file.missing("abc")]) == (3, 2, [(2, "c")])
-    assert len([*file.written([dataclasses.replace(results[0], index=2, task="c")])]) == 1
-    assert [result.index for result in load_results(path)] == [0, 1, 2]
