@@ -20,11 +20,25 @@ import argparse
 
 import numpy as np
 
-from llmppl import CachedTransformer, Regex
-from llmppl.queries import conformity
+from llmppl import EOS, CachedTransformer, Regex
+from llmppl.constraints import TokenIndex
 
 PATTERN = r' "(Yes|No|Hello|Thank you|I am sorry|I am [a-z]+)[.!,]"'
 PROMPTS = ["The girl smiled and said,", "The big house stood at the sea."]
+
+
+def conformity(lm: CachedTransformer, prompt: str, index: TokenIndex, seed: int) -> list[tuple[float, float, bool]]:
+    """Draw a text by local masking, and return (mass, kl, agrees) for each of its tokens."""
+    context, state, rng = lm.context(prompt), index.start, np.random.default_rng(seed)
+    found = []
+    while True:
+        dist, mask = context.next_token(), index.mask(state)
+        log_mass = np.logaddexp.reduce(dist.log_probs()[mask])
+        found.append((np.exp(log_mass), -log_mass, mask[np.argmax(dist.log_probs())]))
+        token = dist.masked(mask).sample(rng)
+        if token == EOS:
+            return found
+        context, state = context + token, index.advance(state, token)
 
 
 def main() -> None:
@@ -42,16 +56,13 @@ def main() -> None:
     print("model                prompt                 mass   kl  agrees      mass   kl  agrees     kl of a text")
     for name in names:
         lm = CachedTransformer.from_pretrained(name)
-        regex = Regex(PATTERN)
+        index = Regex(PATTERN).index(lm.vocab)
         for prompt in PROMPTS:
-            texts = [conformity(lm, prompt, regex, seed=args.seed + i) for i in range(num_texts)]
+            texts = [conformity(lm, prompt, index, args.seed + i) for i in range(num_texts)]
             parts = [text[0] for text in texts], [found for text in texts for found in text[1:]]
-            cells = [
-                f"{np.mean([found.mass for found in part]):.3f} {np.mean([found.kl for found in part]):5.1f}"
-                f" {np.mean([found.agrees for found in part]):5.0%}"
-                for part in parts
-            ]
-            whole = np.mean([sum(found.kl for found in text) for text in texts])
+            means = [np.mean(part, axis=0) for part in parts]
+            cells = [f"{mass:.3f} {kl:5.1f} {agrees:5.0%}" for mass, kl, agrees in means]
+            whole = np.mean([sum(kl for _, kl, _ in text) for text in texts])
             print(f"{(name or 'embedded')[-20:]:20} {prompt[:22]:22} {cells[0]:22} {cells[1]:22} {whole:8.1f}")
 
 

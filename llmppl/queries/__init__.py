@@ -23,12 +23,10 @@ from llmppl.queries.matches import Match as Match
 from llmppl.queries.matches import Matches as Matches
 from llmppl.queries.matches import MatchList as MatchList
 from llmppl.queries.query import Certificate as Certificate
-from llmppl.queries.query import Conformity as Conformity
 from llmppl.queries.query import Explanation as Explanation
 from llmppl.queries.query import Query as Query
 from llmppl.queries.query import QueryOptions as QueryOptions
 from llmppl.queries.query import can_generate as can_generate
-from llmppl.queries.query import conformity as conformity
 from llmppl.queries.query import explain as explain
 from llmppl.queries.query import probability as probability
 from llmppl.queries.query import search as search

@@ -30,7 +30,7 @@ from llmppl.constraints.automata import DFA
 from llmppl.constraints.constraint import Index
 from llmppl.constraints.vocabulary import Canonical, CanonicalState, Text
 from llmppl.distributions import NO_RULE, DecisionRule, Floats, Ints, logsumexp
-from llmppl.lm import CachedTransformer, Context, TokenDistribution
+from llmppl.lm import CachedTransformer, Context
 from llmppl.queries.compile import MAX_LISTED_PREFIXES, Compiled, Part
 from llmppl.queries.matches import Match
 from llmppl.support.graphs import Memo
@@ -150,11 +150,6 @@ class Space:
         return Node(None, begin, self.indices[self.prefixes], self.prefixes.start, after)
 
     # ---- children
-
-    def next_token(self, node: Node) -> TokenDistribution:
-        """Return the distribution of the next token after a node, under the rule."""
-        dist: TokenDistribution = self.rule(node.context.next_token())
-        return dist
 
     def log_probs(self, nodes: list[Node]) -> list[Floats]:
         """Return the log-probabilities of the next token after each node, (V,) each, in one round.
@@ -403,8 +398,8 @@ class Search:
         while self.heap and len(items) < self.batch:
             item = heapq.heappop(self.heap)
             (matches if item.kind is MATCH else items).append(item)
-        for item in matches:
-            heapq.heappush(self.heap, item)
+        for match in matches:
+            heapq.heappush(self.heap, match)
         return items
 
     def _follow(self, item: Item, node: Node, ids: Ints, ending: float, log_probs: Floats) -> None:
@@ -459,9 +454,8 @@ class Search:
             return False
         raise ValueError(
             f"no {'further ' * bool(self.fruitful)}match in {barren:,} expansions; further matches have probability "
-            f"{self.open_mass():.2g} at most, all together. To search on, give a larger max_expansions, such as "
-            f"{10 * MAX_BARREN_EXPANSIONS:,}. rule=Rule(top_k=...) or max_tokens= leave less to search, "
-            f"best(beam_width=...) searches the best contexts only, and probability(..., runs=0) bounds all matches"
+            f"{self.open_mass():.2g} at most, all together. To search on, give a larger max_expansions. A rule or "
+            "max_tokens leave less to search, and best(beam_width=...) searches the best contexts only"
         )
 
     # ---- matches

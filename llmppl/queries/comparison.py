@@ -110,15 +110,6 @@ class Comparison:
         """sqrt(X2 / (num_a + num_b)), from 0 to 1; None unless both sides are samples."""
         return math.sqrt(self.test.statistic / (self.num_a + self.num_b)) if self.num_a and self.num_b else None
 
-    @property
-    def kl(self) -> float | None:
-        """KL(a || b) in nats, inf if b lacks a string of a; None unless both sides are exact."""
-        if self.test is not None:
-            return None
-        p_a, p_b = (share[self.a > 0] for share in self.shares)
-        with np.errstate(divide="ignore"):
-            return float(np.sum(p_a * np.log(p_a / p_b)))
-
     def __repr__(self) -> str:
         sides = (("a", self.a, self.num_a), ("b", self.b, self.num_b))
         sizes = [f"{name}: exact" if num is None else f"{name}: {num:,} drawn" for name, _, num in sides]
@@ -131,8 +122,7 @@ class Comparison:
 
     def _results(self) -> str:
         if self.test is None:
-            tested = f"KL(a || b) {self.kl:.4f} nats; both sides are exact: there is nothing to test"
-            return f"total variation {self.tv:.4f}\n{tested}"
+            return f"total variation {self.tv:.4f}; both sides are exact: there is nothing to test"
         distance = "total variation {:.4f}, between {:.4f} and {:.4f} at {:g} %"
         distance = distance.format(self.tv, *self.tv_interval, 100 * self.level)
         effect = "" if self.cramers_v is None else f"; Cramer's V {self.cramers_v:.4f}"

@@ -13,11 +13,10 @@ from collections.abc import Iterable
 from dataclasses import KW_ONLY, dataclass, fields, replace
 from functools import cached_property
 from itertools import repeat
-from typing import Any, Literal, NamedTuple, TypedDict, Unpack, cast, get_args
+from typing import Literal, TypedDict, Unpack, cast, get_args
 
 import numpy as np
 
-from llmppl.constraints.values import index_of
 from llmppl.constraints.vocabulary import EOS, Token
 from llmppl.distributions import NO_RULE, DecisionRule, Rule
 from llmppl.lm import ENDS, CachedTransformer, Context, End, TokenDistribution
@@ -28,7 +27,7 @@ from llmppl.queries.matches import Matches
 from llmppl.queries.sampling import Probability, bounded, samples, uniform_starts
 from llmppl.support import arguments
 from llmppl.support.arguments import count, generator, number, one_of, optional_count
-from llmppl.support.options import list_options, readable_tuple
+from llmppl.support.options import list_options
 
 Tokenization = Literal["all", "canonical", "canonical_prefix"]
 Results = Literal["strings", "tokens"]
@@ -263,6 +262,9 @@ class Query:
 class QueryOptions(TypedDict, total=False):
     """Options that `search` and `probability` pass to `Query`."""
 
+    prefix: Language
+    end: End
+    rule: DecisionRule
     edits: EditsLike
     rewrite: Iterable[Rewrite]
     ignore: Language | None
@@ -276,23 +278,21 @@ _DEFAULTS = {field.name: field.default for field in fields(Query)}
 
 @list_options(QueryOptions, _DEFAULTS)
 def search(
-    lm: CachedTransformer, pattern: Language, *, prefix: Language = "", end: End = "eos", rule: DecisionRule = NO_RULE,
-    results: Results = "strings", max_expansions: int | None = None, progress: bool | None = None,
-    **options: Unpack[QueryOptions],
+    lm: CachedTransformer, pattern: Language, *, results: Results = "strings", max_expansions: int | None = None,
+    progress: bool | None = None, **options: Unpack[QueryOptions],
 ) -> Matches:  # fmt: skip
     """Search the strings of a language that a model would write, most probable first: `Query(...).best(...)`."""
-    query = Query(lm, pattern, prefix=prefix, end=end, rule=rule, **options)
+    query = Query(lm, pattern, **options)
     return query.best(results=results, max_expansions=max_expansions, progress=progress)
 
 
 @list_options(QueryOptions, _DEFAULTS)
 def probability(
-    lm: CachedTransformer, pattern: Language, *, prefix: Language = "", end: End = "eos", rule: DecisionRule = NO_RULE,
-    max_expansions: int = 2000, runs: int = 32, seed: int | None = None, **options: Unpack[QueryOptions],
+    lm: CachedTransformer, pattern: Language, *, max_expansions: int = 2000, runs: int = 32, seed: int | None = None,
+    **options: Unpack[QueryOptions],
 ) -> Probability:  # fmt: skip
     """Compute the probability that a text of a model is in a language: `Query(...).probability(...)`."""
-    query = Query(lm, pattern, prefix=prefix, end=end, rule=rule, **options)
-    return query.probability(max_expansions=max_expansions, runs=runs, seed=seed)
+    return Query(lm, pattern, **options).probability(max_expansions=max_expansions, runs=runs, seed=seed)
 
 
 def _check_search(results: Results, order: Order, tolerance: float, batch: int, max_expansions: int | None) -> None:
@@ -376,42 +376,3 @@ def _certificate(dist: TokenDistribution, id: int, rule: Rule) -> Certificate:
     impossible = log_probs[id] == -math.inf
     excluded = "the model gives it probability 0" if impossible else rule.excluded_by(dist, id)
     return Certificate(dist.support[id], float(log_probs[id]), rank, excluded)
-
-
-@readable_tuple
-class Conformity(NamedTuple):
-    """Agreement of a constraint with the model at one token.
-
-    `mass` is the probability p(A) of the allowed tokens, and `kl` the divergence KL(p( . | A) || p) = -log p(A), in
-    nats. `agrees` is True if the most probable token is allowed.
-    """
-
-    token: Token
-    mass: float
-    kl: float
-    agrees: bool
-
-
-def conformity(
-    lm: CachedTransformer, prompt: str | Context, constraint: Any, *, max_tokens: int = 100, seed: int | None = None
-) -> list[Conformity]:
-    """Draw a text by local masking, and return for each token how well the model conforms to the constraint.
-
-    The text ends at EOS, where no token fits, or after `max_tokens`. Source: Willard & Louf 2023, Sec. 5.
-    """
-    index, rng = index_of(constraint, lm.vocab), generator(seed)
-    if index is None:
-        raise TypeError(f"conformity wants a constraint that has masks, not {constraint!r}")
-    context, state = as_context(lm, prompt), index.start
-    found: list[Conformity] = []
-    while len(found) < max_tokens:
-        dist, mask = context.next_token(), index.mask(state)
-        log_mass = float(np.logaddexp.reduce(dist.log_probs()[mask], initial=-np.inf))
-        if log_mass == -np.inf:
-            break
-        token, best = dist.masked(mask).sample(rng), np.argmax(dist.log_probs())
-        found.append(Conformity(token, math.exp(log_mass), -log_mass, bool(mask[best])))
-        if token == EOS:
-            break
-        context, state = context + token, index.advance(state, token)
-    return found

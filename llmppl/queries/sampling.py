@@ -66,7 +66,7 @@ class Sampled(Model):
         self.condition(accepts or ids.size > 0)
         if accepts and space.end == "prefix" and not ids.size:
             return self.finish()
-        dist, mask = space.next_token(node), np.zeros(len(space.lm.vocab), bool)
+        dist, mask = space.rule(node.context.next_token()), np.zeros(len(space.lm.vocab), bool)
         mask[ids] = True
         if accepts and space.end != "eos":
             if self.ends(dist, ids):
@@ -205,7 +205,7 @@ class Remainder(Sampled):
         space, node = self.space, item.node
         if item.kind is not REST:
             return item.open(space)
-        dist, mask = space.next_token(node), np.zeros(len(space.lm.vocab), bool)
+        dist, mask = space.rule(node.context.next_token()), np.zeros(len(space.lm.vocab), bool)
         mask[item.later(space.allowed(node), dist.log_probs())] = True
         token = int(self.sample(dist.masked(mask)))     # one of the tokens that the item stands for
         return space.child(node, token, dist.log_prob(token))

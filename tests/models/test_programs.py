@@ -1,4 +1,4 @@
-"""ConstrainedText with every kind of constraint, and conformity: against `re`, lark, `json` and sums by hand."""
+"""ConstrainedText with every kind of constraint, against `re`, lark, `json` and sums by hand."""
 
 import enum
 import json
@@ -16,7 +16,6 @@ from helpers.tiny import (
     TOKENS,
     cold_lm,
     log_prob_by_hand,
-    log_probs_by_hand,
     spelled,
     table_lm,
     texts_of,
@@ -25,7 +24,6 @@ from helpers.tiny import (
 )
 
 from llmppl import (
-    EOS,
     Categorical,
     ConstrainedText,
     Grammar,
@@ -40,8 +38,7 @@ from llmppl import (
     smc_standard,
     smc_steer,
 )
-from llmppl.constraints import DFA, index_of, json_grammar
-from llmppl.queries import conformity
+from llmppl.constraints import DFA, json_grammar
 
 V = 6
 A, B, C, SPACE, AB, END = range(6)
@@ -197,9 +194,8 @@ def test_a_type_is_never_mistaken_for_a_function_of_the_text(wrong):
 
 @pytest.mark.parametrize("wrong", WITHOUT_TEXT, ids=str)
 def test_a_type_without_a_written_form_is_refused(wrong):
-    for take in (lambda: ConstrainedText(tiny_lm(V), "a", wrong), lambda: conformity(tiny_lm(V), "a", wrong)):
-        with pytest.raises(TypeError, match=r"cannot be the type .* A pydantic model, .* for other texts Regex\(...\)"):
-            take()
+    with pytest.raises(TypeError, match=r"cannot be the type .* A pydantic model, .* for other texts Regex\(...\)"):
+        ConstrainedText(tiny_lm(V), "a", wrong)
 
 
 class Says:
@@ -253,7 +249,6 @@ def test_programs_refuse_invalid_texts_by_name():
     for make, error, message in [
         (lambda: ConstrainedText(lm, 5), TypeError, "prompt must be a str or a Context, not 5"),
         (lambda: ConstrainedText(lm, "a\ud800"), ValueError, "surrogates not allowed"),
-        (lambda: conformity(lm, None, Regex("a")), TypeError, "prompt must be a str"),
         (lambda: PromptIntersection(lm, ["a", 5]), TypeError, "prompt must be a str or a Context, not 5"),
         (lambda: Infilling(lm, ["a", 5]), TypeError, "each of the fragments must be a str, not 5"),
         (lambda: Infilling(lm, "a[BLANK]\ud800"), ValueError, "surrogates not allowed"),
@@ -367,64 +362,6 @@ def test_texts_of_the_embedded_model_are_instances_of_a_schema(embedded):
     index = schema.index(embedded.vocab)
     posterior = smc_steer(ConstrainedText(embedded, "a", index), 3, 2, max_steps=3)
     assert len(posterior) and all(particle.index is index for particle in posterior)
-
-
-# ---- conformity
-
-
-@each_constraint
-def test_conformity_agrees_with_distribution_and_mask(name):
-    lm, make = tiny_lm(V), CONSTRAINTS[name][0]
-    index = index_of(make(), lm.vocab)
-    lengths = set()
-    for seed in range(8):
-        before, state = [A], index.start
-        texts = conformity(lm, "a", make(), max_tokens=6, seed=seed)
-        lengths.add(len(texts))
-        for found in texts:
-            dist, mask = log_probs_by_hand(lm, before), index.mask(state)
-            assert mask[found.token]
-            mass = np.exp(dist[mask]).sum()
-            masked = np.where(mask, np.exp(dist), 0.0) / mass
-            divergence = sum(q * (math.log(q) - log_p) for q, log_p in zip(masked, dist, strict=True) if q > 0.0)
-            assert found.mass == pytest.approx(mass, rel=1e-6)
-            assert found.kl == pytest.approx(divergence, rel=1e-5, abs=1e-9)
-            assert found.agrees == mask[np.argmax(dist)]
-            if found.token != EOS:
-                before.append(int(found.token))
-                state = index.advance(state, found.token)
-        assert texts[-1].token == EOS or len(texts) == 6
-    assert max(lengths) > 1
-
-
-def test_a_masked_texts_weight_is_minus_the_sum_of_its_divergences():
-    lm = tiny_lm(V)
-    for seed in range(5):
-        found = conformity(lm, "a", Regex("(ab|c){1,2}"), seed=seed)
-        ids = [int(each.token) for each in found]
-        masses = sum(each.kl for each in found)
-        index, state, log_q = Regex("(ab|c){1,2}").index(lm.vocab), None, 0.0
-        state = index.start
-        for i, token in enumerate(ids):
-            dist, mask = log_probs_by_hand(lm, [A, *ids[:i]]), index.mask(state)
-            log_q += dist[token] - np.logaddexp.reduce(dist[mask])
-            state = index.advance(state, token)
-        assert log_prob_by_hand(lm, [A], ids) - log_q == pytest.approx(-masses, rel=1e-5)
-
-
-def test_conformity_of_an_unconstrained_text_is_one():
-    for found in conformity(tiny_lm(V), "a", Regex("(?s).*"), max_tokens=5, seed=0):
-        assert found.mass == pytest.approx(1.0) and found.kl == pytest.approx(0.0, abs=1e-9) and found.agrees
-
-
-def test_conformity_ends_if_no_allowed_token_has_positive_probability():
-    lm = table_lm(lambda ids: [0.0, -np.inf, -np.inf])   # "a" for ever
-    assert [str(found.token) for found in conformity(lm, "a", Regex("aab"), seed=0)] == ["a", "a"]
-
-
-def test_conformity_requires_masks():
-    with pytest.raises(TypeError, match="has masks"):
-        conformity(tiny_lm(V), "a", lambda text: True)
 
 
 def test_a_seed_determines_the_text_whatever_is_cached():

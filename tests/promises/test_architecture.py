@@ -92,7 +92,7 @@ LINES = {
     "lm/embedded": 30,
     "lm/engines": 2340,
     "models": 2150,
-    "queries": 1970,
+    "queries": 1900,
     "report": 750,
     "support": 1000,
     "tasks": 720,

@@ -34,7 +34,7 @@ from llmppl.constraints.automata.rewrites import alignment, distance, within
 from llmppl.inference.resampling import multinomial, optimal, residual, stratified, systematic
 from llmppl.models.lookahead import Lookahead, mean_next_token, rollout
 from llmppl.models.programs import Program, short_words
-from llmppl.queries import compare, conformity
+from llmppl.queries import compare
 from llmppl.support import arguments
 
 
@@ -170,7 +170,6 @@ API = [
     ("Rule", "top_k", OPTIONAL_COUNT, lambda x: Rule(top_k=x)),
     ("Rule", "top_p", OPTIONAL_PROBABILITY, lambda x: Rule(top_p=x)),
     ("Rule", "min_p", OPTIONAL_PROBABILITY, lambda x: Rule(min_p=x)),
-    ("conformity", "seed", SEED, lambda x: conformity(lm, "a", word, seed=x)),
     ("Extent", "max_tokens", OPTIONAL_COUNT, lambda x: Model().extend(lm.context("a"), until="b", max_tokens=x)),
     ("short_words", "max_letters", COUNT, lambda x: short_words(lm.vocab, x)),
     ("Lookahead", "max_tokens", COUNT, lambda x: Lookahead(table().index, mean_next_token(lm.context("a"), 1), x)),
