@@ -5,6 +5,7 @@ An entry is complete before it can be looked up. So other threads and interrupts
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict
 from collections.abc import Callable, Hashable, Iterable, Iterator
 from typing import Any, TypeVar
@@ -14,16 +15,19 @@ V = TypeVar("V")
 
 
 class Memo(dict[K, V]):
-    """A dict that computes a missing value by `find(key)`, and keeps it."""
+    """A dict that computes a missing value by `find(key)`, and keeps it. It is cleared when it has `most` entries."""
 
-    __slots__ = ("_find",)
+    __slots__ = ("_find", "most")
 
-    def __init__(self, find: Callable[[K], V]) -> None:
+    def __init__(self, find: Callable[[K], V], most: float = math.inf) -> None:
         super().__init__()
-        self._find = find
+        self._find, self.most = find, most
 
     def __missing__(self, key: K) -> V:
-        return self.setdefault(key, self._find(key))    # two threads get the same value, that of the first
+        found = self._find(key)
+        if len(self) >= self.most:
+            self.clear()
+        return self.setdefault(key, found)              # two threads get the same value, that of the first
 
 
 class Numbering(dict[K, int]):

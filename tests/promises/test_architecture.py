@@ -84,7 +84,7 @@ LINES = {
     "constraints/json": 2500,
     "constraints/lark": 1870,
     "constraints/masks": 1110,
-    "constraints/vocabulary": 2050,
+    "constraints/vocabulary": 1960,
     "distributions": 1140,
     "inference": 2290,                                  # the digest of particles came from resuming
     "inference/resuming": 250,

@@ -16,8 +16,8 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Hashable, Iterable, Sequence
-from typing import Any, NamedTuple, TypeVar
+from collections.abc import Iterable, Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -27,6 +27,7 @@ from llmppl.constraints.vocabulary.pretokens import PreTokens, PreTokenState, Sp
 from llmppl.constraints.vocabulary.trie import trie_of
 from llmppl.constraints.vocabulary.trie_walk import MemoGraph, walk_state
 from llmppl.constraints.vocabulary.vocabulary import BYTE_PIECES
+from llmppl.support.graphs import Memo
 from llmppl.support.locks import Lock, locked
 from llmppl.support.options import readable_tuple
 from llmppl.support.shared import Shared
@@ -164,7 +165,6 @@ def _splits(step: dict[str, Any]) -> list[Split]:
     raise UnsupportedTokenizer(f"its pre-tokenizer {step['type']} is not supported: {json.dumps(step)}")
 
 
-K = TypeVar("K", bound=Hashable)
 MASK_BYTES = 1 << 26                                # memory for each of the three tables of masks
 SAMPLES = "a a", "  a  "                            # texts that a decoder must reproduce
 MAX_STATES = 1 << 16                                # states of the pre-tokeniser whose steps are kept
@@ -256,9 +256,10 @@ class Canonical(Shared):
         self._pre = PreTokens(rules.splits, filter(None, literals), rules.alphabet, rules.begin, rules.alone)
         self._trie = trie_of(vocab)
         self._graph = MemoGraph(self._pre)
-        self._masks = _MaskMemo(self._find_mask)            # (state of the pre-tokeniser, last token) -> mask
-        self._stable_masks = _MaskMemo(self._find_stable)   # last token -> tokens that are stable after it
-        self._uncut_masks = _MaskMemo(self._find_uncut)     # state of the pre-tokeniser -> tokens without a cut inside
+        most = MASK_BYTES // len(vocab.tokens)
+        self._masks = Memo(self._find_mask, most)           # (state of the pre-tokeniser, last token) -> mask
+        self._stable_masks = Memo(self._find_stable, most)  # last token -> tokens that are stable after it
+        self._uncut_masks = Memo(self._find_uncut, most)    # state of the pre-tokeniser -> tokens without a cut inside
         self._lock = Lock()
         self.start = CanonicalState(self._pre.start, -1, () if self.reason else None)
 
@@ -318,15 +319,8 @@ class Canonical(Shared):
         opened = self._pre.open(pretokens, stable)
         if opened is None:
             return None
-        graph = self._graph                         # it may grow, but keeps its numbers
-        at, table = graph.ids.get(opened, -1), graph.table
-        for byte in self.vocab.tokens[token]:
-            if at <= 0:
-                break
-            at = table.item(at, byte)
-        if at < 0:
-            graph, at = self._read(opened, self.vocab.tokens[token])
-        return CanonicalState(graph.state(at), int(token), tokens) if at else None
+        after = self._read(opened, self.vocab.tokens[token])
+        return after and CanonicalState(after, int(token), tokens)
 
     def mask(self, state: CanonicalState) -> Bools:
         """Return the tokens for which `advance` does not return None.
@@ -344,6 +338,7 @@ class Canonical(Shared):
             if opened is not None:
                 mask |= self._uncut_masks[opened] & after_last
         mask[self._added] = self._pre.accepts(pretokens)
+        mask.flags.writeable = False
         return mask
 
     def _find_stable(self, last: int) -> Bools:
@@ -360,17 +355,16 @@ class Canonical(Shared):
         return self._graph
 
     @locked
-    def _read(self, opened: PreTokenState, data: bytes) -> tuple[MemoGraph, int]:
-        """Return the graph and its number of the state after `data`; the number is 0 if the bytes do not fit."""
+    def _read(self, opened: PreTokenState, data: bytes) -> PreTokenState | None:
+        """Return the state after `data`, or None if the bytes do not fit."""
         graph = self._bounded_graph()
         at = graph.number(opened)
         for byte in data:
-            if not at:
-                break
             if graph.table.item(at, byte) < 0:
                 graph.fill(at, np.array([byte]))
             at = graph.table.item(at, byte)
-        return graph, at
+        found: PreTokenState | None = graph.state(at)
+        return found
 
 
 def _literal(token: dict[str, Any], normalizer: Any) -> bytes | None:
@@ -380,19 +374,3 @@ def _literal(token: dict[str, Any], normalizer: Any) -> bytes | None:
     if token["single_word"] or changed or content[:1] in ("", " "):    # a decoder may strip a leading blank
         return None
     return content.encode()
-
-
-class _MaskMemo(dict[K, Bools]):
-    """Table of masks that are computed on demand; it is cleared when it exceeds MASK_BYTES."""
-
-    def __init__(self, find: Callable[[K], Bools]) -> None:
-        super().__init__()
-        self._find = find
-
-    def __missing__(self, key: K) -> Bools:
-        mask = self._find(key)
-        mask.flags.writeable = False
-        if len(self) * mask.size > MASK_BYTES:
-            self.clear()
-        self[key] = mask
-        return mask

@@ -16,16 +16,18 @@ Source for the threads: Cox (2009), "Regular Expression Matching: the Virtual Ma
 
 from __future__ import annotations
 
-import functools
 import itertools
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
+from importlib import import_module
 from typing import Any, NamedTuple
 
 from llmppl.support.graphs import Memo, Numbering, reachable
 
 Guess = tuple[tuple[int, ...] | None, frozenset[int]]  # threads, None in a gap; rivals
-Enter = Callable[[int], int]                        # the node after a part of a pattern -> the node that enters it
+
+_parser: Any = import_module("re._parser")          # Python's own pattern parser, which has no types
+op: Any = import_module("re._constants")
 
 ANY = 0                                             # the class of every character, and of the end of the text
 END = 1 << ANY                                      # the bits of the end
@@ -33,12 +35,13 @@ END = 1 << ANY                                      # the bits of the end
 # Pairs of ASCII letters that equal one character if case is ignored: (?i:ss) also matches "ß".
 FOLDED = ("ff", "fi", "fl", "ss", "st")
 
-CLASS = re.compile(
-    r"\\[pP]\{[^}]*\}|\\[sSdDwWhHrntfvae]|\\x[0-9A-Fa-f]{2}|\\u[0-9A-Fa-f]{4}|\\[^\w\s]|[^\\\[\](){}*+?^$|]",
+FIRST = 0x10000                                     # stands for the first class where Python's parser reads a pattern
+PARTS = re.compile(
+    r"(?P<syntax>\((?:\?(?:i?:|[=!]))?|[)|*+?]|\{(?=\d|,\d)\d*,?\d*\}(?![?+]))|(?P<class>"
+    r"\\[pP]\{[^}]*\}|\\[sSdDwWhHrntfvae]|\\x[0-9A-Fa-f]{2}|\\u[0-9A-Fa-f]{4}|\\[^\w\s]|[^\\\[\](){}*+?^$|]"
+    r"|\[(?!\^?\])(?:\\.|[^\[\]\\]|\[(?:\\.|[^\[\]\\])*\])*\])|.",
     re.ASCII | re.DOTALL,
 )
-QUANTIFIER = re.compile(r"(?P<sign>[*+?])(?P<style>[+?]?)|\{(?P<low>\d*)(?P<comma>,?)(?P<high>\d*)\}")
-SIGNS = {"*": ("0", ",", ""), "+": ("1", ",", ""), "?": ("0", ",", "1")}    # as {0,}, {1,} and {0,1}
 
 
 class UnsupportedTokenizer(ValueError):
@@ -59,40 +62,111 @@ class Split:
 
     Supported are alternatives, groups, classes, greedy and lazy quantifiers, possessive quantifiers of a single class,
     (?i:...) around ASCII letters, and lookahead to a single class. Other syntax raises UnsupportedTokenizer, as does a
-    pattern that matches the empty text.
+    pattern that matches the empty text. Python's own parser reads the pattern, in which one character stands for each
+    class.
 
     `pattern` may also be a pre-tokenizer that isolates single characters; with `repeated`, a run of such characters is
     one pre-token.
     """
 
     def __init__(self, pattern: Any, repeated: bool = False) -> None:
+        self.pattern = pattern
         self.classes: list[Any] = []                # from number 1 on: pre-tokenizers that isolate a class
         self.nodes = [Node("accept", ANY, True, ())]
         self.bits = Memo(self._find_bits)           # character -> an int whose bit c is set if class c contains it
         self._always_matches = Memo(self._find_always_matches)
         if isinstance(pattern, str):
-            self.first = _Parser(pattern, self).first
+            self._names: list[str] = []             # of the classes as they stand in the pattern
+            self._numbers = Numbering(["any"])      # name of a class -> its number
+            self.first = self._enter(self._parse(pattern), False, 0)
         else:
             self.classes = [pattern]
-            self.first = self.add_read(1, 0)
+            self.first = self._add("read", 1, 0)
             if repeated:
-                self.nodes[self.first] = Node("read", 1, True, (self.add_fork(self.first, 0),))
+                self.nodes[self.first] = Node("read", 1, True, (self._add("look", ANY, self.first, 0),))
 
-    def _add(self, *node: Any) -> int:
-        self.nodes.append(Node(*node))
+    def _refuse_if(self, holds: object, problem: str) -> None:
+        if holds:
+            raise UnsupportedTokenizer(f"the pattern {self.pattern!r} {problem}")
+
+    def _parse(self, pattern: str) -> Any:
+        """Return Python's syntax tree of a pattern, in which the characters from FIRST on stand for classes."""
+
+        def replacement(match: re.Match[str]) -> str:
+            if match["syntax"]:
+                return match[0]
+            self._refuse_if(not match["class"], f"has {match[0]!r} at {match.start()}, which is not supported")
+            self._names.append(match[0])
+            return chr(FIRST + len(self._names) - 1)
+
+        try:
+            tree = _parser.parse(PARTS.sub(replacement, pattern))
+        except re.error as error:
+            self._refuse_if(True, f"has something that is not supported: {error.msg}")
+        folded = not pattern.isascii() or any(map(pattern.lower().count, FOLDED))
+        self._refuse_if("(?i:" in pattern and folded, "ignores the case of letters that one character may stand for")
+        self._refuse_if(not tree.getwidth()[0], "matches the empty text")
+        return tree
+
+    def _add(self, kind: str, class_: int, *targets: int, holds: bool = True) -> int:
+        self.nodes.append(Node(kind, class_, holds, targets))
         return len(self.nodes) - 1
 
-    def add_read(self, class_: int, target: int) -> int:
-        """Add a node that reads a character of a class."""
-        return self._add("read", class_, True, (target,))
+    def _enter(self, items: Any, fold: bool, then: int) -> int:
+        """Add the nodes of parsed items, after which `then` follows; return the node that enters them."""
+        for kind, value in reversed(list(items)):
+            match kind:
+                case op.LITERAL:
+                    then = self._add("read", self._class(value, fold), then)
+                case op.IN:                         # alternatives of single classes
+                    then = self._add("look", ANY, *[self._enter([each], fold, then) for each in value])
+                case op.BRANCH:
+                    then = self._add("look", ANY, *[self._enter(each, fold, then) for each in value[1]])
+                case op.SUBPATTERN:
+                    then = self._enter(value[3], fold or value[1] > 0, then)
+                case op.ASSERT | op.ASSERT_NOT:
+                    then = self._add("look", self._single(value[1], fold), then, holds=kind is op.ASSERT)
+                case op.MAX_REPEAT | op.MIN_REPEAT | op.POSSESSIVE_REPEAT:
+                    then = self._repeat(kind, value, fold, then)
+                case _:
+                    self._refuse_if(True, f"has something that is not supported: {kind}")
+        return then
 
-    def add_look(self, class_: int, target: int, holds: bool = True) -> int:
-        """Add a node that checks if the next character is of a class, or with `holds=False` if it is not."""
-        return self._add("look", class_, holds, (target,))
+    def _repeat(self, kind: Any, value: Any, fold: bool, then: int) -> int:
+        """Add the nodes of a quantified part."""
+        low, high, body = value
+        self._refuse_if(not body.getwidth()[0], "repeats the empty text")
+        end, order = then, -1 if kind is op.MIN_REPEAT else 1
+        if kind is op.POSSESSIVE_REPEAT:
+            end = self._add("look", self._single(body, fold), then, holds=False)
+        if high is op.MAXREPEAT:
+            then = self._add("look", ANY)
+            self.nodes[then] = Node("look", ANY, True, (self._enter(body, fold, then), end)[::order])
+            high = low
+        for _ in range(high - low):
+            then = self._add("look", ANY, *(self._enter(body, fold, then), end)[::order])
+        for _ in range(low):
+            then = self._enter(body, fold, then)
+        return then
 
-    def add_fork(self, *targets: int) -> int:
-        """Add a node that leads to several others, the preferred first."""
-        return self._add("look", ANY, True, targets)
+    def _single(self, items: Any, fold: bool) -> int:
+        """Return the number of the class that is all of `items`."""
+        kind, code = list(items)[0] if len(items) == 1 else (None, 0)
+        self._refuse_if(kind is not op.LITERAL, "has a look-ahead or possessive quantifier of more than one class")
+        return self._class(code, fold)
+
+    def _class(self, code: int, fold: bool) -> int:
+        """Return the number of the class that a character stands for."""
+        name = self._names[code - FIRST]
+        if fold:
+            wide = "\\" in name or name.startswith("[^")     # such a class may contain "ß", and then "ss" as well
+            self._refuse_if(wide, "ignores the case of a class")
+            name = f"(?i:{name})"
+        if name not in self._numbers:
+            from tokenizers import Regex, pre_tokenizers
+
+            self.classes.append(pre_tokenizers.Split(Regex(name), "isolated"))
+        return self._numbers[name]
 
     def _find_bits(self, char: str) -> int:
         twice = char + char                         # two pre-tokens if the class isolates the character
@@ -156,129 +230,6 @@ class Split:
             return node.targets if (node.kind, node.class_) == ("look", ANY) else ()
 
         return 0 in reachable([number], onward)
-
-
-class _Parser:
-    """Parser of a pattern, which adds the nodes to a split; `first` is the node that enters the pattern.
-
-    The methods for parts of a pattern return how to enter the part, and the fewest characters that it reads.
-    """
-
-    def __init__(self, pattern: str, split: Split) -> None:
-        self.pattern, self.split, self.at, self.fold = pattern, split, 0, False
-        self.numbers = Numbering(["any"])           # name of a class -> its number
-        enter, least = self._alternatives()
-        self._refuse_if(self.at < len(pattern), "has a ')' too many")
-        self._refuse_if(not least, "matches the empty text")
-        self.first = enter(0)
-
-    def _refuse_if(self, holds: object, problem: str) -> None:
-        if holds:
-            raise UnsupportedTokenizer(f"the pattern {self.pattern!r} {problem}, at {self.at}")
-
-    def _consume(self, *texts: str) -> str:
-        """Read and return the first of `texts` that is next; "" if none is."""
-        found = next(filter(lambda text: self.pattern.startswith(text, self.at), texts), "")
-        self.at += len(found)
-        return found
-
-    def _alternatives(self) -> tuple[Enter, int]:
-        """Parse up to a ')' or the end."""
-        enters: list[Enter] = []
-        sizes: list[int] = []
-        while not enters or self._consume("|"):
-            enter, least = self._sequence()
-            enters.append(enter)
-            sizes.append(least)
-        return (lambda then: self.split.add_fork(*[enter(then) for enter in enters])), min(sizes)
-
-    def _sequence(self) -> tuple[Enter, int]:
-        enters: list[Enter] = []
-        size = 0
-        while self.at < len(self.pattern) and self.pattern[self.at] not in "|)":
-            enter, least = self._item()
-            enters.insert(0, enter)
-            size += least
-        return (lambda then: functools.reduce(lambda node, enter: enter(node), enters, then)), size
-
-    def _item(self) -> tuple[Enter, int]:
-        """Parse one class, lookahead or group, with its quantifier."""
-        if look := self._consume("(?=", "(?!"):
-            ahead = self._class()
-            self._refuse_if(not self._consume(")"), "looks ahead to more than one class")
-            return (lambda then: self.split.add_look(ahead, then, look == "(?=")), 0
-        if group := self._consume("(?i:", "(?:", "(?", "("):
-            return self._quantified(*self._group(group), ANY)
-        class_ = self._class()
-        return self._quantified(lambda then: self.split.add_read(class_, then), 1, class_)
-
-    def _group(self, kind: str) -> tuple[Enter, int]:
-        """Parse the inside of a group, after its opening bracket."""
-        self._refuse_if(kind == "(?", "has an unknown group")
-        outer, begin = self.fold, self.at
-        self.fold = outer or kind == "(?i:"
-        found = self._alternatives()
-        inside = self.pattern[begin : self.at].lower()
-        odd = self.fold and (not inside.isascii() or any(map(inside.count, FOLDED)))
-        self._refuse_if(odd, "ignores the case of letters that one character may stand for")
-        self.fold = outer
-        self._refuse_if(not self._consume(")"), "lacks a ')'")
-        return found
-
-    def _quantified(self, one: Enter, least: int, class_: int) -> tuple[Enter, int]:
-        """Parse the quantifier after the part that `one` enters; `class_` is ANY if the part is not a single class."""
-        match = QUANTIFIER.match(self.pattern, self.at)
-        if match is None:
-            return one, least
-        self.at = match.end()
-        possessive = match["style"] == "+"
-        fewest, comma, most = SIGNS.get(match["sign"], match.group("low", "comma", "high"))
-        endless, low = comma and not most, int(fewest or 0)
-        high = int(most or low)
-        second = self.pattern.startswith(("*", "+", "?", "{"), self.at)
-        odd = second, match[0] in ("{}", "{,}"), possessive and class_ == ANY, not least, high < low
-        self._refuse_if(any(odd), "has a quantifier that is not supported")
-        order: Callable[[tuple[int, int]], Iterable[int]] = reversed if match["style"] == "?" else tuple
-
-        def enter(then: int) -> int:
-            end = self.split.add_look(class_, then, holds=False) if possessive else then
-            if endless:
-                then = self.split.add_fork()
-                self.split.nodes[then] = self.split.nodes[then]._replace(targets=tuple(order((one(then), end))))
-            for _ in range(high - low):
-                then = self.split.add_fork(*order((one(then), end)))
-            for _ in range(low):
-                then = one(then)
-            return then
-
-        return enter, low * least
-
-    def _class(self) -> int:
-        """Parse a class of characters and return its number."""
-        begin, match = self.at, CLASS.match(self.pattern, self.at)
-        if match:
-            self.at = match.end()
-        else:
-            odd = not self._consume("[") or self.pattern.startswith(("]", "^]"), self.at)
-            self._refuse_if(odd, "has something that is not supported")
-            self._skip_brackets()
-        name = self.pattern[begin : self.at]
-        if self.fold:
-            wide = "\\" in name or name.startswith("[^")     # such a class may contain "ß", and then "ss" as well
-            self._refuse_if(wide, "ignores the case of a class")
-            name = f"(?i:{name})"
-        if name not in self.numbers:
-            from tokenizers import Regex, pre_tokenizers
-
-            self.split.classes.append(pre_tokenizers.Split(Regex(name), "isolated"))
-        return self.numbers[name]
-
-    def _skip_brackets(self) -> None:
-        depth = 1
-        while depth and self.at < len(self.pattern):
-            char = self.pattern[self.at]
-            depth += (char == "[") - (char == "]")
-            self.at += 1 + (char == "\\")
 
 
 Guesses = frozenset[tuple[Guess, ...]]              # alternatives, each with one guess per split

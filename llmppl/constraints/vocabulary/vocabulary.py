@@ -128,17 +128,10 @@ def _spelled_bytes(piece: str, text: str) -> bytes:
     return HEX_BYTES.get(piece, in_bytes)
 
 
-def _byte_alphabet() -> dict[str, int]:
-    """Return the bytes of GPT-2's letters and of all Latin-1 characters.
-
-    GPT-2 writes printable Latin-1 as itself and the other bytes as U+0100 and up.
-    """
-    printable = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
-    rest = sorted(set(range(256)) - printable)
-    return {chr(byte): byte for byte in range(256)} | {chr(256 + n): byte for n, byte in enumerate(rest)}
-
-
-_BYTE_OF = _byte_alphabet()
+# GPT-2's letters: printable Latin-1 stands for itself, and U+0100 and up for the other bytes
+_PRINTABLE = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
+_BYTE_OF = {chr(byte): byte for byte in range(256)}
+_BYTE_OF |= zip(map(chr, itertools.count(256)), sorted(set(range(256)) - _PRINTABLE), strict=False)
 
 
 class Token(Spelled, int):
@@ -292,18 +285,15 @@ class Vocabulary(Shared, Sequence[Token]):
         ValueError
             If no tokens spell `data`; the message names the first byte that cannot be reached.
         """
-        ids, lengths = self._spelling
+        ids, lengths = self.ids_by_bytes, sorted({*map(len, self.ids_by_bytes)})
         fewest: list[tuple[float, int]] = [(math.inf, -1)] * len(data) + [(0, -1)]  # tokens to the end, and the first
         for at in reversed(range(len(data))):
             parts = [data[at : at + n] for n in lengths]
-            ways = [(fewest[at + len(part)][0] + 1, ids[part]) for part in parts if part in ids]
+            ways = [(fewest[at + len(part)][0] + 1, ids[part][0]) for part in parts if part in ids]
             fewest[at] = min(ways, default=fewest[at])
         if fewest[0][0] == math.inf:
             at = max(reachable([0], lambda at: [at + n for n in lengths if data[at : at + n] in ids]))
-            raise ValueError(
-                f"no tokens of this vocabulary spell {shown(data)}: its first {at} bytes can be spelled, "
-                f"but no token continues at byte {at}, {shown(data[at:])}"
-            )
+            raise ValueError(f"no tokens of this vocabulary spell {shown(data)}: none continues at byte {at}")
         out: list[int] = []
         at = 0
         while at < len(data):
@@ -342,12 +332,6 @@ class Vocabulary(Shared, Sequence[Token]):
         return np.fromiter(map(len, self.tokens), np.int64, len(self.tokens))
 
     @cached_property
-    def _spelling(self) -> tuple[dict[bytes, int], list[int]]:
-        """Lowest id for given bytes, and the lengths of tokens, ascending."""
-        ids = {data: same[0] for data, same in self.ids_by_bytes.items()}
-        return ids, sorted(set(map(len, ids)))
-
-    @cached_property
     def digest(self) -> bytes:
         """Digest of the contents."""
         facts = repr((self.eos_ids, sorted(self.special_ids), np.flatnonzero(~self.known).tolist()))
@@ -358,18 +342,11 @@ class Vocabulary(Shared, Sequence[Token]):
 
     def _id(self, value: object, name: str) -> int:
         if isinstance(value, bool) or not isinstance(value, (int, np.integer)):
-            raise TypeError(f"{name}: {self._no_id(value)}")
+            hint = "; EOS stands for every eos of a vocabulary: name one by its id" * isinstance(value, EndOfText)
+            raise TypeError(f"{name}: a token id is an int, not the {type(value).__name__} {value!r}{hint}")
         if not 0 <= value < len(self.tokens):
             raise ValueError(f"{name}: id {int(value)} is not in this vocabulary, whose ids are 0 to {len(self) - 1}")
         return int(value)
-
-    def _no_id(self, value: object) -> str:
-        kind = type(value).__name__
-        if isinstance(value, EndOfText):
-            return f"EOS stands for every eos of the vocabulary, {self.eos_ids}; name one by its id"
-        if isinstance(value, str | bytes):
-            return f"a {kind} is not a token; {value!r} was given where an id belongs"
-        return f"a token id is an int, not the {kind} {value!r}"
 
     def __len__(self) -> int:
         return len(self.tokens)

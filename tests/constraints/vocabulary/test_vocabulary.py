@@ -239,7 +239,7 @@ def test_vocabularies_are_equal_if_their_contents_are():
         (([b"a"], [1]), ValueError, "eos_ids: id 1 is not in this vocabulary, whose ids are 0 to 0"),
         (([b"a"], (), [-1]), ValueError, "special_ids: id -1 is not"),
         (([b"a"], (), (), [7]), ValueError, "unknown_ids: id 7 is not"),
-        (([b"a"], ["a"]), TypeError, "eos_ids: a str is not a token"),
+        (([b"a"], ["a"]), TypeError, "eos_ids: a token id is an int, not the str 'a'"),
         (([b"a"], [0], (), [0]), ValueError, "ids [0] are given both as eos_ids and as unknown_ids"),
     ],
 )
@@ -254,13 +254,13 @@ def test_a_bad_vocabulary_is_refused_by_name(arguments, error, message):
     [
         (5, ValueError, "id 5 is not in this vocabulary, whose ids are 0 to 4"),
         (-1, ValueError, "id -1 is not in this vocabulary"),
-        ("a", TypeError, "a str is not a token; 'a' was given where an id belongs"),
-        (b"a", TypeError, "a bytes is not a token"),
+        ("a", TypeError, "an int, not the str 'a'"),
+        (b"a", TypeError, "an int, not the bytes b'a'"),
         (True, TypeError, "an int, not the bool True"),
         (np.True_, TypeError, "an int, not the bool"),
         (1.0, TypeError, "an int, not the float 1.0"),
         (None, TypeError, "an int, not the NoneType None"),
-        (EOS, TypeError, "EOS stands for every eos of the vocabulary, (3,)"),
+        (EOS, TypeError, "EOS stands for every eos of a vocabulary: name one by its id"),
     ],
 )
 def test_an_invalid_token_of_a_vocabulary_is_refused_by_name(value, error, message):
@@ -307,12 +307,8 @@ def test_spell_finds_the_fewest_tokens_with_the_lowest_ids(tokens, data):
 def test_spell_names_the_first_byte_that_no_token_reaches():
     vocab = Vocabulary([b"ab", b"abc", b"q"], special_ids=[2])
     assert vocab.spell(b"abcab") == [1, 0] and vocab.spell(b"") == []
-    with pytest.raises(ValueError) as raised:
+    with pytest.raises(ValueError, match="no tokens of this vocabulary spell b'ababcqab': none continues at byte 5"):
         vocab.spell(b"ababcqab")
-    assert str(raised.value) == (
-        "no tokens of this vocabulary spell b'ababcqab': its first 5 bytes can be spelled, "
-        "but no token continues at byte 5, b'qab'"
-    )
 
 
 # --- vocabularies of tokenizers ---------------------------------------------------------------------------------------
@@ -484,7 +480,7 @@ def test_a_fragment_of_wordpieces_may_begin_inside_a_word():
     vocab = Vocabulary.from_tokenizer(tokenizer)
     for text, tokens in ((" playing, a", [b" play", b"ing", b",", b" a"]), ("s a", [b"s", b" a"])):
         assert [vocab.tokens[i] for i in encode_fragment(tokenizer, vocab, text)] == tokens
-    with pytest.raises(ValueError, match="no token continues at byte 0, b'Z'"):
+    with pytest.raises(ValueError, match="none continues at byte 0"):
         encode_fragment(tokenizer, vocab, "Z")
 
 
