@@ -19,11 +19,6 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-__all__ = [
-    "count", "function", "generator", "integer", "is_file_name", "is_hashable", "is_type", "name_of", "number",
-    "one_of", "optional_count", "positive", "probability", "shown", "text", "truth",
-]  # fmt: skip
-
 S = TypeVar("S", bound=str)
 T = TypeVar("T")
 

@@ -8,8 +8,6 @@ from collections.abc import Callable, Mapping, Sequence
 from types import ModuleType
 from typing import Any
 
-__all__ = ["lazy_names", "public_names"]
-
 
 def lazy_names(
     package: str, modules: Mapping[str, Sequence[str]]
@@ -32,14 +30,10 @@ def lazy_names(
         value = namespace[name] = getattr(importlib.import_module(module_of[name]), name)
         return value
 
-    return get, lambda: sorted({*module_of, *filter(_is_dunder, namespace)}), [*module_of]
+    return get, lambda: sorted({*module_of, *(name for name in namespace if name[:2] == "__")}), [*module_of]
 
 
 def public_names(package: str) -> Callable[[], list[str]]:
     """Return `__dir__` of a package, which lists its names without its modules."""
     namespace = vars(sys.modules[package])
-    return lambda: sorted(n for n in namespace if _is_dunder(n) or not isinstance(namespace[n], ModuleType))
-
-
-def _is_dunder(name: str) -> bool:
-    return name.startswith("__")
+    return lambda: sorted(n for n, value in namespace.items() if n[:2] == "__" or not isinstance(value, ModuleType))

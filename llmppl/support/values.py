@@ -87,7 +87,6 @@ Identity = dict[str, str]                               # {part: its repr, and i
 
 _SOURCES = "recognizer", "constraint", "pattern", "flags", "schema", "text", "vocab", "digest"      # of constraints
 _TOLD = type(None), bool, int, float, str               # whose repr says all
-_PACKAGE = __name__.partition(".")[0]
 
 
 def digest(*parts: Any) -> str:
@@ -128,7 +127,7 @@ def parts_of(label: str, value: Any, seen: set[Any] | None = None) -> Iterator[t
     if not isinstance(value, types.FunctionType | types.ModuleType | type):
         yield label, value
         value = value.func if isinstance(value, functools.partial | functools.cached_property) else type(value)
-    if isinstance(value, types.FunctionType | type) and value not in seen and _is_own(value):
+    if isinstance(value, types.FunctionType | type) and value not in seen and is_users(value.__module__):
         seen.add(value)
         for name, each in _members(value) if isinstance(value, type) else _function_parts(inspect.unwrap(value)):
             yield from parts_of(name, each, seen)
@@ -155,8 +154,9 @@ def _code(code: types.CodeType) -> str:
     return digest(code.co_code, code.co_names, code.co_varnames, code.co_freevars, constants)
 
 
-def _is_own(part: Any) -> bool:
-    """Return True for a function or a class of the user, and False for those of Python and of installed packages."""
-    root = str(part.__module__).partition(".")[0]
-    file: str = getattr(sys.modules.get(part.__module__), "__file__", None) or ""
-    return root not in (*sys.stdlib_module_names, _PACKAGE) and "-packages" not in file
+@functools.cache
+def is_users(module: str | None) -> bool:
+    """Return True if a module is neither of this library, nor of Python, nor of an installed package."""
+    root = str(module).partition(".")[0]
+    file: str = getattr(sys.modules.get(str(module)), "__file__", None) or ""
+    return root not in (*sys.stdlib_module_names, __name__.partition(".")[0]) and "-packages" not in file

@@ -162,14 +162,14 @@ class ResultFile:
         rows = self._db.execute("select task_index, digest, failed from result").fetchall()
         self._before = {index: (digest, failed) for index, digest, failed in rows}
         self.num_done = sum(not failed for _, failed in self._before.values())
-        last = self._db.execute("select identity from run order by rowid desc").fetchone() if rows else None
-        before = json.loads(last[0]) if last else {}
+        if rows and not resume:
+            there = "the file is there; resume=True goes on with its results"
+            raise FileExistsError(errno.EEXIST, there, str(self.path))
+        last = self._db.execute("select identity from run order by rowid desc").fetchone()
+        before = json.loads(last[0]) if rows else {}
         self.seed = int(before.get("its seed", np.random.SeedSequence().generate_state(1)[0])) if seed is None else seed
         now = {**program, "its seed": str(self.seed), "the version of llmppl": _VERSION}
         why = difference(before, now)
-        if before and not resume:
-            there = "the file is there; resume=True goes on with its results"
-            raise FileExistsError(errno.EEXIST, there, str(self.path))
         if before and why and resume != "force":
             raise ValueError(
                 f"{self.path} holds results of another run: {why}. Go on with what they were made with, write to "
@@ -274,12 +274,7 @@ class Results:
 def load_results(path: str | os.PathLike[str]) -> Results:
     """Return the results in a file of `run_many`, by index. The file may still be written.
 
-    Raises
-    ------
-    FileNotFoundError
-        If there is no such file.
-    ValueError
-        If the file has other contents.
+    FileNotFoundError if there is no such file; ValueError if it has other contents.
     """
     return Results(path)
 

@@ -94,8 +94,8 @@ LINES = {
     "models": 2150,
     "queries": 1900,
     "report": 750,
-    "support": 1000,
-    "tasks": 720,
+    "support": 990,
+    "tasks": 710,
 }
 
 

@@ -160,7 +160,7 @@ def build(index: Any, max_states: int) -> PrecomputedIndex:
 
 
 MAX_MEMO = 1 << 16                                  # distances that are kept for states without a table
-MAX_SEARCHED = 100_000                              # states that one search for an end visits at most
+MAX_READ = 2_000_000                                # tokens that one search for an end reads at most: some seconds
 
 Floats = npt.NDArray[np.float64]
 
@@ -281,7 +281,7 @@ class _Edges:
 
 
 class SearchDistances:
-    """Distances by breadth-first search from one state; a ValueError after MAX_SEARCHED states."""
+    """Distances by breadth-first search from one state; a ValueError after MAX_READ tokens."""
 
     def __init__(self, turn: Lock) -> None:
         self._lock = turn
@@ -306,19 +306,23 @@ class SearchDistances:
         return found if exact else math.inf
 
     def _search(self, index: Searchable, state: State, most: float) -> tuple[float, bool]:
-        level, seen, depth = [state], {state}, 0
+        level, seen, depth, num_read = [state], {state}, 0, 0
         while level and not any(map(index.recognizer.accepts, level)):
             if depth >= most:
                 return depth + 1, False
             below: dict[State, None] = {}
             for each in level:
                 if each not in self._next:
-                    ends = np.unique(index.walk(each)[1])
-                    self._next[each] = tuple(index.graph.state(end) for end in ends.tolist())
+                    ends = index.walk(each)[1]
+                    self._next[each] = tuple(index.graph.state(end) for end in np.unique(ends).tolist())
+                    num_read += ends.size
                 below.update(dict.fromkeys(self._next[each]))
+                if num_read + len(seen) + len(below) > MAX_READ:
+                    raise ValueError(
+                        f"{index.name}: no end found within {depth} tokens and {len(seen)} states; complete=False lets "
+                        "max_tokens cut such a text"
+                    )
             level = [each for each in below if each not in seen]
             seen.update(level)
             depth += 1
-            if len(seen) > MAX_SEARCHED:
-                raise ValueError(f"{index.name}: no end found within {depth} tokens and {len(seen)} states")
         return (depth, True) if level else (math.inf, True)
