@@ -82,7 +82,7 @@ LINES = {
     "constraints": 420,
     "constraints/automata": 2690,
     "constraints/json": 2500,
-    "constraints/lark": 1870,
+    "constraints/lark": 1780,
     "constraints/masks": 1110,
     "constraints/vocabulary": 1960,
     "distributions": 1140,

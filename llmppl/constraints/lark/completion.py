@@ -13,17 +13,13 @@ from __future__ import annotations
 
 import heapq
 import itertools
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 
 from llmppl.constraints.lark.lexer import Ended, PartialTokens
 from llmppl.constraints.lark.parser import IGNORED, Parser, Stack, union
-from llmppl.support.graphs import Memo, reachable
+from llmppl.support.graphs import Memo
 
-MAX_TRIED = 300                                     # places visited along the shortest texts, to find an end
-MAX_VISITED = 2_000                                 # places visited in all ways, to prove that there is none
-MAX_EXPLORED = 5_000                                # partial tokens read for the same proof
-
-Place = tuple[Stack, int]                           # a stack and an obligation, after a token
+MAX_EXPLORED = 1_000                                # partial tokens read to find an end
 
 
 class Completion:
@@ -107,42 +103,23 @@ class Completion:
     def taking_all(self) -> set[str] | None:
         """Return None if some text may end, else the terminals after which nothing may follow.
 
-        The search is bounded, and None if it finds no proof.
+        The search visits low stacks first. It is bounded, and None if it finds no proof.
         """
-        return None if self._may_end_soon() else self._dead_ends()
-
-    def _may_end_soon(self) -> bool:
-        """Search for an end along the shortest texts, low stacks first; True if it takes long."""
-        order = itertools.count()
+        order, left, found = itertools.count(), MAX_EXPLORED, set[str]()
         begun = self.parser.bottom, self.partials.first
         todo, seen = [(0, 0, *begun)], {begun}
-        while todo and len(seen) < MAX_TRIED:
-            length, _, stack, obligation = heapq.heappop(todo)
+        while todo:
+            _, _, stack, obligation = heapq.heappop(todo)
             if self.may_end(stack, obligation):
-                return True
-            for start in self.starts(stack, obligation):
-                ends = itertools.chain(*(self.partials.read(start, t) for t in self.partials.shortest_texts(start)))
-                for place in self.parser.after(stack, ends):
-                    if place not in seen:
-                        seen.add(place)
-                        heapq.heappush(todo, (length - stack.height + place[0].height + 1, next(order), *place))
-        return bool(todo)
-
-    def _dead_ends(self) -> set[str] | None:
-        """Visit all places that tokens lead to, and return the terminals after which nothing may follow."""
-        found, left = set[str](), MAX_EXPLORED
-
-        def onward(place: Place) -> Iterator[Place]:
-            nonlocal left
-            for ends in self.partials.exits(self.starts(*place)):
-                left -= 1
-                for end in ends if left > 0 else ():
-                    for after in self.parser.after(place[0], [end]):
-                        if end.terminal and not self.may_follow(*after):
-                            found.add(end.terminal)
-                        yield after
-
-        for number, place in enumerate(reachable([(self.parser.bottom, self.partials.first)], onward)):
-            if number > MAX_VISITED or left <= 0 or self.may_end(*place):
                 return None
+            for ends in self.partials.exits(self.starts(stack, obligation)):
+                left -= 1
+                if not left:
+                    return None
+                for end in ends:
+                    for place in self.parser.after(stack, [end]):
+                        found |= {end.terminal} if end.terminal and not self.may_follow(*place) else set()
+                        if place not in seen:
+                            seen.add(place)
+                            heapq.heappush(todo, (place[0].height, next(order), *place))
         return found

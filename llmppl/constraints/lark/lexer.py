@@ -144,23 +144,6 @@ class PartialTokens:
         going_on, ends = zip(((), ()), *[self.step(number, byte) for number in numbers], strict=True)
         return tuple(sorted(set().union(*going_on))), tuple(dict.fromkeys(itertools.chain.from_iterable(ends)))
 
-    def read(self, number: int, text: bytes) -> tuple[Ended, ...]:
-        """Return the ways in which a partial token may end right after some more bytes."""
-        tokens: tuple[int, ...] = (number,)
-        ends: tuple[Ended, ...] = ()
-        for byte in text:
-            tokens, ends = self.step_all(tokens, byte) if tokens else ((), ())
-        return ends
-
-    def shortest_texts(self, number: int) -> list[bytes]:
-        """Return the shortest rest of each terminal that a partial token may become."""
-        token, first = self.tokens[number], dict[str, bytes]()
-        for q in (*token.threads, *token.keyword_threads):
-            text, name = self.automata.tails.get(q), self.automata.names[q]
-            if text is not None and len(text) < len(first.get(name, text + b" ")):
-                first[name] = text
-        return list(first.values())
-
     def exits(self, numbers: Iterable[int]) -> Iterator[tuple[Ended, ...]]:
         """Yield the ways in which each partial token that some of them lead to may end after a byte."""
 

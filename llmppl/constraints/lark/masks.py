@@ -29,7 +29,7 @@ from llmppl.constraints.lark.completion import Completion
 from llmppl.constraints.lark.lexer import Ended, Outcome, PartialTokens
 from llmppl.constraints.lark.parser import Stack, union
 from llmppl.constraints.vocabulary.trie import Trie
-from llmppl.constraints.vocabulary.trie_walk import FLAG, walk
+from llmppl.constraints.vocabulary.trie_walk import FLAG, MemoGraph, walk
 from llmppl.support.graphs import Memo
 from llmppl.support.shared import Shared
 
@@ -81,47 +81,37 @@ class Quotient(NamedTuple):
     memo: dict[Any, Any]                            # state of the parser -> the same for those below, or a TokenSet
 
 
-class _Outcomes:
-    """The outcomes of bytes as a graph (`llmppl.constraints.vocabulary.trie_walk`), numbered in order of use.
+class _Outcomes(MemoGraph):
+    """The outcomes of bytes as a graph: 0 is the outcome without continuation.
 
-    0 is the outcome without continuation. An entry has FLAG if its byte may follow a token that ends in the outcome.
+    An entry has FLAG if its byte may follow a token that ends in the outcome.
     """
 
     def __init__(self, partials: PartialTokens) -> None:
-        self.partials = partials
-        self.outcomes: list[Outcome] = []
-        self.table = np.full((256, 256), -1, np.int32)
-        self.table[0] = 0
-        self.ready = np.ones(256, bool)
-        self._number: dict[Outcome, int] = {}
+        super().__init__(partials)
+        self.states, self.ids = [((), ())], {((), ()): 0}
         self._flags = Memo(self._find_flags)
-        self.number((), ())
 
-    def number(self, going_on: tuple[int, ...], ends: tuple[Ended, ...]) -> int:
-        found = self._number.get((going_on, ends))
-        if found is None:
-            found = len(self._number)
-            if found == len(self.table):
-                self.ready = np.ones(2 * found, bool)
-                self.table = np.concatenate([self.table, np.full_like(self.table, -1)])
-            self.table[found] = -1 if going_on else self._flags[ends]
-            self.outcomes[found:] = [(going_on, ends)]
-            self._number[going_on, ends] = found    # last, so that an interrupted call is overwritten
+    def number(self, state: Outcome) -> int:
+        new = len(self.states)
+        found = super().number(state)
+        if found == new and not state[0]:
+            self.table[found] = self._flags[state[1]]
         return found
 
     def _find_flags(self, ends: tuple[Ended, ...]) -> npt.NDArray[np.int32]:
         """Return FLAG at the bytes that may follow one of the ends, (256,)."""
-        heads = [self.partials.heads[end.obligation] for end in ends]
+        heads = [self.recognizer.heads[end.obligation] for end in ends]
         flags: npt.NDArray[np.int32] = np.logical_or.reduce([np.zeros(256, bool), *heads]).astype(np.int32) * FLAG
         return flags
 
     def fill(self, number: int, bytes: Ints, /) -> None:
         """Fill in the outcomes after some bytes, and after the bytes of their classes."""
-        tokens, ends = self.outcomes[number]
+        tokens, ends = self.states[number]
         flags = self._flags[ends]
-        cuts = sorted(set().union(*map(self.partials.classes.__getitem__, tokens)))
+        cuts = sorted(set().union(*map(self.recognizer.classes.__getitem__, tokens)))
         for i in {bisect_right(cuts, byte) for byte in bytes.tolist()}:
-            after = self.number(*self.partials.step_all(tokens, cuts[i - 1]))   # which may replace the table
+            after = self.number(self.recognizer.step_all(tokens, cuts[i - 1]))   # which may replace the table
             some = slice(cuts[i - 1], [*cuts, 256][i])
             self.table[number, some] = flags[some] | after
 
@@ -200,7 +190,7 @@ class Masks(Shared):
     def _read(self, key: Key) -> Quotient:
         """Return the quotient of the tokens below some nodes, read from some partial tokens."""
         trie, outcomes = self.trie, self._outcomes
-        nodes, start = np.frombuffer(key[0], np.int32), outcomes.number(key[1], ())
+        nodes, start = np.frombuffer(key[0], np.int32), outcomes.number((key[1], ()))
         above = nodes if nodes.size else np.array([-1])
         found = walk(outcomes, trie, np.full(above.size, start), above)
         ids, ends, _ = trie.tokens_at(found.nodes, found.states, found.begin)
@@ -210,7 +200,7 @@ class Masks(Shared):
         classes = [TokenClass(*kind, self._compact(np.concatenate(parts))) for kind, parts in kinds.items()]
         where: dict[Ended, list[npt.NDArray[np.int32]]] = defaultdict(list)
         for outcome, some in _groups(found.flagged, found.flagged_states):
-            for end in outcomes.outcomes[outcome][1]:
+            for end in outcomes.states[outcome][1]:
                 where[end].append(some)
         bits = self.parser.bits
         crossings = [
@@ -230,7 +220,7 @@ class Masks(Shared):
 
     def _find_kind(self, outcome: int) -> Kind:
         """Return the proofs of an outcome's tokens, and the ends and partial tokens that may follow without one."""
-        completion, (tokens, ended) = self.completion, self._outcomes.outcomes[outcome]
+        completion, (tokens, ended) = self.completion, self._outcomes.states[outcome]
         proofs = union(completion.ends[token] for token in tokens) & ~completion.newline
         proofs |= union(self.parser.bits[end.terminal] for end in ended if completion.sure[end])
         lines = tuple([token for token in tokens if completion.ends[token] & completion.newline])

@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import itertools
 import re
-from collections import defaultdict, deque
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -31,10 +30,8 @@ from llmppl.constraints.automata.nfa import DEAD, NFA, Ahead, Behind
 from llmppl.constraints.automata.regex import parse
 from llmppl.constraints.lark.parser import Rule
 from llmppl.support.graphs import Numbering, reachable, reversed_edges
-from llmppl.support.locks import cached_property
 
 MIN_JOINED = 8                                      # neighbouring words from which on they are one terminal
-MAX_TAIL = 1_000                                    # bytes of the shortest rest of a terminal
 MAX_COMPARED = 50                                   # symbols of an alternative in which words are compared
 
 
@@ -70,7 +67,6 @@ class Automata:
         self.guards: dict[int, Behind | Ahead] = {}
         self.names: list[str] = []                      # of each state's terminal
         self.ends: dict[int, str] = {}                  # accepting states, and ends of look-aheads
-        self.lookahead_ends = set[int]()                         # the latter
         self.starts: dict[str, int] = {}
         for terminal in terminals:
             self._add(terminal.name, terminal.nfa)
@@ -88,7 +84,6 @@ class Automata:
         for q, guard in nfa.guards.items():
             self.guards[base + q] = Ahead(base + guard.entry, guard.positive) if isinstance(guard, Ahead) else guard
         self.ends[base] = self.ends[base + 1] = name
-        self.lookahead_ends.add(base + 1)
 
     def closure(self, states: Iterable[int], trackers: tuple[int, ...], ahead: Assumptions) -> list[int]:
         """Return the stops that `states` reach without reading, most preferred first.
@@ -133,25 +128,6 @@ class Automata:
             firsts[lo : hi + 1] = True
         return firsts
 
-    @cached_property
-    def tails(self) -> dict[int, bytes]:
-        """The shortest text from each state to the end of its terminal, without regard to guards."""
-        sources: dict[int, list[tuple[int, bytes]]] = defaultdict(list)
-        for q in range(len(self.epsilon)):
-            for target in self.epsilon[q]:
-                sources[target].append((q, b""))
-            for lo, hi, target in self.edges[q]:
-                sources[target].append((q, bytes([97 if lo <= 97 <= hi else lo])))
-        found: dict[int, bytes] = {}
-        todo = deque((q, b"") for q in self.ends.keys() - self.lookahead_ends)
-        while todo:
-            q, text = todo.popleft()
-            if q not in found and len(text) <= MAX_TAIL:
-                found[q] = text
-                for source, byte in sources[q]:
-                    (todo.append if byte else todo.appendleft)((source, byte + text))
-        return found
-
     def names_of(self, states: Iterable[int]) -> set[str]:
         """Return the terminals that states belong to."""
         return set(map(self.names.__getitem__, states))
@@ -172,7 +148,6 @@ def split_keywords(terminals: Sequence[TerminalDef], flags: int) -> list[Termina
     is no alternative of its own.
     """
     nfas = {t.name: _nfa(t, flags) for t in terminals}
-    _check_together(terminals, flags)
     ranked = sorted(terminals, key=lambda t: (-t.priority, -t.pattern.max_width, -len(t.pattern.value), t.name))
     if sum(map(len, nfas.values())) > MAX_PARTS:
         worst = max(nfas, key=lambda name: len(nfas[name]))
@@ -193,17 +168,6 @@ def split_keywords(terminals: Sequence[TerminalDef], flags: int) -> list[Termina
         return Terminal(t.name, t.pattern.to_regexp(), nfas[t.name], strings, keywords[t.name], embedded)
 
     return list(map(made, ranked))
-
-
-def _check_together(terminals: Sequence[TerminalDef], flags: int) -> None:
-    """Raise a ValueError if lark cannot make the terminals alternatives of one regular expression."""
-    patterns = {t.name: t.pattern.to_regexp() for t in terminals}
-    named = [name for name, pattern in patterns.items() if re.search(r"\(\?(P<|[aiLmsux]+\))", pattern)]
-    try:
-        re.compile("|".join(f"(?P<{name}>{patterns[name]})" for name in named), flags)
-    except re.error as error:
-        names = ", ".join(named)
-        raise ValueError(f"lark cannot put terminals into one regular expression ({names}): {error}") from error
 
 
 def _nfa(terminal: TerminalDef, flags: int) -> NFA:
@@ -267,14 +231,9 @@ def join_words(
             found.append(replace(run[0], pattern=pattern, nfa=parse(pattern, to_end=True), words=strings))
         else:
             found += [replace(t, keywords=tuple(dict.fromkeys(renamed(t.keywords)))) for t in run]
-    return found, _joined(rules, first)
-
-
-def _joined(rules: Iterable[Rule], first: dict[str, str]) -> list[Rule]:
-    """Return the rules with each joined word as the first of its run, and equal ones once."""
-    found: dict[Any, Rule] = {}
+    joined: dict[Any, Rule] = {}                    # equal rules once
     for rule in rules:
-        symbols = [LarkTerminal(first[each.name]) if each.name in first else each for each in rule.expansion]
-        key = rule.origin, tuple(symbols), rule.options.priority
-        found.setdefault(key, Rule(rule.origin, symbols, rule.order, None, rule.options))
-    return list(found.values())
+        parts = [LarkTerminal(first[each.name]) if each.name in first else each for each in rule.expansion]
+        key = rule.origin, tuple(parts), rule.options.priority
+        joined.setdefault(key, Rule(rule.origin, parts, rule.order, None, rule.options))
+    return found, list(joined.values())

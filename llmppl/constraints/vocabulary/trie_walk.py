@@ -15,12 +15,12 @@ from __future__ import annotations
 
 import itertools
 import math
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import numpy.typing as npt
 
-from llmppl.constraints.constraint import Bools, Ints, Recognizer, State, TabledRecognizer
+from llmppl.constraints.constraint import Bools, Ints, State, TabledRecognizer
 from llmppl.constraints.vocabulary.trie import Ids, Trie, ranges
 
 __all__ = ["FLAG", "Graph", "MemoGraph", "TableGraph", "Walk", "walk", "walk_from", "walk_state"]
@@ -90,7 +90,7 @@ class MemoGraph:
 
     room, has_zero = 1 << 16, True
 
-    def __init__(self, recognizer: Recognizer) -> None:
+    def __init__(self, recognizer: Any) -> None:
         self.recognizer = recognizer
         self.states: list[State] = [None]           # 0 is the dead state
         self.ids: dict[State, int] = {}

@@ -383,7 +383,6 @@ ERRORS = {
     'start: NAME "x"\nNAME: /[a-z]+/': "no text at all",
     'start: "a" start': "no text at all",
     "start: A\n%import nowhere.A": "nothing to import from 'nowhere.lark'",
-    "start: A B\nA: /(?P<x>a)/\nB: /(?P<x>b)/": "A, B(.|\n)*redefinition of group name",
 }
 
 
