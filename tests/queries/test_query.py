@@ -1,8 +1,7 @@
 """Search, samples and probability, compared with an enumeration of every token sequence by plain forward passes.
 
 The truth contains every string that `re.fullmatch` accepts, and every string within k edits of one, made by editing.
-They are cut into tokens in every way, with log-probabilities of the transformer without any cache and a decision rule
-in plain numpy.
+The transformer has a BOS. `test_best_first.py` has other vocabularies, rules, ends and orders.
 """
 
 import functools
@@ -15,6 +14,7 @@ import numpy as np
 import pytest
 from helpers import tiny
 from helpers.common import repetitions
+from helpers.queries import check, ruled, truth
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from scipy.stats import chisquare
@@ -31,42 +31,6 @@ EOS = V - 1
 @functools.cache
 def language_model(seed: int = 0) -> CachedTransformer:
     return tiny.cold_lm_with_bos(V, seed)
-
-
-# ---- the truth
-
-
-def ruled(dist: np.ndarray, temperature=1.0, top_k=None, top_p=None) -> np.ndarray:
-    """Return the log-probabilities after a decision rule, by its definition: (V,)."""
-    p = np.exp(dist / temperature)
-    p /= p.sum()
-    order = sorted(range(len(p)), key=lambda i: (-p[i], i))
-    if top_k is not None:
-        p[order[top_k:]] = 0.0
-        p /= p.sum()
-    if top_p is not None:
-        total, keep = 0.0, []
-        for i in order:
-            if total >= top_p:
-                break
-            keep.append(i)
-            total += p[i]
-        p[[i for i in order if i not in keep]] = 0.0
-        p /= p.sum()
-    with np.errstate(divide="ignore"):
-        return np.log(p)
-
-
-def spellings(text: str) -> list[tuple[int, ...]]:
-    """Return every token sequence that spells a text."""
-    if not text:
-        return [()]
-    return [
-        (i, *rest)
-        for i in range(V - 1)
-        if text.startswith(tiny.TOKENS[i].decode())
-        for rest in spellings(text[len(tiny.TOKENS[i].decode()) :])
-    ]
 
 
 @functools.cache
@@ -86,58 +50,6 @@ def edited(words: set[str], k: int) -> set[str]:
                     near.update(word[:i] + c + word[i + 1 :] for c in LETTERS)
         words = near
     return words
-
-
-def truth(lm, words, prefixes, *, end="eos", canonical=False, rule=None, max_tokens=None, order="joint", follows=None):
-    """Return {(prefix, text): log-probability} and {(prefix, text, ids): log-probability}.
-
-    `words` are the whole texts that match; `follows(prefix, text)` returns True if a text can still become one.
-    """
-    of_strings, of_tokens = {}, {}
-    for prefix in prefixes:
-        before = [int(t) for t in lm.context(prefix).tokens]
-        base = tiny.log_prob_by_hand(lm, before[:1], before[1:]) if order == "joint" else 0.0
-        for word in words:
-            if not word.startswith(prefix):
-                continue
-            for ids in spellings(word[len(prefix) :]):
-                if max_tokens is not None and len(ids) > max_tokens:
-                    continue
-                if canonical and [int(t) for t in lm.context(word).tokens] != [*before, *ids]:
-                    continue
-                read, total = list(before), base
-                for i in ids:
-                    total += ruled(tiny.log_probs_by_hand(lm, read), **(rule or {}))[i]
-                    read.append(i)
-                dist = ruled(tiny.log_probs_by_hand(lm, read), **(rule or {}))
-                if end == "eos":
-                    total += dist[EOS]
-                if end == "boundary":
-                    inside = [
-                        i
-                        for i in range(V - 1)
-                        if any(w.startswith(word + tiny.TOKENS[i].decode()) for w in words)
-                    ]
-                    with np.errstate(divide="ignore"):
-                        total += np.log(np.exp(np.delete(dist, inside)).sum())
-                if total > -math.inf:
-                    of_tokens[prefix, word, ids] = float(total)
-                    of_strings.setdefault((prefix, word), []).append(total)
-    return {key: float(np.logaddexp.reduce(parts)) for key, parts in of_strings.items()}, of_tokens
-
-
-def check(matches, expected, results, order="joint") -> None:
-    """Check that the matches are those expected, with their probabilities, in the order of these."""
-    got = [
-        (m.prefix, str(m.text)) if results == "strings" else (m.prefix, str(m.text), tuple(int(t) for t in m.tokens))
-        for m in matches
-    ]
-    assert len(set(got)) == len(got) and set(got) == set(expected)
-    values = [m.log_joint if order == "joint" else m.log_prob for m in matches]
-    np.testing.assert_allclose(values, [expected[key] for key in got], atol=1e-7)
-    np.testing.assert_allclose(values, sorted(expected.values(), reverse=True), atol=1e-7)
-    for m in matches:
-        assert m.log_prob <= m.log_prob_upper + 1e-12 <= m.log_prob + 1e-7
 
 
 @st.composite
@@ -165,37 +77,6 @@ def members(pattern: str, longest: int = LONGEST) -> set[str]:
 # ---- the shortest path
 
 
-RULES = [{}, {"top_k": 3}, {"top_p": 0.8}, {"temperature": 1.4, "top_k": 4, "top_p": 0.9}]
-
-
-@settings(max_examples=repetitions(200, 25))
-@given(patterns(), st.data())
-def test_matches_are_the_enumerated_strings_in_the_order_of_their_probability(pattern, data):
-    words, lm = members(pattern), language_model()
-    rule = data.draw(st.sampled_from(RULES), label="rule")
-    end = data.draw(st.sampled_from(["eos", "prefix", "boundary"]), label="end")
-    canonical = data.draw(st.booleans(), label="canonical")
-    max_tokens = data.draw(st.sampled_from([None, None, 2]), label="max_tokens")
-    longest = min(map(len, words))
-    cut = data.draw(st.integers(0, longest), label="prefix length")
-    prefixes = {word[:cut] for word in words}
-    order = data.draw(st.sampled_from(["joint", "conditional"]), label="order")
-    options = {"canonical": canonical, "end": end, "rule": rule, "max_tokens": max_tokens, "order": order}
-    of_strings, of_tokens = truth(lm, words, prefixes, **options)
-    for batch, results in itertools.product((1, 8, 64), ("strings", "tokens")):
-        query = Query(
-            lm,
-            pattern,
-            prefix="|".join(prefixes),
-            tokenization="canonical" if canonical else "all",
-            end=end,
-            max_tokens=max_tokens,
-            rule=Rule(**rule),
-        )
-        matches = query.best(results=results, order=order, batch=batch)
-        check(list(matches), of_strings if results == "strings" else of_tokens, results, order)
-
-
 @settings(max_examples=repetitions(100, 12))
 @given(patterns(depth=2), st.integers(1, 2), st.booleans(), st.data())
 def test_edits_and_ignored_strings(pattern, k, canonical, data):
@@ -213,9 +94,9 @@ def test_edits_and_ignored_strings(pattern, k, canonical, data):
         with pytest.raises(ValueError, match="is left by ignore"):
             search(lm, pattern, **options)
         return
-    of_strings, _ = truth(lm, near, [prefix], canonical=canonical)
+    of_strings, *_ = truth(lm, near, [prefix], canonical=canonical)
     matches = list(search(lm, pattern, **options))
-    check(matches, of_strings, "strings")
+    check(matches, of_strings)
     nearest = {word[cut:] for word in words if word.startswith(prefix)}
     for match in matches:
         text = str(match.text)[cut:]
@@ -228,12 +109,10 @@ def test_edits_and_ignored_strings(pattern, k, canonical, data):
 
 
 def test_edits_of_the_prefix_by_region():
-    lm = language_model()
-    near = edited({"ab"}, 1)
+    lm, near = language_model(), edited({"ab"}, 1)
     matches = list(search(lm, "abc", prefix="ab", edits={"prefix": Edits(1, alphabet="[abc ]")}))
-    of_strings, _ = truth(lm, {word + "c" for word in near}, near)
-    expected = {(p, w): value for (p, w), value in of_strings.items() if w == p + "c"}
-    check(matches, expected, "strings")
+    of_strings, *_ = truth(lm, {word + "c" for word in near}, near)
+    check(matches, {key: value for key, value in of_strings.items() if key[1] == key[0] + "c"})
 
 
 def test_two_prefixes_that_edits_join_share_their_string_once():
@@ -265,9 +144,10 @@ def test_very_many_prefixes_are_searched_in_joint_order(monkeypatch):
     lm = language_model()
     monkeypatch.setattr("llmppl.queries.compile.MAX_LISTED_PREFIXES", 2)
     prefixes = [text for text in strings(3) if re.fullmatch("[ab]{1,3}", text)]
-    of_strings, of_tokens = truth(lm, {p + "c" for p in prefixes}, prefixes)
-    for results, expected in (("strings", of_strings), ("tokens", of_tokens)):
-        check(list(Query(lm, "[ab]{1,3}c", prefix="[ab]{1,3}").best(results=results, batch=4)), expected, results)
+    of_strings, of_tokens, _ = truth(lm, {p + "c" for p in prefixes}, prefixes)
+    query = Query(lm, "[ab]{1,3}c", prefix="[ab]{1,3}")
+    check(list(query.best(batch=4)), of_strings)
+    check(list(query.best(results="tokens", batch=4)), of_tokens)
     endless = itertools.islice(search(lm, "[ab]*c", prefix="[ab]*"), 5)
     values = [m.log_joint for m in endless]
     assert len(values) == 5 and values == sorted(values, reverse=True)
@@ -284,30 +164,26 @@ def test_an_empty_prefix_with_its_own_bos_is_refused_among_many(embedded, monkey
 
 def test_an_infinite_language_is_searched_lazily():
     lm = language_model()
-    some = list(itertools.islice(search(lm, "[ab]*c?", end="eos"), 20))
     deep = {text for text in strings(6) if re.fullmatch("[ab]*c?", text)}
-    of_strings, _ = truth(lm, deep, [""])
-    best = sorted(of_strings.values(), reverse=True)[:20]
-    np.testing.assert_allclose([m.log_prob for m in some], best, atol=1e-7)
+    best = sorted(truth(lm, deep, [""])[0].values(), reverse=True)[:20]
+    np.testing.assert_allclose([m.log_prob for m in search(lm, "[ab]*c?").take(20)], np.log(best), atol=1e-7)
 
 
 @pytest.mark.parametrize("results", ["strings", "tokens"])
 def test_probabilities_below_the_least_float_keep_their_order(results):
     lm = tiny.table_lm(lambda ids: [-800.0, -900.0, 0.0])
-    matches = list(search(lm, "a(bb|ab|aa)", prefix="a", results=results))
+    query = Query(lm, "a(bb|ab|aa)", prefix="a")
+    matches = list(query.best(results=results))
     assert [str(m) for m in matches] == ["aaa", "aab", "abb"]
     np.testing.assert_allclose([m.log_prob for m in matches], [-1600.0, -1700.0, -1800.0])
-    assert [str(m) for m in Query(lm, "a(bb|ab|aa)", prefix="a").best(beam_width=32, results=results)] == [
-        str(m) for m in matches
-    ]
+    assert list(query.best(beam_width=32, results=results)) == matches
 
 
 def test_memory_does_not_grow_with_the_vocabulary():
     vocab = Vocabulary([*(bytes([65 + i // 26, 97 + i % 26]) for i in range(600)), b""], eos_ids=[600])
     lm = CachedTransformer(lambda ids: np.linspace(0.0, 3.0, 601), vocab)
     found = Query(lm, "Aa.*", prefix="Aa").best(results="tokens", batch=1)
-    for _ in itertools.islice(found, 30):
-        pass
+    found.take(30)
     assert found.expansions > 100 and len(found._search.heap) <= 25 * found.expansions
 
 
@@ -377,7 +253,7 @@ def test_weighted_samples_follow_the_model_given_the_language(pattern, end):
     """Block by block, the weights of each string add up to an unbiased estimate of its probability (4.5 errors)."""
     lm, runs = language_model(), repetitions(2000, 100)
     words = {text for text in strings(6) if re.fullmatch(pattern, text)}
-    expected, _ = truth(lm, words, [""], end=end)
+    expected, *_ = truth(lm, words, [""], end=end)
     names = sorted(word for _, word in expected)
     space = Query(lm, pattern, end=end).space
     program = Sampled(space, space.starts())
@@ -385,57 +261,49 @@ def test_weighted_samples_follow_the_model_given_the_language(pattern, end):
     for i in range(runs):
         for particle in smc_standard(program, 6, seed=i, progress=False):
             sums[i, names.index(str(particle.match(0.0)))] += math.exp(particle.log_weight)
-    target = np.array([math.exp(expected["", name]) for name in names])
+    target = np.array([expected["", name] for name in names])
     often = target > 0.02 * target.sum()                # rarer ones are met too seldom for an error to be known
     sums = np.column_stack([sums[:, often], sums.sum(axis=1)])
     error = sums.std(axis=0, ddof=1) / math.sqrt(runs)
     assert np.all(np.abs(sums.mean(axis=0) - [*target[often], target.sum()]) <= 4.5 * error + 1e-12)
 
 
+def given_language(lm, pattern: str) -> dict[str, float]:
+    """Return the probabilities of the strings of a language, given the language."""
+    of_strings, _, Z = truth(lm, {text for text in strings(4) if re.fullmatch(pattern, text)}, [""])
+    return {word: p / Z for (_, word), p in of_strings.items()}
+
+
+def shares(matches) -> dict[str, float]:
+    """Return the share of each string in the weights of some matches."""
+    sums = tiny.add_up((str(match), match.log_weight) for match in matches)
+    return {text: weight / sum(sums.values()) for text, weight in sums.items()}
+
+
 def test_the_stream_of_samples_carries_these_weights():
-    lm = language_model()
-    words = {text for text in strings(4) if re.fullmatch("a(b|c)?|b", text)}
-    expected, _ = truth(lm, words, [""])
-    Z = sum(map(math.exp, expected.values()))
-    sums: dict[str, float] = {}
-    for match in itertools.islice(Query(lm, "a(b|c)?|b").samples(particles=8, seed=2), repetitions(8000, 2000)):
-        sums[str(match)] = sums.get(str(match), 0.0) + math.exp(match.log_weight)
-        key = "", str(match)
-        assert match.log_prob <= expected[key] + 1e-9
-    for (_, word), value in expected.items():
-        assert sums[word] / sum(sums.values()) == pytest.approx(math.exp(value) / Z, abs=0.06)
+    lm, pattern = language_model(), "a(b|c)?|b"
+    drawn = Query(lm, pattern).samples(particles=8, seed=2).take(repetitions(8000, 2000))
+    assert shares(drawn) == pytest.approx(given_language(lm, pattern), abs=0.06)
 
 
 def test_the_error_of_weighted_samples_falls_with_their_number():
-    lm = language_model()
-    words = {text for text in strings(4) if re.fullmatch("a[ab]{0,2}c|ba", text)}
-    expected, _ = truth(lm, words, [""])
-    Z = sum(map(math.exp, expected.values()))
+    lm, pattern, seeds = language_model(), "a[ab]{0,2}c|ba", range(repetitions(300, 60))
+    exact = given_language(lm, pattern)
 
     def error(N: int) -> float:
         """Return the mean total variation over runs of N particles."""
-        total = []
-        for seed in range(repetitions(300, 60)):
-            sums = dict.fromkeys((word for _, word in expected), 0.0)
-            stream = Query(lm, "a[ab]{0,2}c|ba").samples(particles=N, seed=seed)
-            for match in itertools.islice(stream, N):
-                sums[str(match)] += math.exp(match.log_weight)
-            W = sum(sums.values())
-            total.append(0.5 * sum(abs(sums[w] / W - math.exp(v) / Z) for (_, w), v in expected.items()))
-        return float(np.mean(total))
+        found = [shares(Query(lm, pattern).samples(particles=N, seed=seed).take(N)) for seed in seeds]
+        return float(np.mean([sum(abs(each.get(word, 0.0) - p) for word, p in exact.items()) / 2 for each in found]))
 
     assert 2.0 < error(4) / error(64) < 8.0             # 4 by the rate N^-1/2
 
 
 def test_distinct_samples_are_drawn_without_replacement_from_the_model():
     lm, n = language_model(), repetitions(3000, 500)
-    words = {text for text in strings(3) if re.fullmatch("a(b|c)?|ba", text)}
-    expected, _ = truth(lm, words, [""])
-    Z = sum(map(math.exp, expected.values()))
-    p = {word: math.exp(value) / Z for (_, word), value in expected.items()}
+    p = given_language(lm, "a(b|c)?|ba")
     query = Query(lm, "a(b|c)?|ba")
     drawn = [[str(match) for match in query.distinct(seed=seed)] for seed in range(n)]
-    assert {tuple(sorted(each)) for each in drawn} == {tuple(sorted(words))}
+    assert {tuple(sorted(each)) for each in drawn} == {tuple(sorted(p))}
     exact = {(x, y): p[x] * p[y] / (1.0 - p[x]) for x, y in itertools.permutations(p, 2)}
     chi_square_ok(Counter((first, second) for first, second, *_ in drawn), exact, n)
 
@@ -459,6 +327,8 @@ def test_a_wide_beam_agrees_with_the_shortest_path():
 
 # ---- rules and certificates
 
+RULES = [{}, {"top_k": 3}, {"top_p": 0.8}, {"temperature": 1.4, "top_k": 4, "top_p": 0.9}]
+
 
 @settings(max_examples=repetitions(100, 20))
 @given(st.text(LETTERS, min_size=1, max_size=4), st.sampled_from(RULES), st.booleans())
@@ -468,16 +338,14 @@ def test_certificates_agree_with_the_distribution(text, rule, end):
     before = [int(t) for t in lm.context("a").tokens]
     ids = [int(c.token) for c in found]
     assert b"".join(lm.vocab.tokens[i] for i in ids).decode() == text and (ids[-1] == EOS) == end
-    possible = True
-    for i, certificate in zip(ids, found, strict=True):
-        dist = tiny.log_probs_by_hand(lm, before)
-        assert certificate.log_prob == pytest.approx(dist[i], abs=1e-9)
-        assert certificate.rank == 1 + sum(dist > dist[i])
-        drawn = ruled(dist, **rule)[i] > -math.inf
-        assert (certificate.excluded_by is None) == drawn
-        possible &= drawn
-        before.append(i)
-    assert bool(found) == possible == can_generate(lm, text, Rule(**rule), prefix="a", end="eos" if end else "prefix")
+    dists = [tiny.log_probs_by_hand(lm, before + ids[:i]) for i in range(len(ids))]
+    possible = [ruled(np.exp(dist), **rule)[i] > 0.0 for dist, i in zip(dists, ids, strict=True)]
+    plain = [dist[i] for dist, i in zip(dists, ids, strict=True)]
+    assert [c.log_prob for c in found] == pytest.approx(plain, abs=1e-9) and found.log_prob == pytest.approx(sum(plain))
+    assert [c.rank for c in found] == [1 + sum(dist > dist[i]) for dist, i in zip(dists, ids, strict=True)]
+    assert [c.excluded_by is None for c in found] == possible
+    assert bool(found) == all(possible)
+    assert bool(found) == can_generate(lm, text, Rule(**rule), prefix="a", end="eos" if end else "prefix")
 
 
 @pytest.mark.parametrize(
@@ -489,13 +357,13 @@ def test_an_excluded_token_names_the_part_of_the_rule(rule, part):
     assert f"excluded by {part}" in str(explain(lm, "b", rule, prefix="a"))
 
 
-def test_a_query_explains_a_text_after_its_longest_prefix():
+@pytest.mark.parametrize(("end", "ends"), [("eos", "eos"), ("prefix", "prefix"), ("boundary", "prefix")])
+def test_a_query_explains_a_text_after_its_longest_prefix(end, ends):
     lm, rule = language_model(), Rule(top_k=2)
-    for end, ends in (("eos", "eos"), ("prefix", "prefix"), ("boundary", "prefix")):
-        found = Query(lm, "(a|ab)[abc]*", prefix="a|ab", end=end, rule=rule).explain("abcb")
-        assert list(found) == list(explain(lm, "cb", rule, prefix="ab", end=ends))
+    query = Query(lm, "(a|ab)[abc]*", prefix="a|ab", end=end, rule=rule)
+    assert query.explain("abcb") == explain(lm, "cb", rule, prefix="ab", end=ends)
     with pytest.raises(ValueError, match=r"'cab' begins with no string of the prefix 'a\|ab'"):
-        Query(lm, "(a|ab)[abc]*", prefix="a|ab").explain("cab")
+        query.explain("cab")
     with pytest.raises(TypeError, match="explain names the part of a Rule"):
         Query(lm, "ab", prefix="a", rule=lambda dist: dist.top_k(2)).explain("ab")
 
@@ -504,16 +372,12 @@ def test_a_query_repeats_its_answers_for_a_seed_or_stream():
     query = Query(language_model(), "a(b|c)?|ba", rule=Rule(top_k=4))
 
     def answers(**stream):
-        """Return the texts and weights of a few matches of each kind, and a probability."""
-        for matches in (query.best(), query.distinct(**stream), query.samples(**stream)):
-            yield [(str(match), match.log_prob, match.log_weight) for match in itertools.islice(matches, 5)]
-        yield query.probability(max_expansions=1, **stream)
+        """Return a few matches of each kind, and a probability."""
+        several = [query.best(), query.distinct(**stream), query.samples(**stream)]
+        return [*(matches.take(5) for matches in several), query.probability(max_expansions=1, **stream)]
 
-    first = list(answers(seed=3))
-    for stream in ({"seed": 3}, {"rng": None, "seed": 3}):
-        assert list(answers(**stream)) == first
-    drawn = [str(match) for match in query.distinct(rng=np.random.default_rng(3))]
-    assert drawn == [str(match) for match in query.distinct(seed=3)]
+    assert answers(seed=3) == answers(seed=3) == answers(rng=None, seed=3)
+    assert list(query.distinct(rng=np.random.default_rng(3))) == list(query.distinct(seed=3))
 
 
 def test_search_and_probability_are_shortcuts_of_a_query():
