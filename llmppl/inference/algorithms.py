@@ -80,7 +80,7 @@ def smc_steer(
     """Run SMC steering: K extensions of every active particle, N survivors chosen without replacement.
 
     Source: Lew et al. 2023, Algorithm 1 (whose weights are N times ours), with its threshold of Fearnhead & Clifford
-    (2003). `expand="copies"` is that algorithm to the letter.
+    (2003).
 
     .. note:: With expand="distinct", the default, the code of a step before its first `sample` runs twice: once to list
        the possible choices, and once with the choice made.
@@ -149,7 +149,7 @@ class Repeats(Generic[M]):
     """Independent runs of the same inference.
 
     runs : tuple of R Particles, whose `stats` are None, since the runs share their work
-    log_mls : (R,) float, the log Z-hat of each run; -inf where all particles died
+    log_mls : (R,) float, the log Z-hat of each run
     log_ml : float, log of the mean Z-hat, which is unbiased for Z
     log_ml_se : float or None, standard error of `log_ml` to first order; None for one run, or if all runs died
     stats : Stats, of all runs together
@@ -162,7 +162,7 @@ class Repeats(Generic[M]):
     stats: Stats
 
     def to_pandas(self) -> pandas.DataFrame:
-        """Return a data frame with a row for each run. ImportError, with the command to install it, without pandas."""
+        """Return a data frame with a row for each run."""
         columns = {name: [getattr(run, name) for run in self.runs] for name in ("log_ml", "log_ml_se", "ess")}
         return frame({"run": range(len(self.runs)), **columns, "num_particles": [len(run) for run in self.runs]})
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import hashlib
+import math
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -110,15 +111,14 @@ class Digest(NamedTuple):
     size: float
 
     def like(self, other: Digest) -> bool:
-        near = self.total == other.total or abs(self.total - other.total) <= 0.01 * (1.0 + self.size)
-        return near and self.text == other.text
+        return self.text == other.text and math.isclose(self.total, other.total, abs_tol=0.01 * (1.0 + self.size))
 
 
 def digest_of(particle: Any) -> Digest:
     """Return the digest of the attributes of a particle, except those that its copies share and those of inference."""
     words, floats = list[str](), [np.empty(0)]
     _walk(particle, words, floats, ())
-    numbers = np.nan_to_num(np.concatenate(floats), nan=0.0, posinf=1e3, neginf=-1e3)
+    numbers = np.nan_to_num(np.concatenate(floats), posinf=1e3, neginf=-1e3)
     weights = 1.0 + 1.0 / (2 + np.arange(numbers.size))             # so that the order of floats matters
     text = hashlib.blake2b("\0".join(words).encode("utf-8", "surrogatepass"), digest_size=10).hexdigest()
     return Digest(text, float(numbers @ weights), float(np.abs(numbers) @ weights))

@@ -1,6 +1,7 @@
 """Expansion: choice of the successors of the particles that a step of inference runs.
 
-An expansion is `expand(run) -> list of Extension`, with `num_starts`, the number of particles with which a run begins.
+An expansion is `expand(run) -> list of Extension`, for a run of `SMC`, with `num_starts`, the number of particles with
+which a run begins.
 
 `Copies` makes K copies of every active particle, each with 1/K of its weight (Lew et al. 2023, Algorithm 1, to the
 letter). With `merge`, copies that made the same choices become one, with the sum of their weights: a second equal copy
@@ -22,7 +23,7 @@ import math
 import warnings
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, Protocol, TypeVar
+from typing import Any, Literal, TypeVar
 
 import numpy as np
 
@@ -33,8 +34,8 @@ from llmppl.models.choices import (
     ListedChoice,
     Pick,
     Sampled,
+    State,
     StopAtChoice,
-    Stream,
     Suspended,
     last_choices,
     spawned,
@@ -74,12 +75,6 @@ class Extension:
         self.copies = int(moving)
 
     @property
-    def chose_further(self) -> bool:
-        """True if its step drew more than its first choice."""
-        noted = self.particle._noted_
-        return noted.item is not None and noted.before.item is not None
-
-    @property
     def key(self) -> Hashable | None:
         """Key for merging: the parent and all choices of the step. None if some of them cannot be compared."""
         if not self.moving or self.particle.log_weight == -math.inf:
@@ -92,21 +87,10 @@ class Extension:
             return None
         return key if len(key) == len(choices) + 1 else None        # None: it drew from its stream directly
 
-    @property
-    def gain(self) -> float:
-        """Log-weight of its step."""
-        return float(self.particle.log_weight) - self.log_start
-
     def split_weight(self, number: int) -> None:
         """Divide the weight by `number`."""
         self.log_start -= math.log(number)
         self.particle._log_weight_ -= math.log(number)
-
-    def merge_with(self, other: Extension) -> None:
-        """Add the weight of another extension, which made the same choices."""
-        self.log_start = float(np.logaddexp(self.log_start, other.log_start))
-        self.particle._log_weight_ = float(np.logaddexp(self.particle.log_weight, other.particle.log_weight))
-        self.copies += other.copies
 
 
 # ---- partial steps
@@ -115,9 +99,8 @@ class Extension:
 class Branch:
     """One run of a step of a copy of `start`, with its first choices given by `picks`.
 
-    The branch stands at the end of the step, or at its next choice. It runs again once for each value of that choice,
-    so all choices of a step can be listed. Enumeration follows all branches, a beam the likeliest, and `Distinct` one
-    choice.
+    The branch stands at the end of the step, or at its next choice. It runs again once for each value of that choice.
+    Enumeration follows all branches, a beam the likeliest, and `Distinct` one choice.
 
     log_q : float
         Log-probability of the picks.
@@ -186,16 +169,6 @@ def follow(branches: Mapping[int, Branch], advance: Callable[[list[Callable[[], 
 # ---- expansions
 
 
-class Run(Protocol):
-    """Interface of a run, `llmppl.inference.SMC`, for expansions."""
-
-    particles: list[Any]
-    t: int
-    rng: np.random.Generator                            # spawns all streams: the seed of a child's child grows with t
-
-    def advance(self, functions: Sequence[Callable[[], Any]], numbers: Iterable[int] | None = None) -> None: ...
-
-
 @dataclass(frozen=True)
 class Copies:
     """Expansion into K copies of every active particle, each with 1/K of its weight. A run begins with N particles.
@@ -215,7 +188,7 @@ class Copies:
     def num_starts(self) -> int:
         return self.N
 
-    def __call__(self, run: Run) -> list[Extension]:
+    def __call__(self, run: Any) -> list[Extension]:
         extensions, streams = list[Extension](), spawned(run.rng)
         for i, particle in enumerate(run.particles):
             group = i if run.t > 1 else 0               # all particles start in one state
@@ -224,7 +197,7 @@ class Copies:
                 particle._log_weight_ -= math.log(self.K)
                 copies += [particle._spawn_(Sampled(next(streams))) for _ in range(self.K - 1)]
             extensions += [Extension(copy, i, group, moving=not copy.finished) for copy in copies]
-        _step(run, extensions)
+        run.advance([each.particle.step for each in extensions if each.moving])
         return _merged(extensions) if self.merge else extensions
 
 
@@ -235,8 +208,7 @@ class Distinct:
     If there are fewer than N K, extensions that made further choices run again, N K times in all, the heavier ones more
     often. Equal results are merged. Some first choices cannot be listed: they have no finite support, are a weighted
     proposal, or follow a draw outside `sample`. Such a particle is copied K times, or N K times if it is the only one.
-    A particle whose step ends without a choice steps once, and finished particles are carried along. The code of a step
-    before its first `sample` runs twice.
+    A particle whose step ends without a choice steps once, and finished particles are carried along.
     """
 
     N: int
@@ -248,7 +220,7 @@ class Distinct:
 
     num_starts = 1
 
-    def __call__(self, run: Run) -> list[Extension]:
+    def __call__(self, run: Any) -> list[Extension]:
         probes = {i: Branch(particle) for i, particle in enumerate(run.particles) if not particle.finished}
         follow(probes, run.advance)
         kept = self._kept(run, {i: probe.listing for i, probe in probes.items() if probe.listing is not None})
@@ -256,8 +228,7 @@ class Distinct:
         for i, particle in enumerate(run.particles):
             if i in kept:
                 for pick, log_weight, log_kept in kept[i]:
-                    copy = _started(particle, Sampled(next(streams), pick), log_weight)
-                    extensions.append(Extension(copy, i, next(groups), pick=pick, log_kept=log_kept))
+                    extensions.append(_picked(particle, next(streams), pick, log_weight, log_kept, i, next(groups)))
             elif i in probes and probes[i].suspended:
                 number, group = self.N * self.K if len(run.particles) == 1 else self.K, next(groups)
                 copies = [Extension(particle._spawn_(Sampled(next(streams))), i, group) for _ in range(number)]
@@ -268,11 +239,11 @@ class Distinct:
                 if i in probes:
                     probes[i].particle._chooser_, particle = particle.chooser, probes[i].particle
                 extensions.append(Extension(particle, i, next(groups), moving=False))
-        _step(run, extensions)
+        run.advance([each.particle.step for each in extensions if each.moving])
         fixed = [each for each in extensions if each.pick is not None]
         return sorted(_merged(extensions + self._reruns(run, fixed, streams)), key=lambda each: each.parent)
 
-    def _kept(self, run: Run, listed: dict[int, ListedChoice]) -> dict[int, list[tuple[Pick, float, float]]]:
+    def _kept(self, run: Any, listed: dict[int, ListedChoice]) -> dict[int, list[tuple[Pick, float, float]]]:
         """Return the kept first choices of each particle, with new log-weight and log-probability of being kept."""
         numbers, listings = [*listed], [*listed.values()]
         particles = [run.particles[i] for i in numbers]
@@ -290,9 +261,9 @@ class Distinct:
             kept[numbers[row]].append((Pick(listings[row], index), *weights))
         return kept
 
-    def _reruns(self, run: Run, fixed: list[Extension], streams: Iterator[Stream]) -> list[Extension]:
+    def _reruns(self, run: Any, fixed: list[Extension], streams: Iterator[State]) -> list[Extension]:
         """Run extensions that made further choices again, until there are about N K in all, and return these runs."""
-        unfinished = [each for each in fixed if each.chose_further]
+        unfinished = [each for each in fixed if len(last_choices(each.particle)) > 1]
         log_starts = np.array([each.log_start for each in unfinished])
         shares = np.exp(log_starts - logsumexp(log_starts))
         numbers = 1 + np.floor(max(self.N * self.K - len(fixed), 0) * shares).astype(int)
@@ -302,12 +273,9 @@ class Distinct:
         for each, number in zip(unfinished, numbers.tolist(), strict=True):
             each.split_weight(number)
             each.copies = 1
-            particle = run.particles[each.parent]
-            for _ in range(number - 1):
-                assert each.pick is not None
-                copy = _started(particle, Sampled(next(streams), each.pick), each.log_start)
-                more.append(Extension(copy, each.parent, each.group, pick=each.pick, log_kept=each.log_kept))
-        _step(run, more)
+            start, same = each.pick, (each.log_start, each.log_kept, each.parent, each.group)
+            more += [_picked(run.particles[each.parent], next(streams), start, *same) for _ in range(number - 1)]
+        run.advance([each.particle.step for each in more])
         return more
 
 
@@ -317,16 +285,13 @@ EXPANSIONS: dict[ExpansionName, Callable[[int, int], Copies | Distinct]] = {
 }  # fmt: skip
 
 
-def _started(particle: Model, chooser: Sampled, log_weight: float) -> Model:
-    """Return a copy that begins its step with this log-weight."""
-    copy = particle._spawn_(chooser)
+def _picked(
+    start: Model, stream: State, pick: Pick | None, log_weight: float, log_kept: float, parent: int, group: int
+) -> Extension:
+    """Return the extension of a particle that begins its step with this first choice and this log-weight."""
+    copy = start._spawn_(Sampled(stream, pick))
     copy._log_weight_, copy._log_twist_ = log_weight, 0.0
-    return copy
-
-
-def _step(run: Run, extensions: list[Extension]) -> None:
-    """Run the steps of the extensions that move."""
-    run.advance([each.particle.step for each in extensions if each.moving])
+    return Extension(copy, parent, group, pick=pick, log_kept=log_kept)
 
 
 def _merged(extensions: list[Extension]) -> list[Extension]:
@@ -342,11 +307,14 @@ def _merged(extensions: list[Extension]) -> list[Extension]:
     for each in extensions:
         key = each.key
         earlier = each if key is None else first.setdefault(key, each)
-        same = str(earlier.particle.s) == str(each.particle.s) and math.isclose(earlier.gain, each.gain, abs_tol=1e-6)
-        if earlier is each or not same:
+        old, new = earlier.particle, each.particle
+        gains = old.log_weight - earlier.log_start, new.log_weight - each.log_start
+        if earlier is each or str(old.s) != str(new.s) or not math.isclose(*gains, abs_tol=1e-6):
             merged.append(each)
         else:
-            earlier.merge_with(each)
+            earlier.log_start = float(np.logaddexp(earlier.log_start, each.log_start))
+            old._log_weight_ = float(np.logaddexp(old.log_weight, new.log_weight))
+            earlier.copies += each.copies
     return merged
 
 

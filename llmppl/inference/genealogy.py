@@ -63,13 +63,12 @@ class StepRecord:
     ess : float, effective sample size of the candidates, before selection and with twists, as a resampler uses it
     log_ml : float, log of the unbiased estimate of Z_t from the survivors, without twists
     num_unique_ancestors : int, number of particles of the step before (at step 1, initial ones) that have a survivor
-    num_finished : int, number of survivors that have finished
-    num_dead : int, number of candidates that died in this step
+    num_finished, num_dead : int, numbers of survivors that have finished, and of candidates that died in this step
     parents : (M,) int, index of each candidate's parent among the particles of the step before (at step 1, among the
         initial ones: N, or one with expand="distinct")
     groups, log_starts, log_kept, copies : (M,), the attributes of each candidate's `Extension`
     candidate_log_weights : (M,) float, after the step and before selection, twists included
-    ancestors, log_chosen : (n,), results of the selection
+    ancestors, log_chosen : (n,) int and float, results of the selection
     log_survivors : (n,) float, log-weights without twists
     """
 
@@ -140,33 +139,24 @@ class Genealogy:
         self, extensions: Sequence[Any], candidate_log_weights: Floats, ancestors: Indices, log_chosen: Floats,
         survivors: Sequence[Any],
     ) -> StepRecord:  # fmt: skip
-        """Record a step, and return its record.
+        """Record a step with M extensions and n survivors, and return its record."""
 
-        Parameters
-        ----------
-        extensions : sequence of M Extension
-        candidate_log_weights : (M,) float, after the step and before selection, twists included
-        ancestors, log_chosen : (n,) int and float, results of the selection
-        survivors : sequence of n particles
-        """
-        parents, groups, copies = (_column(extensions, name, np.int64) for name in ("parent", "group", "copies"))
-        log_survivors = np.array([p.log_weight - p.log_twist for p in survivors], dtype=np.float64)
+        def column(name: str, kind: type) -> Any:
+            return np.array([getattr(each, name) for each in extensions], dtype=kind)
+
+        parents, log_survivors = column("parent", np.int64), np.array([p.log_weight - p.log_twist for p in survivors])
         log_total = logsumexp(candidate_log_weights)
         log_shares = 2.0 * (candidate_log_weights - log_total) if log_total > -np.inf else np.array([np.inf])
         self.roots = self.roots[parents[ancestors]]
         record = StepRecord(
             len(self.records) + 1, float(np.exp(-logsumexp(log_shares))), logsumexp(log_survivors),
             len(np.unique(parents[ancestors])), sum(p.finished for p in survivors),
-            int(np.sum(candidate_log_weights == -np.inf)), parents, groups,
-            _column(extensions, "log_start", np.float64), _column(extensions, "log_kept", np.float64), copies,
+            int(np.sum(candidate_log_weights == -np.inf)), parents, column("group", np.int64),
+            column("log_start", np.float64), column("log_kept", np.float64), column("copies", np.int64),
             candidate_log_weights, ancestors, log_chosen, log_survivors,
         )  # fmt: skip
         self.records.append(record)
         return record
-
-
-def _column(extensions: Sequence[Any], name: str, kind: type) -> Any:
-    return np.array([getattr(each, name) for each in extensions], dtype=kind)
 
 
 def log_ml_error(records: Sequence[StepRecord]) -> tuple[float | None, str]:

@@ -2,9 +2,8 @@
 
 The sum of the weights w_i is an unbiased estimate of Z, and  E[sum_i w_i f(x_i)]  is the unnormalised expectation of f.
 Particles are drawn and averaged with the normalised weights W_i = w_i / sum_j w_j. Only particles of positive weight
-are kept; `deaths` counts the others, with the step and the reason. If all have died, the estimate of Z is 0, and an
-access to a particle raises an error with the reasons. A particle is *cut* if `max_steps` ended it before its program
-did: it is a prefix of a run, weighted as such.
+are kept; `deaths` counts the others, with the step and the reason. If all have died, the estimate of Z is 0. A particle
+is *cut* if `max_steps` ended it before its program did: it is a prefix of a run, weighted as such.
 
 Source: Kong, Liu & Wong (1994), "Sequential imputations and Bayesian missing data problems", for the ess.
 """
@@ -12,16 +11,17 @@ Source: Kong, Liu & Wong (1994), "Sequential imputations and Bayesian missing da
 from __future__ import annotations
 
 import html
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar, overload
+from typing import TYPE_CHECKING, Any, TypeVar, overload
 
 import numpy as np
 from numpy.typing import NDArray
 
-from llmppl.inference.detached import detach
+from llmppl.inference.detached import SavedParticle, detach
 from llmppl.inference.genealogy import StepRecord, StepRecords
+from llmppl.models.model import Model
 from llmppl.report import Recorder, html_page
 from llmppl.report.tables import TableView, frame, html_table, one_line, text_table, without_middle
 from llmppl.support.arguments import generator, optional_count, shown
@@ -38,21 +38,7 @@ DEATH_HEADS = "count", "steps", "reason"
 MAX_END = 100               # characters kept of a dead particle's text
 MAX_REASON = 200            # and of the reason
 
-
-class Particle(Protocol):
-    """Interface of a particle in `Particles`; `str(particle)` is its text."""
-
-    @property
-    def log_weight(self) -> float: ...
-
-    @property
-    def cut(self) -> bool: ...
-
-    @property
-    def attribution(self) -> dict[str, float]: ...
-
-
-P = TypeVar("P", bound=Particle, covariant=True)
+P = TypeVar("P", bound=Model | SavedParticle, covariant=True)
 
 
 def _unknown() -> tuple[None, str]:
@@ -78,17 +64,14 @@ class Particles(Shared, Sequence[P]):
 
     Attributes
     ----------
-    log_weights : (n,) float64 ndarray, read-only
-    weights : (n,) float64 ndarray, read-only
-        The normalised weights, sum 1.
+    log_weights, weights : (n,) float64 ndarray, read-only
+        The weights have the sum 1.
     log_ml : float
         logsumexp(log_weights), the log of an unbiased estimate of Z; -inf if n is 0.
     ess : float
         The effective sample size, 1 / sum_i W_i^2, from 1 to n; 0 if n is 0.
-    deaths : Deaths
-        A tuple of `Death`, one for each step and reason; its repr is a table.
-    steps : StepRecords
-        A tuple of `StepRecord`, figures of each step; its repr is a table. Empty if there were none.
+    deaths : Deaths, a tuple of `Death`
+    steps : StepRecords, a tuple of `StepRecord`
     log_ml_se : float or None
         Standard error of log_ml, estimated from this run alone. It reflects only events that particles have seen. If a
         rare event carries the mass and no particle has seen it, log_ml is several nats too low and its error small
@@ -116,8 +99,7 @@ class Particles(Shared, Sequence[P]):
         self.stats: Stats | Any = stats                 # | Any: None only if the caller has run many at once
         self.deaths = merge_deaths(deaths)
         self.steps = StepRecords(steps)
-        self._accuracy = accuracy
-        self._recorder = recorder
+        self._accuracy, self._recorder = accuracy, recorder
 
     @cached_property
     def _error(self) -> tuple[float | None, str]:
@@ -165,7 +147,7 @@ class Particles(Shared, Sequence[P]):
         """
         fields = {
             "log_ml": self.log_ml if len(self) else None, "log_ml_se": self.log_ml_se, "texts": self.texts,
-            "log_weights": self.log_weights.tolist(), "cut": [bool(particle.cut) for particle in self],
+            "log_weights": self.log_weights.tolist(), "cut": [particle.cut for particle in self],
         }  # fmt: skip
         return fields if len(self) else {**fields, "deaths": [vars(death) for death in self.deaths]}
 
@@ -174,7 +156,7 @@ class Particles(Shared, Sequence[P]):
 
         Add other attributes as columns: `frame["n"] = [particle.n for particle in posterior]`.
         """
-        cut = [bool(particle.cut) for particle in self]
+        cut = [particle.cut for particle in self]
         return frame({"text": self.texts, "weight": self.weights, "log_weight": self.log_weights, "cut": cut})
 
     def __getstate__(self) -> dict[str, Any]:
@@ -265,7 +247,7 @@ class Particles(Shared, Sequence[P]):
     def _rows(self) -> list[tuple[str, str, str]]:
         """Return weight, log-weight and text of each particle, the heaviest first."""
         return [
-            (f"{self.weights[i]:.3f}", f"{self.log_weights[i]:.2f}", one_line(self[i]) + " [cut]" * bool(self[i].cut))
+            (f"{self.weights[i]:.3f}", f"{self.log_weights[i]:.2f}", one_line(self[i]) + " [cut]" * self[i].cut)
             for i in np.argsort(-self.log_weights, kind="stable").tolist()
         ]
 
@@ -290,10 +272,7 @@ class Particles(Shared, Sequence[P]):
 
 @dataclass(frozen=True)
 class Death:
-    """Death of `count` particles at `step`. `reason` names the statement, `text` is the text of one of them.
-
-    A long text is cut to "…" and its last hundred characters, a long reason to its beginning and end.
-    """
+    """Death of `count` particles at `step`. `reason` names the statement, `text` is the end of the text of one."""
 
     step: int
     reason: str
@@ -306,19 +285,16 @@ class Death:
         object.__setattr__(self, "reason", without_middle(self.reason, MAX_REASON))
 
     def __str__(self) -> str:
-        return f"{self.count} at step {self.step}: {self.reason}{self.example}"
+        return f"{self.count} at step {self.step}: {self.example}"
 
     @property
     def example(self) -> str:
-        """End of a sentence that shows the text."""
-        return f", one with the text {one_line(self.text)!r}" if self.text else ""
+        """The reason, and the text if there is one."""
+        return self.reason + (f", one with the text {one_line(self.text)!r}" if self.text else "")
 
 
 class Deaths(TableView, tuple[Death, ...]):
-    """The deaths of a run, one `Death` for each step and reason.
-
-    They are sorted by step, then by count, the largest first. The repr is a table with a row for each reason.
-    """
+    """The deaths of a run, one `Death` for each step and reason, by step, then the largest count first."""
 
     __slots__ = ()
 
@@ -338,15 +314,15 @@ class Deaths(TableView, tuple[Death, ...]):
 
         The commonest reason comes first, and of equally common ones that of the latest death.
         """
-        by_reason: dict[str, list[Death]] = {}
+        by_reason = defaultdict[str, list[Death]](list)
         for death in self:
-            by_reason.setdefault(death.reason, []).append(death)
+            by_reason[death.reason].append(death)
         rows = []
-        for reason, deaths in by_reason.items():
-            steps = list(dict.fromkeys([str(deaths[0].step), str(deaths[-1].step)]))
-            rows.append((deaths[-1], sum(death.count for death in deaths), "-".join(steps), reason))
-        rows.sort(key=lambda row: (-row[1], -row[0].step))
-        return [(count, steps, reason + last.example) for last, count, steps, reason in rows]
+        for deaths in by_reason.values():
+            steps = dict.fromkeys([str(deaths[0].step), str(deaths[-1].step)])
+            rows.append((sum(death.count for death in deaths), "-".join(steps), deaths[-1]))
+        rows.sort(key=lambda row: (-row[0], -row[2].step))
+        return [(count, steps, last.example) for count, steps, last in rows]
 
 
 def deaths_of(step: int, particles: Iterable[Any]) -> Deaths:
@@ -357,9 +333,8 @@ def deaths_of(step: int, particles: Iterable[Any]) -> Deaths:
 
 def merge_deaths(deaths: Iterable[Death]) -> Deaths:
     """Return one death for each step and reason, with the counts added."""
-    first, counts = dict[Any, Death](), Counter[Any]()
+    merged = dict[Any, Death]()
     for death in deaths:
-        first.setdefault((death.step, death.reason), death)
-        counts[death.step, death.reason] += death.count
-    merged = [replace(death, count=counts[key]) for key, death in first.items()]
-    return Deaths(sorted(merged, key=lambda death: (death.step, -death.count)))
+        key = death.step, death.reason
+        merged[key] = replace(merged[key], count=merged[key].count + death.count) if key in merged else death
+    return Deaths(sorted(merged.values(), key=lambda death: (death.step, -death.count)))

@@ -7,10 +7,9 @@ be normalised, and their sum is kept exactly, not only on average.
 A particle is *dead* if its log-weight is -inf. No scheme returns a dead particle. If all are dead, it returns two empty
 arrays.
 
-`multinomial`, `residual`, `stratified` and `systematic` return N particles of equal weight, with repeats. The variance
-of the number of copies differs: multinomial has the largest, residual and stratified never have a larger one, and
-systematic uses one uniform in all. `optimal` returns N distinct particles of unequal weight. It never copies, as a
-down-sampler of M > N different particles needs.
+`multinomial`, `residual`, `stratified` and `systematic` return N particles of equal weight, with repeats. The number of
+copies varies most under multinomial; systematic uses one uniform in all. `optimal` returns N distinct particles of
+unequal weight. It never copies, as a down-sampler of M > N different particles needs.
 
 A *selection* chooses the surviving candidates of a step, or keeps all: `select(rng, log_weights, active)` returns the
 same as a scheme, and `active` is True if any candidate continues. `DownSample` and `ResampleBelow` are selections.
@@ -56,18 +55,14 @@ def multinomial(rng: np.random.Generator, log_weights: ArrayLike, N: int) -> Res
 
 
 def stratified(rng: np.random.Generator, log_weights: ArrayLike, N: int) -> Resampled:
-    """Draw once from each of N equal strata of the cumulated weight, each with its own uniform.
-
-    Parameters, returns and errors are those of `multinomial`.
-    """
+    """Draw once from each of N equal strata of the cumulated weight, each with its own uniform; see `multinomial`."""
     return _at_points(log_weights, N, lambda: (np.arange(N) + rng.random(N)) / N)
 
 
 def systematic(rng: np.random.Generator, log_weights: ArrayLike, N: int) -> Resampled:
-    """Draw once from each of N equal strata of the cumulated weight, at the same place in every stratum.
+    """Draw once from each of N equal strata of the cumulated weight, at the same place in each; see `multinomial`.
 
-    Particle j has floor(N W_j) or ceil(N W_j) copies (W_j normalised). Parameters, returns and errors are those of
-    `multinomial`.
+    Particle j has floor(N W_j) or ceil(N W_j) copies (W_j normalised).
     """
     return _at_points(log_weights, N, lambda: (np.arange(N) + rng.random()) / N)
 
@@ -79,10 +74,7 @@ def _at_points(log_weights: ArrayLike, N: int, points: Callable[[], NDArray[np.f
 
 
 def residual(rng: np.random.Generator, log_weights: ArrayLike, N: int) -> Resampled:
-    """Return floor(N W_j) copies of particle j (W_j normalised), and draw the rest by the remaining weights.
-
-    Parameters, returns and errors are those of `multinomial`.
-    """
+    """Return floor(N W_j) copies of particle j, and draw the rest by the remaining weights; see `multinomial`."""
     alive, log_weights, N = _checked(log_weights, N)
     if not alive.size:
         return alive, log_weights
@@ -104,14 +96,8 @@ def optimal(rng: np.random.Generator, log_weights: ArrayLike, N: int) -> Resampl
 
     A particle with c w >= 1 keeps its weight. Another one gets the weight 1/c if systematic sampling chooses it. Of all
     unbiased schemes that leave at most N positive weights, this one has the least expected squared change of the
-    weights (Fearnhead & Clifford 2003). If at most N are alive, all of them are returned as they are.
-
-    Parameters
-    ----------
-    rng : np.random.Generator
-    log_weights : (M,) array_like of float
-        -inf for a dead particle; ValueError for NaN and +inf.
-    N : int, at least 1
+    weights (Fearnhead & Clifford 2003). If at most N are alive, all of them are returned as they are. The parameters
+    are those of `multinomial`.
 
     Returns
     -------

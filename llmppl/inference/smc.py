@@ -25,10 +25,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from llmppl.distributions import logsumexp
-from llmppl.inference.expansion import Extension, Run, Warnings, cut, start_particles
+from llmppl.inference.expansion import Extension, Warnings, cut, start_particles
 from llmppl.inference.genealogy import Genealogy, StepRecord, log_ml_error
 from llmppl.inference.particles import Death, Particles, deaths_of
-from llmppl.models.choices import Sampled, Stream, spawned
+from llmppl.models.choices import Sampled, State, spawned
 from llmppl.models.model import Model, untwist
 from llmppl.report.progress import finished
 from llmppl.support.arguments import function, generator, optional_count
@@ -45,7 +45,7 @@ class Expand(Protocol):
     @property
     def num_starts(self) -> int: ...
 
-    def __call__(self, run: Run, /) -> list[Extension]: ...
+    def __call__(self, run: SMC[Any], /) -> list[Extension]: ...
 
 
 Select = Callable[[np.random.Generator, Floats, bool], tuple[Indices, Floats]]
@@ -82,8 +82,8 @@ class SMC(Generic[M]):
     expand : callable
         `Distinct(N, K)`, `Copies(N, K)`, or your own `expand(run) -> list of Extension` with `num_starts`.
     select : callable
-        `DownSample(N)`, `ResampleBelow(N, ess_threshold, scheme)`, or your own `select(rng, log_weights, active)` that
-        returns ancestors and log-weights as the schemes of `llmppl.inference.resampling` do.
+        `DownSample(N)`, `ResampleBelow(N, ess_threshold, scheme)`, or your own `select(rng, log_weights, active)`; see
+        `llmppl.inference.resampling`.
     seed, rng
         Give at most one.
 
@@ -165,16 +165,13 @@ class SMC(Generic[M]):
 
     def as_step(self, record: StepRecord, candidates: Sequence[M]) -> Step:
         """Return the `Step` of the last record."""
-        particles = Particles(
-            self.particles, stats=self.runtime.stats, deaths=self.deaths, steps=self.genealogy.records
-        )
-        return Step(**vars(record), candidates=tuple(candidates), particles=particles, roots=self.genealogy.roots)
+        particles, roots = self._result(self.particles), self.genealogy.roots
+        return Step(**vars(record), candidates=tuple(candidates), particles=particles, roots=roots)
 
     def run(self, *, max_steps: int | None = None, observers: Sequence[Observer] = ()) -> Particles[M]:
         """Run to the end, or up to step `max_steps`, where unfinished particles are marked `cut`.
 
-        Observers, such as a progress bar, act after each step. If no particle has ended after 200 steps and there is
-        no `max_steps`, a warning says so.
+        Observers, such as a progress bar, act after each step.
         """
         optional_count("max_steps", max_steps)
         self._warnings.bounded = max_steps is not None
@@ -195,12 +192,11 @@ class SMC(Generic[M]):
 
     def _result(self, particles: list[M]) -> Particles[M]:
         records = tuple(self.genealogy.records)
+        deaths = [*self.deaths, *deaths_of(self.t, particles)]          # some may have died between two steps
         accuracy = functools.partial(log_ml_error, records)
-        deaths = [*self.deaths, *deaths_of(self.t, particles)]     # some may have died between two steps
-        return self._particles(particles, deaths=deaths, steps=records, accuracy=accuracy)
-
-    def _particles(self, particles: list[M], **diagnostics: Any) -> Particles[M]:
-        return Particles(particles, stats=self.runtime.stats, recorder=self.recorder, **diagnostics)
+        return Particles(
+            particles, stats=self.runtime.stats, deaths=deaths, steps=records, accuracy=accuracy, recorder=self.recorder
+        )
 
     @contextlib.contextmanager
     def _partial_result(self) -> Iterator[None]:
@@ -219,15 +215,14 @@ class SMC(Generic[M]):
             self.deaths = [death for death in self.deaths if death.step <= self.t]
             self.genealogy.records = self.genealogy.records[: self.t]
             cut(self.particles)
-            partial = self._particles(self.particles, deaths=self.deaths, steps=self.genealogy.records)
-            setattr(error, "particles", partial)        # noqa: B010
+            setattr(error, "particles", self._result(self.particles))       # noqa: B010
             raise
 
     def __repr__(self) -> str:
         return f"<SMC {self.expand}, {self.select}: step {self.t}, {describe(self.particles)}>"
 
 
-def _take(candidates: list[M], ancestors: Indices, log_weights: Floats, streams: Iterator[Stream]) -> list[M]:
+def _take(candidates: list[M], ancestors: Indices, log_weights: Floats, streams: Iterator[State]) -> list[M]:
     """Return the selected candidates with their new log-weights. Further selections of one candidate are copies."""
     taken: list[M] = []
     seen: set[int] = set()

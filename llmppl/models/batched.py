@@ -2,14 +2,14 @@
 
 A classifier, a reward model or an embedding costs mostly by the call, and every particle has its own text. A step that
 calls a batched function waits until all other steps wait as well. Then one call passes all arguments to the function.
-Equal arguments are passed once, and the newest answers are cached. So the function must give equal answers for equal
-arguments, whatever the other arguments of the call are.
+Equal arguments are passed once, and the newest answers are cached.
 """
 
 from __future__ import annotations
 
 import functools
 import sys
+from collections import defaultdict
 from collections.abc import Callable, Hashable, Iterable, Mapping, Set
 from dataclasses import replace
 from threading import get_ident
@@ -32,8 +32,7 @@ _MAX_CACHED = 1 << 14                                   # answers
 class Batched(Shared, Evaluator, Generic[A, B]):
     """A function of a list that is called with one argument and batched over particles; `batched` makes one.
 
-    It is an evaluator of `llmppl.support.runtime`. One thread at a time calls the function. A call that ends with an
-    exception or an interrupt caches nothing.
+    One thread at a time calls the function. A call that ends with an exception or an interrupt caches nothing.
     """
 
     patient = True
@@ -42,7 +41,7 @@ class Batched(Shared, Evaluator, Generic[A, B]):
         self.function = function
         self.max_batch = arguments.optional_count("max_batch", max_batch)
         self._answers: dict[A, B] = {}
-        self._done: dict[int, Stats] = {}               # by thread identifier, which Python may reuse
+        self._done = defaultdict[int, Stats](Stats)     # by thread identifier, which Python may reuse
         self._lock = Lock()
         functools.update_wrapper(self, function, updated=())
 
@@ -53,7 +52,7 @@ class Batched(Shared, Evaluator, Generic[A, B]):
 
     def done(self) -> Stats:
         """Return a copy of the statistics of the calling thread."""
-        return replace(self._stats())
+        return replace(self._done[get_ident()])
 
     def cached(self, question: A) -> B | None:
         return self._answers.get(question)
@@ -72,12 +71,9 @@ class Batched(Shared, Evaluator, Generic[A, B]):
             del self._answers[next(iter(self._answers))]
         return [found[question] for question in questions]
 
-    def _stats(self) -> Stats:
-        return self._done.setdefault(get_ident(), Stats())
-
     def _call(self, questions: list[A]) -> list[B]:
         """Return the answers of the function, checked."""
-        stats, start = self._stats(), perf_counter()
+        stats, start = self._done[get_ident()], perf_counter()
         stats.calls += 1
         stats.arguments += len(questions)
         try:
@@ -141,7 +137,8 @@ def batched(function: Any = None, /, *, max_batch: int | None = None) -> Any:
             return classifier.log_probs(texts)
 
     A step then calls `self.score(sentiment(self.s))`, and particles share the calls. Outside of a run the function is
-    called with a list of one. Equal arguments are passed once: the answers must be equal, and must not be changed.
+    called with a list of one. Answers for equal arguments must be equal, whatever the other arguments of a call are,
+    and no step may change them.
 
     Parameters
     ----------

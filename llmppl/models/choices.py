@@ -7,13 +7,10 @@ Every `sample` asks the particle's *chooser* for a value and notes the answer. T
     Replayed(steps, rng)    repeats the choices that another particle noted
 
 `Model._spawn_` gives a chooser to a particle between two steps. The noted choices are `particle.choices`, plain data
-from which `replay` rebuilds the particle. Checkpoints, conditional SMC and rejuvenation are built on these.
+from which `replay` rebuilds the particle.
 
-A step that runs again must do the same up to its first free choice; `llmppl.testing.check_program` tests this.
-
-A *stream* is a random generator of one particle. It is created at the first draw, and most streams are never created:
-a candidate whose only choice was made for it draws nothing. A *family* is the seed sequence from which the streams of
-one generation are spawned.
+A *stream* is the random generator of one particle. It is a `State` until the first draw, and most streams stay one: a
+candidate whose only choice was made for it draws nothing.
 """
 
 from __future__ import annotations
@@ -50,33 +47,52 @@ _OWN_FILES.add(str(Path(__file__).parent.with_name("checking.py")))
 # ---- random streams
 
 
-class Stream:
-    """Random stream that has not been created yet: the one of this number in a family."""
+class State(NamedTuple):
+    """State of a stream. It determines everything that the stream will draw and spawn.
 
-    __slots__ = ("family", "kind", "number")
+    kind : name of the bit generator
+    entropy, spawn_key, pool_size : those of its SeedSequence
+    children : number of streams spawned so far
+    state : state of the bit generator; None before the first draw
+    """
 
-    def __init__(self, kind: type[Any], family: np.random.SeedSequence, number: int) -> None:
-        self.kind, self.family, self.number = kind, family, number
+    kind: str
+    entropy: Any
+    spawn_key: tuple[int, ...]
+    pool_size: int
+    children: int = 0
+    state: Any = None
 
-    def create(self) -> np.random.Generator:
-        key = (*self.family.spawn_key, self.number)
-        seed = np.random.SeedSequence(self.family.entropy, spawn_key=key, pool_size=self.family.pool_size)
-        return np.random.Generator(self.kind(seed))
+
+def state_of(stream: Any) -> State:
+    """Return the state of a stream, which is a State already or a numpy stream that can spawn."""
+    if isinstance(stream, State):
+        return stream
+    seed, state = stream.bit_generator.seed_seq, stream.bit_generator.state
+    return State(state["bit_generator"], seed.entropy, seed.spawn_key, seed.pool_size, seed.n_children_spawned, state)
 
 
-def spawned(rng: np.random.Generator) -> Iterator[Stream]:
+def stream_of(state: State) -> np.random.Generator:
+    """Return a new numpy stream with this state."""
+    kind, entropy, key, size, children, now = state
+    seed = np.random.SeedSequence(entropy, spawn_key=key, pool_size=size, n_children_spawned=children)
+    stream = np.random.Generator(getattr(np.random, kind)(seed))
+    if now is not None:
+        stream.bit_generator.state = now
+    return stream
+
+
+def spawned(rng: np.random.Generator) -> Iterator[State]:
     """Yield the streams of `rng.spawn(1)[0].spawn(n)`, without end. `rng` spawns when the first is requested."""
-    (family,) = rng.spawn(1)
-    seed: Any = family.bit_generator.seed_seq
+    family = state_of(*rng.spawn(1))
     for number in itertools.count():
-        yield Stream(type(family.bit_generator), seed, number)
+        yield State(family.kind, family.entropy, (*family.spawn_key, number), family.pool_size)
 
 
 class ParticleStream(np.random.Generator):
     """Random stream of a particle, as its program uses it: `model.rng`.
 
-    Each use goes through the chooser of the particle. So a program may keep it in an attribute: a copy of the particle
-    uses its own stream.
+    Each use goes through the chooser of the particle. A copy of the particle that has it in an attribute uses its own.
     """
 
     def __init__(self, particle: Any) -> None:
@@ -104,45 +120,6 @@ class ParticleStream(np.random.Generator):
 _NO_BITS = np.random.PCG64(0)                           # a Generator requires one; nothing draws from it
 
 
-class State(NamedTuple):
-    """State of a stream: it determines everything that the stream will draw and spawn.
-
-    kind : name of the bit generator
-    entropy, spawn_key, pool_size : those of its SeedSequence
-    children : number of streams spawned so far; for a Stream, its number in the family
-    state : state of the bit generator; None for a Stream
-    """
-
-    kind: str
-    entropy: Any
-    spawn_key: tuple[int, ...]
-    pool_size: int
-    children: int
-    state: Any
-
-
-def state_of(stream: Any) -> State:
-    """Return the state of a Stream, or of a numpy stream that can spawn."""
-    if isinstance(stream, Stream):
-        seed = stream.family
-        return State(stream.kind.__name__, seed.entropy, seed.spawn_key, seed.pool_size, stream.number, None)
-    seed, state = stream.bit_generator.seed_seq, stream.bit_generator.state
-    return State(state["bit_generator"], seed.entropy, seed.spawn_key, seed.pool_size, seed.n_children_spawned, state)
-
-
-def stream_of(state: State) -> Any:
-    """Return a new stream with this state."""
-    kind = getattr(np.random, state.kind)
-    seed = np.random.SeedSequence(
-        state.entropy, spawn_key=state.spawn_key, pool_size=state.pool_size, n_children_spawned=state.children
-    )
-    if state.state is None:
-        return Stream(kind, seed, state.children)
-    stream = np.random.Generator(kind(seed))
-    stream.bit_generator.state = state.state
-    return stream
-
-
 # ---- noted choices
 
 
@@ -154,13 +131,8 @@ class Choice(NamedTuple):
     log_w: float
 
 
-class StreamState(NamedTuple):
-    """State of the random stream when a program took `self.rng`, or sampled after that."""
-
-    state: State
-
-
-Steps = tuple[tuple[Choice | StreamState, ...], ...]    # the choices of a particle, step by step
+Item = Choice | State                                   # a State: the stream's, when a program took `self.rng`
+Steps = tuple[tuple[Item, ...], ...]                    # the choices of a particle, step by step
 
 
 class Noted(Shared):
@@ -168,10 +140,10 @@ class Noted(Shared):
 
     __slots__ = ("before", "item")
 
-    def __init__(self, before: Noted | None = None, item: Choice | StreamState | None = None) -> None:
+    def __init__(self, before: Noted | None = None, item: Item | None = None) -> None:
         self.before, self.item = before, item
 
-    def __iter__(self) -> Iterator[Choice | StreamState | None]:
+    def __iter__(self) -> Iterator[Item | None]:
         """Yield the items, from the latest to the earliest."""
         node = self
         while node.before is not None:
@@ -182,7 +154,7 @@ class Noted(Shared):
         return _from_list, ([*self][::-1],)
 
     def steps(self) -> Steps:
-        steps = list[list[Choice | StreamState]]()
+        steps = list[list[Item]]()
         for item in [*self][::-1]:
             if item is None:
                 steps.append([])
@@ -194,11 +166,11 @@ class Noted(Shared):
 NOTHING = Noted()
 
 
-def _from_list(items: Iterable[Choice | StreamState | None]) -> Noted:
+def _from_list(items: Iterable[Item | None]) -> Noted:
     return functools.reduce(Noted, items, NOTHING)
 
 
-def last_choices(particle: Any) -> list[Choice | StreamState]:
+def last_choices(particle: Any) -> list[Item]:
     """Return the choices of the last step of a particle."""
     return [*itertools.takewhile(lambda item: item is not None, particle._noted_)][::-1]
 
@@ -207,7 +179,7 @@ def last_choices(particle: Any) -> list[Choice | StreamState]:
 
 
 class Sampled:
-    """Chooser that takes the `pick`, if any, then draws from the random stream `rng`, a Generator or a `Stream`.
+    """Chooser that takes the `pick`, if any, then draws from the random stream `rng`, a Generator or a `State`.
 
     weighs : False if `sample` and `observe` do not weigh the particle
     by_hand : True if the model may choose outside of a step; a particle of a run may not
@@ -220,8 +192,8 @@ class Sampled:
 
     @property
     def rng(self) -> Any:
-        if isinstance(self.stream, Stream):
-            self.stream = self.stream.create()
+        if isinstance(self.stream, State):
+            self.stream = stream_of(self.stream)
         return self.stream
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Sampled | None:
@@ -235,7 +207,7 @@ class Sampled:
         value, log_w = choice = self.choose(proposal)
         before = particle._noted_
         particle._noted_ = Noted(before, Choice(value, log_w))
-        if type(before.item) is StreamState:            # a replay continues from the state after this draw
+        if type(before.item) is State:                  # a replay continues from the state after this draw
             self.note_stream(particle)
         return choice
 
@@ -245,12 +217,12 @@ class Sampled:
 
     def hand_out_rng(self, particle: Any, name: str) -> Any:
         """Return the stream to a program that draws from it directly, by `rng.name`."""
-        if particle._stepping_ and type(particle._noted_.item) is not StreamState:
+        if particle._stepping_ and type(particle._noted_.item) is not State:
             self.note_stream(particle)
         return self.rng
 
     def note_stream(self, particle: Any) -> None:
-        particle._noted_ = Noted(particle._noted_, StreamState(state_of(self.rng)))
+        particle._noted_ = Noted(particle._noted_, state_of(self.rng))
 
 
 class Suspended(BaseException):
@@ -258,14 +230,14 @@ class Suspended(BaseException):
 
 
 class StopAtChoice(Sampled):
-    """Chooser that takes the `picks` and leaves the step (`Suspended`) at the next choice.
+    """Chooser that takes the `picks` and leaves the step (`Suspended`) at the next choice, which is then its `listing`.
 
-    `listing` is then that choice. It is None if the choice cannot be listed: the support is infinite, the measure of a
-    weighted proposal would have to be computed for every value, or the step draws from `self.rng` directly. With an
-    `asker`, which needs every choice, a weighted proposal is listed, and the other cases are a TypeError in its name.
+    `listing` is None if the choice cannot be listed: the support is infinite, the measure of a weighted proposal would
+    have to be computed for every value, or the step draws from `self.rng` directly. With an `asker`, which needs every
+    choice, a weighted proposal is listed, and the other cases are a TypeError in its name.
 
-    The probabilities are not computed here, so that many steps can compute them together. If that failed, the step runs
-    again, its `sample` raises the `error`, and the probabilities of later choices are computed here.
+    Many steps compute the probabilities together, after they have left. If that failed, the step runs again, its
+    `sample` raises the `error`, and the probabilities of later choices are computed here.
     """
 
     def __init__(self, picks: Sequence[Pick] = (), asker: str = "", error: Exception | None = None) -> None:
@@ -307,7 +279,7 @@ class Replayed(Sampled):
     def __init__(self, steps: Steps, rng: Any, *, weighs: bool = True) -> None:
         super().__init__(rng)
         self._steps, self._t, self.weighs = steps, 0, weighs
-        self._remaining: deque[Choice | StreamState] = deque(*steps[:1])
+        self._remaining: deque[Item] = deque(*steps[:1])
 
     def choose(self, proposal: Proposal) -> tuple[Any, float]:
         if not self._remaining and self.weighs:
@@ -319,9 +291,8 @@ class Replayed(Sampled):
         return value, log_w
 
     def note_stream(self, particle: Any) -> None:
-        (state,) = self._next(StreamState, "the program draws from self.rng")
+        self.stream = self._next(State, "the program draws from self.rng")
         self._remaining.popleft()
-        self.stream = stream_of(state)
         super().note_stream(particle)
 
     def end_step(self) -> None:
@@ -344,28 +315,17 @@ class Replayed(Sampled):
 
 
 def replay(model: M, choices: Steps, rng: np.random.Generator | None = None) -> M:
-    """Rebuild the particle of `model` that made `choices`, without drawing anything.
+    """Rebuild the particle of `model` that made `choices`, as in `particle.choices`, without drawing anything.
 
     The result has the text, attributes, contexts and attribution of that particle, and the weight that the program gave
-    it. Inference's own changes of weights (1/N, selection, cuts) are not repeated.
-
-    Parameters
-    ----------
-    model : Model
-    choices : tuple of tuple
-        As in `particle.choices`.
-    rng : np.random.Generator, optional
-        The stream with which the particle continues; by default a new one.
+    it. Inference's own changes of weights (1/N, selection, cuts) are not repeated. Direct draws from `self.rng`, and
+    the runs of inference that use it, are repeated: a step notes the state of the stream. Anything that a step takes
+    from outside of its particle is not. The particle continues with `rng`, by default a new stream.
 
     Raises
     ------
     ValueError
         If the program no longer makes these choices. The error names the step and the choice.
-
-    Notes
-    -----
-    Direct draws from `self.rng`, and the runs of inference that use it, are repeated, because the state of the stream
-    is noted when a step takes `self.rng`. Anything that a step takes from outside of its particle is not repeated.
     """
     rng = np.random.default_rng() if rng is None else rng
     chooser = Replayed(choices, rng)
@@ -402,11 +362,7 @@ class Pick(NamedTuple):
 
 
 class ListedChoice:
-    """A choice of finite support as a step listed it.
-
-    It holds its `proposal`, so that the repeated step finds the distribution already computed. Probabilities are
-    computed when its table is first needed.
-    """
+    """A choice of finite support as a step listed it. Its probabilities are computed when first needed."""
 
     def __init__(self, proposal: Proposal) -> None:
         self.proposal = proposal

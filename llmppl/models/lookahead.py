@@ -34,9 +34,8 @@ class Lookahead(Shared):
 
         V_n(s) = e(s) [s accepts] + sum_v r(v) V_{n-1}(s v),    V_{-1} = 0,
 
-    where e(s) is the probability of the event that ends a text: a token that the automaton refuses in s, EOS, or 1. The
-    table holds every state and n, so a step only reads it. It accounts for the missing part of the text and its
-    probability, but not for the context. Copies share the table.
+    where e(s) is the probability of the event that ends a text: a token that the automaton refuses in s, EOS, or 1.
+    Copies of a particle share the table of all states and n.
 
     Parameters
     ----------
@@ -66,7 +65,7 @@ class Lookahead(Shared):
         if dist.support != index.vocab:
             raise ValueError(f"the distribution is over {dist.support}, and {index!r} over another vocabulary")
         self.index, self.max_tokens = index, count("max_tokens", max_tokens, least=0)
-        self.end: End = one_of("end", end, ENDS)
+        one_of("end", end, ENDS)
         whole = index.build_all()
         if not isinstance(whole, PrecomputedIndex):
             raise TypeError(f"Lookahead wants finitely many states, those of a Regex or a DFA, not {index!r}")
@@ -86,17 +85,12 @@ class Lookahead(Shared):
         Raises
         ------
         ValueError
-            If no tokens lead from the start to `state`, or `left` is not in 0 .. max_tokens.
+            If `left` is not in 0 .. max_tokens.
         """
         num_left = count("left", left, least=0)
         if num_left > self.max_tokens:
             raise ValueError(f"left={left}: the table is for 0 to {self.max_tokens} tokens, its max_tokens")
-        if state is END:
-            return 0.0
-        row = self._row_of.get(state)
-        if row is None:
-            raise ValueError(f"no tokens lead from the start of {self.index!r} to the state {state!r}")
-        return float(self._table[num_left, row])
+        return 0.0 if state is END else float(self._table[num_left, self._row_of[state]])
 
     def __repr__(self) -> str:
         return f"Lookahead({self.index!r}, max_tokens={self.max_tokens})"

@@ -162,10 +162,9 @@ class Model:
         another model, as in `self.inner.rng = self.rng`.
     shared : tuple of str
         Class attribute: the names of attributes that copies share, because no step changes their contents (a cache
-        may grow). The names listed by base classes are included.
+        may grow), beside those of base classes.
 
     To step a model by hand, call `model.step()`: it runs one step and returns normally after a zero weight.
-    The module has a table of the verbs and when each may be used.
     """
 
     s: str = Text()
@@ -226,18 +225,10 @@ class Model:
             E[w f(x)] = sum_x mu(x) f(x).
 
         A Distribution q has w = 1 and mu = q, so the weight is p(x) / q(x). `q.where(predicate)` has mu = q on the
-        values that satisfy the predicate. Without `proposal`, the target is the measure of `dist` itself: the weight
-        is w, which is 1 for a Distribution.
+        values that satisfy the predicate. Without `proposal`, the target is the measure of `dist` itself.
 
         Values outside the support of mu are removed from the target: that support is part of the model.
-        If there is nothing to draw, the particle dies.
-
-        Raises
-        ------
-        TypeError
-            If `dist` or `proposal` is neither a Distribution nor another Proposal.
-        ValueError
-            If a weight w is NaN or infinite, or mu is zero at a value that was proposed with a positive weight.
+        If there is nothing to draw, the particle dies. A weight w that is NaN or infinite is a ValueError.
         """
         value: T = self._draw_("sample", dist, proposal)
         return value
@@ -258,7 +249,8 @@ class Model:
         the allowed ones, with the exact weight. The span ends with the first token after which `until` holds and the
         constraint accepts the text, as far as these are given. That token is kept whole: with until="\\n", a token
         "\\n\\n" ends the line, and both are in the span. EOS ends the span as well, but does not finish the particle.
-        There is no `end` as in ConstrainedText: the program itself draws or observes the text after a span.
+        There is no `end` as in ConstrainedText: the program itself draws or observes the text after a span. If no
+        argument ends the span, or none can in time, that is a ValueError.
 
         Parameters
         ----------
@@ -266,7 +258,7 @@ class Model:
         until : str or callable, optional
             A string that the text of the span contains, or `until(text) -> bool` of that text.
         max_tokens : int, optional
-            The span is cut off after this many tokens, with no weight; one with a constraint is complete by then.
+            The span is cut off after this many tokens, with no weight.
         constraint : Regex, Grammar, JsonSchema, type, list of str, index, recognizer, or callable
             It applies to the text of the span alone. If it has `parse`, as types have, `parsed` is the object. EOS is
             allowed only where the constraint accepts the text. A callable must hold of the text so far after every
@@ -277,11 +269,6 @@ class Model:
             A span that has not ended by then dies. Default: True for a bounded constraint that is not a function.
         rule : Rule, or another function from a distribution to one over the same tokens
             Turns the model's next-token distribution into the target's.
-
-        Raises
-        ------
-        TypeError, ValueError
-            For an argument of another type or out of range, if no argument ends the span, and if none can end in time.
         """
         _check_time(self, "extend")
         return extend(self, context, Extent(context, until, max_tokens, constraint, complete), rule)
@@ -299,10 +286,7 @@ class Model:
             self._weigh_("observe", log_p)
 
     def condition(self, holds: bool | np.bool_) -> None:
-        """Require that `holds` is true; else the particle ends here with weight zero.
-
-        `holds` is True or False, a numpy bool, 0 or 1. Anything else is a TypeError.
-        """
+        """Require that `holds`, a bool, 0 or 1, is true; else the particle ends here with weight zero."""
         if not _as_bool(holds):
             self._die_("condition", "condition is false")
 
@@ -319,11 +303,11 @@ class Model:
 
         The twist is added when the step ends. It is removed before the next step begins, when the particle finishes,
         and when `max_steps` cuts it. Several twists in a step add up. An infinite or NaN twist is a ValueError: for a
-        dead end use `condition(False)`. Outside of a step, `twist` raises a RuntimeError.
+        dead end use `condition(False)`.
 
         A finished particle has the twist 0. So a twist should estimate the log of the weight that is still to come. A
-        twist that is larger by a constant starves finished particles. For example, with a twist of 600 for every
-        unfinished particle, where half end at each step, the mean of Z-hat over 2,000 runs is 0.442 for Z = 1.
+        twist that is larger by a constant starves finished particles: with a twist of 600 for every unfinished
+        particle, where half end at each step, the mean of Z-hat over 2,000 runs is 0.442 for Z = 1.
         """
         log_w = _as_log_weight("twist", log_w)
         if not math.isfinite(log_w):
@@ -346,11 +330,10 @@ class Model:
     # ---- seams
 
     def copy(self) -> Self:
-        """Return an independent copy. Inference makes one for each continuation of a particle.
+        """Return an independent copy, as `copy.copy` and `copy.deepcopy` do, for a continuation of a particle.
 
         Attributes are deep-copied, except those that the class lists in `shared` and those that are immutable: language
         models, contexts, tokens, vocabularies, distributions and functions. The random stream is replaced, not copied.
-        `copy.copy` and `copy.deepcopy` make the same copy.
         """
         return self.__deepcopy__({})
 
@@ -358,9 +341,9 @@ class Model:
         return self.__deepcopy__({})
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Self:
-        new: Self = object.__new__(type(self))
-        memo[id(self)] = new
         cls: Any = type(self)
+        new: Self = object.__new__(cls)
+        memo[id(self)] = new
         kept, attributes = _kept_names(cls), vars(new)
         for name, value in vars(self).items():
             kind: Any = type(value)
@@ -376,16 +359,13 @@ class Model:
                         f"{cls.__name__}.{name} cannot be copied with its particle ({error}): keep its data, such as a "
                         "list and a position, or a file name, and make it from them where it is used"
                     ) from error
-        new._stepping_ = False
-        chooser = self._chooser_
+        chooser, new._stepping_ = self._chooser_, False
         new._chooser_ = chooser.__deepcopy__(memo) if chooser is not None and chooser.by_hand else None
         return new
 
     def _spawn_(self, chooser: Sampled) -> Self:
         """Return a copy whose choices `chooser` makes."""
         particle = self.copy()
-        if particle is self:
-            raise TypeError(f"{type(self).__name__}.copy() returned the model itself; it must return a new one")
         particle._chooser_, particle._stepping_ = chooser, False
         return particle
 
@@ -426,8 +406,7 @@ class Model:
             if log_mu == -math.inf:
                 raise ValueError(f"{proposal!r} proposed {value!r}, where its log_measure is -inf")
             if log_p == -math.inf:
-                drawn = f"{dist!r} gives {shown(value)}, which the proposal drew, probability 0"
-                self._die_(verb, f"{verb}: {drawn}")
+                self._die_(verb, f"{verb}: {dist!r} gives {shown(value)}, which the proposal drew, probability 0")
                 return value
             log_w += log_p - log_mu
         if proposal is not None or log_w != 0.0:

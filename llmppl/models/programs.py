@@ -6,14 +6,13 @@ Sources: Lew et al. 2023, Sec. 2.2; Willard & Louf 2023 for the masks of `Constr
 
 from __future__ import annotations
 
-import functools
 import inspect
 import itertools
 import math
 import operator
 import re
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Literal, TypedDict, Unpack
 
 import numpy as np
@@ -36,8 +35,6 @@ BLANK = "[BLANK]"
 
 
 class Options(TypedDict, total=False):
-    """Options of all programs; `Program` describes them."""
-
     min_tokens: int
     max_tokens: int | None
     stop: str | Iterable[str]
@@ -53,9 +50,9 @@ class Program(Model):
         Before `min_tokens` tokens, EOS is excluded, and each step is weighed by the probability that it does not come.
         After `max_tokens` tokens the text is cut off, with no weight, and marked `cut`.
     stop : str or list of str
-        Strings that end the text, as EOS does, as soon as the tokens spell one of them. The stop string and the rest of
-        its last token are left out. So a text has the probability that the model writes it and then a stop string, its
-        first. If a stop string occurs before `min_tokens` tokens, the weight is zero.
+        Strings that end the text as soon as the tokens spell one of them, as EOS does. The stop string and the rest of
+        its last token are left out. So a text has the probability that the model writes it and then its first stop
+        string. If that comes before `min_tokens` tokens, the weight is zero.
     rule : Rule, or another function from a distribution to one over the same tokens
         Turns the model's next-token distribution into the target's, as in `rule=Rule(temperature=0.5)`.
     """
@@ -77,7 +74,10 @@ class Program(Model):
         self.max_tokens: int | None = arguments.optional_count("max_tokens", max_tokens)
         if self.max_tokens is not None and self.max_tokens < self.min_tokens:
             raise ValueError(f"min_tokens must be at most max_tokens={max_tokens}, not {min_tokens}")
-        self.stop = _stop_strings(stop)
+        stops: Any = stop if isinstance(stop, Iterable) and not isinstance(stop, (str, bytes)) else [stop]
+        self.stop = tuple(arguments.text("each of stop", text) for text in stops)
+        if "" in self.stop:
+            raise ValueError('stop must be a text of at least one character, not ""')
         self.rule = arguments.function("rule", rule, "Rule(top_k=40)")
         self.num_tokens = 0
 
@@ -98,9 +98,11 @@ class Program(Model):
         self.s += token
         self.num_tokens += 1
         data = bytes_of(self.s)
-        place = _first_stop(data, self.stop, len(data) - len(token.bytes))
-        if place is not None:
-            self.s = Text(data[:place])
+        searched = len(data) - len(token.bytes)         # the bytes before contain no stop string
+        places = [(data.find(stop, max(0, searched - len(stop) + 1)), stop) for stop in map(str.encode, self.stop)]
+        found = [(place + len(stop), place) for place, stop in places if place >= 0]
+        if found:
+            self.s = Text(data[: min(found)[1]])        # the first to end, the longest of several
             if self.before_min_tokens():
                 self._die_("stop", f"a stop string is written before min_tokens={self.min_tokens}")
             self.finish()
@@ -144,25 +146,6 @@ def language_model(lm: CachedTransformer) -> CachedTransformer:
     return lm
 
 
-def _stop_strings(stop: str | Iterable[str]) -> tuple[str, ...]:
-    """Return `stop` as a tuple of texts, none of them empty."""
-    given: Any = stop if isinstance(stop, Iterable) and not isinstance(stop, (str, bytes)) else [stop]
-    texts = tuple(arguments.text("each of stop", text) for text in given)
-    if "" in texts:
-        raise ValueError('stop must be a text of at least one character, not ""')
-    return texts
-
-
-def _first_stop(data: bytes, stops: Iterable[str], searched: int) -> int | None:
-    """Return the start of the stop string that is completed first in `data`, the longest of several; None without one.
-
-    The first `searched` bytes contain none.
-    """
-    places = [(stop, data.find(stop, max(0, searched - len(stop) + 1))) for stop in map(str.encode, stops)]
-    found = [(place + len(stop), place) for stop, place in places if place >= 0]
-    return min(found)[1] if found else None
-
-
 # ---- text under a constraint
 
 
@@ -178,8 +161,7 @@ class ConstrainedText(Program):
     prompt : str or Context
         The constraint does not apply to the prompt.
     constraint : Regex, Grammar, JsonSchema, type, list of str, index, recognizer, or callable
-        A callable `constraint(text) -> bool` must hold of the text so far after every token. It is checked after the
-        draw, so also give `mask` if many tokens fail.
+        As in `Model.extend`. If many tokens fail a callable, also give `mask`.
     end : "boundary", "prefix" or "eos"
         The event that ends a text of the language, and whose probability is part of the target:
 
@@ -190,14 +172,11 @@ class ConstrainedText(Program):
 
         Without a constraint, or with a function, only EOS leaves the language, and "boundary" means "eos".
     complete : bool, optional
-        If True, the text must end after at most `max_tokens` tokens (EOS not counted), and within the length that the
-        model can read; else it may be cut there. The default is True for a bounded text with a constraint that is not
-        a function. A token after which the text cannot end in the tokens left is then not proposed, as far as the
-        constraint knows. A function does not know, nor does a JsonSchema without an `automaton`: texts that have not
-        ended in time die.
+        As in `Model.extend`: if True, the text must end within `max_tokens` tokens, and within the length that the
+        model can read; else it may be cut there. A function, or a JsonSchema without an `automaton`, cannot plan the
+        end: texts that have not ended in time die.
     mask : callable, optional
         `mask(text) -> (V,) bool` returns the tokens that may follow the text so far; EOS is True if the text may end.
-        Tokens are then proposed from the allowed ones, with the exact importance weight, so that no draw is rejected.
     **options
         The options of `Program`.
     """
@@ -219,7 +198,7 @@ class ConstrainedText(Program):
         if mask is not None:
             arguments.function("mask", mask, "short_words(vocab, 5)")
         self.context = as_context(lm, prompt)
-        self._guide = guide = Guide("text", constraint, lm.vocab, complete, self.max_tokens, self.context.room)
+        self._guide = guide = Guide(constraint, lm.vocab, complete, self.max_tokens, self.context.room)
         self.constraint, self.index, self.mask, self.state = guide.function, guide.index, mask, guide.start
         if self.index is not None:
             if self.stop:
@@ -238,13 +217,9 @@ class ConstrainedText(Program):
     def step(self) -> None:
         dist = self.next_token(self.context)
         target = self.target(dist)
-        proposal = target
-        for mask in self.masks(dist.support):
-            proposal = proposal.masked(mask)
-        token = self._draw_(
-            "sample", target, None if proposal is target else proposal,
-            lambda: self._guide.explain_no_token(self.state, self.num_tokens, self.rule, self.labels["sample"]),
-        )  # fmt: skip
+        token = self._guide.draw(
+            self, "sample", target, self.state, self.num_tokens, self.rule, self.own_masks(dist.support)
+        )
         if target is not dist and self.end == "prefix":     # the weights of the target do not sum to 1
             self.score(target.log_total() - dist.log_total())
         if self.append(token):
@@ -282,15 +257,15 @@ class ConstrainedText(Program):
             at_limit = self.end == "prefix" and self.num_tokens == self.must_end_by
             return at_limit or len(self.index.allowed(self.state)) == len(self.index.vocab.eos_ids)
 
-    def masks(self, vocab: Vocabulary) -> Iterator[Mask]:
-        """Yield masks that the next token must satisfy."""
-        yield from self._guide.masks(self.state, self.num_tokens)
+    def own_masks(self, vocab: Vocabulary) -> dict[str, Mask]:
+        """Return the masks that the next token must satisfy beside those of the constraint, by name."""
+        masks = dict[str, Mask]()
         if self.mask is not None:
             with mask_timer():
-                allowed = self.mask(self.s)
-            yield allowed
+                masks["the mask"] = self.mask(self.s)
         if self.before_min_tokens():
-            yield vocab.not_eos
+            masks[f"min_tokens={self.min_tokens}"] = vocab.not_eos
+        return masks
 
     def _die_of(self, reason: str) -> None:
         if reason:
@@ -315,12 +290,7 @@ def short_words(vocab: Vocabulary, max_letters: int) -> Callable[[str], Mask]:
     """Return a mask for `ConstrainedText` that allows no word of more than `max_letters` letters (Lew et al. 2023).
 
     A word is a run of letters. If the prompt may end inside a word, use `lambda text: mask(prompt + text)`. Tokens that
-    contain part of a character are excluded, and so are special tokens other than EOS. The masks for all lengths that
-    the last word can have are computed here, once.
-
-    Returns
-    -------
-    function of a str that returns a (V,) bool ndarray, read-only
+    contain part of a character are excluded, and so are special tokens other than EOS. The masks are computed once.
     """
     max_letters = arguments.count("max_letters", max_letters)
     head = np.zeros(len(vocab), dtype=np.int64)         # letters that extend the last word
@@ -363,8 +333,7 @@ class Infilling(Program):
 
     The target is the joint distribution of the tokens in all holes, each hole followed by the tokens that its fragment
     adds to the context. A string therefore counts once for every way in which it can be cut into hole tokens and
-    fragments. With fragments "a" and "a", the text "aaa" has the hole "a". The text "aaaa" has the hole "aa", written
-    as one token or two.
+    fragments. With fragments "a" and "a", the text "aaaa" has the hole "aa", written as one token or two.
 
     Parameters
     ----------
@@ -511,7 +480,7 @@ class PromptIntersection(Program):
             raise ValueError(f"the models must share a tokenizer: {', '.join(str(each.vocab) for each in lms)} differ")
         self.contexts = list(map(as_context, lms, prompts))
         self.proposal = proposal
-        self.until = functools.partial(_ends_with, until) if isinstance(until, str) else until
+        self.until = operator.methodcaller("endswith", until) if isinstance(until, str) else until
         if self.until is not None:
             arguments.function("until", self.until, "ends_sentence")
 
@@ -532,7 +501,3 @@ class PromptIntersection(Program):
 def ends_sentence(text: str) -> bool:
     """Return True if the text ends with a full stop, exclamation mark or question mark, and any quotes after it."""
     return re.search(r"[.!?][\"'”’)]*\s*$", text) is not None
-
-
-def _ends_with(end: str, text: str) -> bool:
-    return text.endswith(end)

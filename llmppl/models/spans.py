@@ -6,14 +6,17 @@ log-probability  sum_i log p(v_i)  is drawn with the weight  prod_i p(A_i).  Und
 prod_i p(v_i), restricted to the allowed spans. There is no selection between the tokens of a span. If a constraint is
 rarely satisfied, use one step for each token instead.
 
-The tokens that a constraint allows within a bound are the subject of `Guide`, which `ConstrainedText` uses as well.
+A `Guide` restricts the tokens of a span, and of a `ConstrainedText`, to those that a constraint and a bound allow.
 """
 
 from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable, Iterator
+import operator
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -66,12 +69,8 @@ class Guide(Shared):
 
     Parameters
     ----------
-    kind : "text" or "span", for errors
-    constraint : as in `Model.extend`
+    constraint, complete, max_tokens : as in `Model.extend`
     vocab : Vocabulary
-    complete : bool, optional
-        True if the text must end. By default it must if it has a constraint, which is no function, and a bound.
-    max_tokens : int, optional
     room : float
         Number of tokens that the model can still read.
 
@@ -79,6 +78,7 @@ class Guide(Shared):
     ----------
     index : Index of the constraint, or None
     function : the constraint if it is a function of the text, or None
+    start : state of the constraint before the text
     must_end_by : float
         Number of tokens after which the text must have ended; infinity if it may be cut.
 
@@ -89,43 +89,88 @@ class Guide(Shared):
     """
 
     def __init__(
-        self, kind: str, constraint: Any, vocab: Vocabulary, complete: bool | None, max_tokens: int | None,
-        room: float = math.inf,
-    ) -> None:  # fmt: skip
+        self, constraint: Any, vocab: Vocabulary, complete: bool | None, max_tokens: int | None, room: float = math.inf
+    ) -> None:
         self.index, self.vocab, self.max_tokens, self.room = _index_of(constraint, vocab), vocab, max_tokens, room
         self.function = constraint if self.index is None else None
-        self.must_end_by = must_end_by(kind, complete, max_tokens, self.index, room)
-        self._plans_from = NEAR if max_tokens is None else math.inf     # tokens left
+        self.start: Any = getattr(self.index, "start", None)
+        self.must_end_by = self._must_end_by(complete)
+        self._plans_from = NEAR if max_tokens is None else sys.maxsize  # tokens left
 
-    @property
-    def start(self) -> Any:
-        """State of the constraint before the text."""
-        return None if self.index is None else self.index.start
+    def _must_end_by(self, complete: bool | None) -> float:
+        index, bound = self.index, min(self.room, math.inf if self.max_tokens is None else self.max_tokens)
+        if complete is None:
+            complete = index is not None and bound < math.inf
+        if not complete:
+            return math.inf
+        if bound == math.inf:
+            raise ValueError("complete=True wants max_tokens, after which the text must have ended")
+        is_far = self.max_tokens is None and bound > NEAR               # the shortest text would take longer to find
+        if index is None or is_far or index.mask_within(index.start, bound).any():
+            return bound
+        shortest = index.tokens_to_accept(index.start, 4 * bound)       # the question of an error is bounded
+        takes = f", the shortest takes {shortest} tokens" * (shortest < math.inf)
+        raise ValueError(
+            f"{index!r}: no text ends within {self.bound}{takes}: give room, or complete=False to cut it there"
+        )
 
     @property
     def name(self) -> str:
         """Short name of the constraint."""
-        given = self.index or self.function
-        return "the text" if given is None else name_of_constraint(given)
+        given: Any = self.index or self.function
+        if not isinstance(given, Index):
+            return "the text" if given is None else arguments.name_of(given)
+        made_from = getattr(given, "constraint", None) or getattr(given, "recognizer", given)
+        made_from = getattr(made_from, "constraint", made_from)
+        strings = getattr(made_from, "strings", None)
+        name = repr(made_from) if strings is None else f"the list {[*strings]}"
+        if len(name) <= MAX_NAME and not name.startswith("<"):
+            return name
+        return type(made_from).__name__ if strings is None else f"the list of {len(strings)} strings"
 
     @property
     def bound(self) -> str:
         """Bound on the tokens, in words."""
-        return name_of_bound(self.max_tokens, self.room)
+        if self.max_tokens is not None and self.max_tokens <= self.room:
+            return f"max_tokens={self.max_tokens}"
+        return f"the {self.room:g} token{'s' * (self.room != 1)} that the model can read after the prompt"
 
     @property
     def demands(self) -> list[str]:
         """Names of the restrictions that the masks express."""
-        plans_its_end = self.must_end_by < math.inf and self._plans_from == math.inf
+        plans_its_end = self.must_end_by < math.inf and self.max_tokens is not None
         return [self.name] * (self.index is not None) + [f"an end within {self.bound}"] * plans_its_end
+
+    def draw(
+        self, model: Any, verb: str, dist: Finite, state: Any, num_tokens: int, rule: DecisionRule,
+        more: Mapping[str, NDArray[np.bool_]] = MappingProxyType({}),
+    ) -> Any:  # fmt: skip
+        """Draw the token after the first `num_tokens` from `dist`, proposed from the allowed ones.
+
+        `more` are further masks, each with its name. The result is None if the particle died by hand, outside of a
+        step.
+        """
+        proposal = dist
+        for mask in (*self.masks(state, num_tokens), *more.values()):
+            proposal = proposal.masked(mask)
+
+        def explain() -> str:
+            under = f" under {rule!r}" * (rule != NO_RULE)
+            index, left = self.index, self.must_end_by - num_tokens
+            if left == 0 or (index is not None and left < math.inf and not index.mask_within(state, left).any()):
+                return f"{self.name} cannot end within {self.bound}: give room{under}"
+            demands = " and ".join([*self.demands, *more])
+            return f"no token{' allowed by ' * (demands != '')}{demands} has positive probability{under}"
+
+        return model._draw_(verb, dist, None if proposal is dist else proposal, explain)
 
     def masks(self, state: Any, num_tokens: int) -> Iterator[NDArray[np.bool_]]:
         """Yield masks that the token after the first `num_tokens` must satisfy."""
         left = self.must_end_by - num_tokens
         if self.index is not None:
             with mask_timer():
-                is_far = left == math.inf or left > self._plans_from
-                yield self.index.mask(state) if is_far else self.index.mask_within(state, left)
+                far = left > self._plans_from
+                yield self.index.mask(state) if far else self.index.mask_within(state, left)
         if left == 0:
             yield self.vocab.only_eos
 
@@ -143,7 +188,7 @@ class Guide(Shared):
     def refusal(self, text: str) -> str:
         """Return why `parse` of the constraint rejects a finished text that the masks allowed; "" if it does not."""
         try:
-            _ = None if self.index is None else self.index.parse(text)
+            self.parse(text)
         except ValueError as error:
             return f"{self.name} refuses the finished text, larger N would try more of them: {error}"
         return ""
@@ -153,23 +198,9 @@ class Guide(Shared):
         holds = self.function is None or arguments.truth("constraint", self.function, text)
         return "" if holds else f"{self.name} is false of the text"
 
-    def explain_no_token(self, state: Any, num_tokens: int, rule: DecisionRule, demands: str) -> str:
-        """Return why no token could be drawn: the text cannot end in time, or the `demands` leave none."""
-        index, left = self.index, self.must_end_by - num_tokens
-        under = "" if rule == NO_RULE else f" under {rule!r}"
-        if left == 0 or (index is not None and left < math.inf and not index.mask_within(state, left).any()):
-            return f"{self.name} cannot end within {self.bound}: give room{under}"
-        return f"no token{' allowed by ' * (demands != '')}{demands} has positive probability{under}"
-
 
 class Extent(Guide):
-    """Arguments of `Model.extend`, checked: the allowed tokens and the end of a span.
-
-    Raises
-    ------
-    TypeError, ValueError
-        If an argument is of another type or out of range, no argument ends the span, or none can end it in time.
-    """
+    """Arguments of `Model.extend`, checked: the allowed tokens and the end of a span."""
 
     def __init__(
         self, context: Context, until: str | Until | None, max_tokens: int | None, constraint: Any,
@@ -177,12 +208,14 @@ class Extent(Guide):
     ) -> None:  # fmt: skip
         if not isinstance(context, Context):
             raise TypeError(f"extend wants a Context, lm.context(text), not {arguments.shown(context)}")
-        if isinstance(until, str) and not arguments.text("until", until):
+        if until == "":
             raise ValueError('until must be a text of at least one character, not ""')
-        if until is not None and not isinstance(until, str):
+        if isinstance(until, str):
+            until = operator.methodcaller("__contains__", arguments.text("until", until))
+        elif until is not None:
             arguments.function("until", until, "ends_sentence")
         max_tokens = arguments.optional_count("max_tokens", max_tokens)
-        super().__init__("span", constraint, context.lm.vocab, complete, max_tokens)
+        super().__init__(constraint, context.lm.vocab, complete, max_tokens)
         if until is None and max_tokens is None and self.index is None:
             raise ValueError(
                 "extend wants to know where the span ends: give until='.', a constraint such as Regex(...), or "
@@ -195,10 +228,7 @@ class Extent(Guide):
         """Return True if the span ends with `text`: `until` holds, and the constraint accepts it."""
         if self.index is not None and not self.index.accepts(state):
             return False
-        if callable(self.until):
-            over = arguments.truth("until", self.until, text)
-        else:
-            over = self.index is not None if self.until is None else self.until in text
+        over = self.index is not None if self.until is None else arguments.truth("until", self.until, text)
         return over and not self.refusal(text)
 
 
@@ -210,14 +240,8 @@ def extend(model: Any, context: Context, extent: Extent, rule: DecisionRule) -> 
         dist: TokenDistribution = model.transformer(context)
         if rule is not NO_RULE:
             dist = rule(dist)
-        proposal: Finite = dist
-        for mask in extent.masks(state, num_tokens):
-            proposal = proposal.masked(mask)
-        token = model._draw_(
-            "extend", dist, None if proposal is dist else proposal,
-            lambda: extent.explain_no_token(state, num_tokens, rule, " and ".join(extent.demands)),     # noqa: B023
-        )  # fmt: skip
-        if token is None:                               # the particle died by hand, outside of a step
+        token = extent.draw(model, "extend", dist, state, num_tokens, rule)
+        if token is None:
             break
         log_prob += dist.log_prob(token)
         ends = token == EOS
@@ -230,50 +254,6 @@ def extend(model: Any, context: Context, extent: Extent, rule: DecisionRule) -> 
         elif ends or extent.is_over(state, text):
             return Span(text, context, log_prob, "eos" if ends else "until", extent.parse(text))
     return Span(text, context, log_prob, "max_tokens")
-
-
-# ---- names and bounds of constraints
-
-
-def name_of_constraint(constraint: Any) -> str:
-    """Return a short name for an index, or for a function of the text."""
-    if not isinstance(constraint, Index):
-        return arguments.name_of(constraint)
-    made_from = getattr(constraint, "constraint", None) or getattr(constraint, "recognizer", constraint)
-    made_from = getattr(made_from, "constraint", made_from)
-    strings = getattr(made_from, "strings", None)
-    name = repr(made_from) if strings is None else f"the list {[*strings]}"
-    if len(name) <= MAX_NAME and not name.startswith("<"):
-        return name
-    return type(made_from).__name__ if strings is None else f"the list of {len(strings)} strings"
-
-
-def must_end_by(
-    kind: str, complete: bool | None, max_tokens: int | None, index: Index | None, room: float = math.inf
-) -> float:
-    """Return the number of tokens after which a text must have ended, as `Guide` describes its arguments."""
-    bound = min(room, math.inf if max_tokens is None else max_tokens)
-    if complete is None:
-        complete = index is not None and bound < math.inf
-    if not complete:
-        return math.inf
-    if bound == math.inf:
-        raise ValueError(f"complete=True wants max_tokens, after which the {kind} must have ended")
-    if index is None or (max_tokens is None and room > NEAR) or index.mask_within(index.start, bound).any():
-        return bound                                    # the shortest text would take longer to find
-    shortest = index.tokens_to_accept(index.start, 4 * bound)           # the question of an error is bounded
-    takes = f", the shortest takes {shortest} tokens" * (shortest < math.inf)
-    raise ValueError(
-        f"{index!r}: no {kind} ends within {name_of_bound(max_tokens, room)}{takes}: give room, or complete=False to "
-        "cut it there"
-    )
-
-
-def name_of_bound(max_tokens: int | None, room: float) -> str:
-    """Return the bound of a text in words."""
-    if max_tokens is not None and max_tokens <= room:
-        return f"max_tokens={max_tokens}"
-    return f"the {room:g} token{'s' * (room != 1)} that the model can read after the prompt"
 
 
 def _index_of(constraint: Any, vocab: Vocabulary) -> Index | None:

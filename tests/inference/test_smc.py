@@ -11,7 +11,6 @@ from helpers.common import repetitions
 from helpers.tiny import cold_lm, tiny_lm
 
 from llmppl import (
-    EOS,
     SMC,
     Bernoulli,
     ConstrainedText,
@@ -112,16 +111,6 @@ def test_bad_input_is_refused_by_name(call, error, message):
 
 def test_counts_may_be_integers_of_numpy():
     assert len(smc_steer(Walk(), np.int64(2), np.int32(2), max_steps=np.int64(3), seed=np.int64(0))) == 2
-
-
-@every_algorithm
-def test_a_copy_that_returns_self_is_refused(run):
-    class Same(Walk):
-        def copy(self):
-            return self
-
-    with pytest.raises(TypeError, match=r"Same.copy\(\) returned the model itself; it must return a new one"):
-        run(Same())
 
 
 # ---- the dead
@@ -343,32 +332,11 @@ def test_progress_draws_a_bar_on_stderr(monkeypatch):
     assert "step " in drawn and "finished, log Z-hat" in drawn
 
 
-def test_progress_is_drawn_on_a_terminal_unless_it_is_False(monkeypatch):
-    monkeypatch.setenv("TERM", "xterm")
-    for progress, drawn in ((None, True), (False, False)):
-        terminal = Terminal()
-        monkeypatch.setattr(sys, "stderr", terminal)
-        smc_standard(Walk(), 4, seed=0, progress=progress)
-        assert bool(terminal.getvalue()) == drawn
-
-
-@every_algorithm
-def test_without_a_terminal_nothing_is_written(run, capsys):
-    run(Walk(), seed=0)
-    assert capsys.readouterr() == ("", "")
-
-
 def test_the_bar_changes_no_particle_and_survives_the_death_of_all(monkeypatch):
     quiet = outcome(smc_steer(Walk(), 4, 2, seed=0))
     monkeypatch.setattr(sys, "stderr", Terminal())
     assert outcome(smc_steer(Walk(), 4, 2, seed=0)) == quiet
     assert len(smc_steer(Dies(2), 4, 2, seed=0)) == 0
-
-
-def test_a_text_ends_at_EOS_or_at_its_bound():
-    for particle in smc_steer(ConstrainedText(tiny_lm(V), "a", max_tokens=3), 6, 2, seed=0):
-        tokens = particle.context.tokens[1:]
-        assert particle.finished and len(tokens) <= 3 and EOS not in tokens
 
 
 def test_each_copy_of_a_particle_draws_from_its_own_stream():

@@ -23,7 +23,8 @@ from llmppl import (
 )
 from llmppl.distributions import Proposal
 from llmppl.inference import SMC, Copies, Distinct, DownSample
-from llmppl.models.choices import NOTHING, Choice, Noted, Sampled, Stream, StreamState, replay, spawned
+from llmppl.models import choices
+from llmppl.models.choices import NOTHING, Choice, Noted, Sampled, State, replay, spawned, stream_of
 
 ALGORITHMS = {
     "distinct": lambda model, seed: smc_steer(model, 5, 3, seed=seed, max_steps=9),
@@ -184,7 +185,7 @@ def test_a_stream_of_another_bit_generator_is_restored():
     particle = Streams()
     particle.rng = np.random.Generator(np.random.MT19937(1))
     particle.step()
-    assert isinstance(particle.choices[0][0], StreamState)
+    assert isinstance(particle.choices[0][0], State)
     assert replay(Streams(), particle.choices).s == particle.s
 
 
@@ -234,8 +235,8 @@ def test_a_program_that_makes_fewer_choices_is_refused():
 
     with pytest.raises(ValueError, match=r"at step 1, choice 1, the program goes on without Choice\(value=1"):
         replay(Less(), ((Choice(1, 0.0),),))
-    with pytest.raises(ValueError, match="at step 1, choice 1, the program goes on without StreamState"):
-        replay(Less(), ((StreamState(None),),))
+    with pytest.raises(ValueError, match="at step 1, choice 1, the program goes on without State"):
+        replay(Less(), ((State("PCG64", 1, (), 4),),))
     with pytest.raises(ValueError, match="it ends at step 1 of 2"):
         replay(Less(), ((), ()))
 
@@ -250,7 +251,7 @@ def test_a_replay_batches_its_tokens_and_leaves_the_model_unchanged():
 
 def test_streams_are_recorded_only_if_a_program_draws_from_them():
     for particle in smc_steer(constrained(), 4, 3, seed=0):
-        assert not any(isinstance(each, StreamState) for step in particle.choices for each in step)
+        assert not any(isinstance(each, State) for step in particle.choices for each in step)
 
 
 # ---- streams
@@ -260,13 +261,13 @@ def test_streams_equal_those_that_numpy_spawns():
     for kind in (np.random.PCG64, np.random.Philox, np.random.MT19937):
         streams, family = spawned(np.random.Generator(kind(7))), np.random.Generator(kind(7)).spawn(1)[0]
         for mine, numpys in zip([next(streams) for _ in range(4)], family.spawn(4), strict=True):
-            made = pickle.loads(pickle.dumps(mine)).create()
-            assert type(made.bit_generator) is kind and made.random() == numpys.random() == mine.create().random()
+            made = stream_of(pickle.loads(pickle.dumps(mine)))
+            assert type(made.bit_generator) is kind and made.random() == numpys.random() == stream_of(mine).random()
 
 
 def test_a_stream_is_made_at_its_first_draw_and_has_bounded_ancestry(monkeypatch):
-    made, make = [], Stream.create
-    monkeypatch.setattr(Stream, "create", lambda stream: made.append(make(stream)) or made[-1])
+    made, make = [], stream_of
+    monkeypatch.setattr(choices, "stream_of", lambda state: made.append(make(state)) or made[-1])
 
     class Draws(Model):
         def step(self):

@@ -20,17 +20,17 @@ from llmppl.constraints.vocabulary import EOS, Text, Token, Vocabulary
 from llmppl.inference.detached import Digest, digest_of
 from llmppl.inference.genealogy import StepRecord
 from llmppl.inference.particles import Death
-from llmppl.models.choices import NOTHING, Choice, Noted, Replayed, Sampled, State, StreamState, state_of, stream_of
+from llmppl.models.choices import NOTHING, Choice, Noted, Replayed, Sampled, State, state_of, stream_of
 from llmppl.support.arguments import optional_count
 from llmppl.support.arguments import path as path_of
 from llmppl.support.files import own, replace
 from llmppl.support.shared import Shared
 from llmppl.support.values import decode, describe, difference, encode, identity, parts_of
 
-FORMAT = 4
+FORMAT = 5
 SHARE = 50                                              # time between two writes, in durations of a write
 _WEIGHTS = "_log_weight_", "_log_twist_", "_cut_", "_limit_", "_death_", "_attribution_", "finished"
-_TUPLES: dict[str, Any] = {f"${each.__name__}": each for each in (Choice, StreamState, State)}
+_TUPLES: dict[str, Any] = {"$Choice": Choice, "$State": State}
 
 
 class Checkpoint:
@@ -40,17 +40,9 @@ class Checkpoint:
 
     Parameters
     ----------
-    path : path of the file
-    every : int, optional
-        Number of steps between two writes; by default as many as keep the time of writing below a fiftieth. The last
-        step of a run is written in any case.
-    run : SMC
-    model : Model
-        Its program.
-    on_step : callable, optional
-        A `Recorder` has `lines`, its recording so far, and `go_on(lines, particles)`.
-    max_steps : int, optional
-        Bound of the run.
+    path, every, on_step, max_steps : as in `smc_steer`
+        If `on_step` is a `Recorder`, it goes on from the lines in the file.
+    run, model : SMC, and its program
     seeded : bool
         True if the caller has given the run its random stream, which the file must agree with.
 
@@ -58,10 +50,8 @@ class Checkpoint:
     ------
     ValueError
         If the file is no checkpoint, or is of another run. It is left as it is.
-    BlockingIOError
-        If another run is writing it.
     OSError
-        If it cannot be read or written.
+        If it cannot be read or written; BlockingIOError if another run is writing it.
     """
 
     def __init__(
@@ -173,7 +163,7 @@ class Checkpoint:
         rebuilt = self._rebuild([notes[each["at"]].steps() for each in found["particles"]], found["particles"])
         for i, (particle, each) in enumerate(zip(rebuilt, found["particles"], strict=True)):
             vars(particle).update(each["weights"])
-            particle._chooser_ = Sampled(stream_of(each["stream"]))
+            particle._chooser_ = Sampled(each["stream"])
             if not digest_of(particle).like(Digest(*each["digest"])):
                 raise self._mismatch(
                     f"at step {found['t']}, particle {i} is another one when it is rebuilt from its choices: "

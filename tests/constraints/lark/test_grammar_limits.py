@@ -20,7 +20,7 @@ from llmppl.constraints import Grammar, Regex, Vocabulary, json_grammar
 from llmppl.constraints.automata.budget import TooLarge
 from llmppl.constraints.lark import lexer, terminals
 from llmppl.constraints.vocabulary.trie import trie_of
-from llmppl.models.spans import must_end_by
+from llmppl.models.spans import Guide
 
 BYTES = Vocabulary([*(bytes([byte]) for byte in range(256)), b""], eos_ids=[256])
 
@@ -129,7 +129,7 @@ LONG = {
 def test_the_error_of_a_long_text_asks_a_bounded_question(name):
     index, begun = Grammar("\n".join(LONG[name])).index(BYTES), time.process_time()
     with pytest.raises(ValueError, match="no text ends within max_tokens=8: give room"):
-        must_end_by("text", None, 8, index)
+        Guide(index, index.vocab, None, 8)
     assert time.process_time() - begun < 2
     assert index.tokens_to_accept(index.start, 20) == np.inf
 
