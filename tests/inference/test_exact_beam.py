@@ -253,24 +253,10 @@ def test_a_choice_of_infinite_support_is_a_TypeError_naming_it():
     assert beam_search(Infilling(tiny_lm(V), "a[BLANK]a", lengths=Geometric(0.5, max_value=2)), 2, 2)
 
 
-def test_drawing_from_the_stream_itself_is_a_TypeError_that_names_the_function():
-    class Own(Model):
-        def step(self):
-            self.rng.random()
-
-    with pytest.raises(TypeError, match=r"beam_search cannot enumerate self\.rng\.random\(\)"):
-        beam_search(Own(), 2, 2)
-
-
 @pytest.mark.parametrize("N, K, name", [(0, 1, "N"), (1, 0, "K"), (1.5, 1, "N")])
 def test_invalid_counts_are_errors_that_name_them(N, K, name):
     with pytest.raises((ValueError, TypeError), match=name):
         beam_search(Guided(), N, K)
-
-
-def test_a_wrong_model_is_a_TypeError():
-    with pytest.raises(TypeError, match="inference wants a Model, an instance of your subclass"):
-        beam_search(Guided, 2, 2)
 
 
 def test_a_beam_shows_its_log_joint_and_text():

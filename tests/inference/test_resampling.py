@@ -235,26 +235,11 @@ def test_optimal_keeps_exactly_N_distinct_ones_despite_rounding(name, order):
             assert logsumexp(new) == pytest.approx(logsumexp(log_weights), rel=1e-12, abs=1e-12)
 
 
-def test_no_dead_particle_ever_has_weight():
-    log_weights = np.array([-np.inf, -900.0, -np.inf, 0.0, 0.0, -np.inf])
-    for scheme in SCHEMES:
-        for u in [0.0, 0.25, 0.5, 0.75, 1 - 2**-53]:
-            for N in range(1, 10):
-                ancestors, _ = scheme(Scripted([u] * N), log_weights, N)
-                assert not {0, 2, 5} & set(ancestors.tolist())
-
-
 def test_a_uniform_draw_of_zero_selects_no_particle_of_weight_zero():
     log_weights = [-900.0, 0.0, 0.0]                            # the share of the first is 0 in floating point
     for scheme in COPYING:
         assert 0 not in scheme(Scripted([0.0] * 2), log_weights, 2)[0]
     assert residual(Scripted([0.0]), np.log([2, 1, 1]), 2)[0].tolist() == [0, 1]        # 1, 1/2, 1/2: nothing left of 0
-
-
-def test_optimal_returns_at_most_N():
-    for num_alive in range(8):
-        log_weights = np.append(np.linspace(-3, 0, num_alive), [-np.inf] * 3)
-        assert len(optimal(np.random.default_rng(0), log_weights, 4)[0]) == min(num_alive, 4)
 
 
 def test_optimal_keeps_at_most_N_alive_particles_unchanged():
@@ -346,11 +331,3 @@ def test_the_given_weights_are_neither_changed_nor_returned(scheme, log_weights,
     given.flags.writeable = False
     _, new = scheme(np.random.default_rng(0), given, N)
     assert not np.shares_memory(given, new)
-
-
-@pytest.mark.parametrize("scheme", SCHEMES)
-def test_ancestors_come_in_increasing_order(scheme):
-    for seed in range(5):
-        rng = np.random.default_rng(seed)
-        ancestors, _ = scheme(rng, rng.normal(size=30), 20)
-        assert (np.diff(ancestors) >= 0).all()

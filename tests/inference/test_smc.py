@@ -228,7 +228,7 @@ def test_on_step_gets_steps_that_fit_together(run):
 
     posterior = run(Walk(), seed=3, on_step=on_step)
     assert 1 <= len(steps) <= 4
-    assert [str(particle) for particle in posterior] == texts[-1]
+    assert posterior.texts == texts[-1]
     np.testing.assert_array_equal(posterior.log_weights, steps[-1].particles.log_weights)
 
 

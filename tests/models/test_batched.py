@@ -1,15 +1,11 @@
 """Batched functions: the results equal those without batches, and the calls are counted."""
 
-import json
 import math
-import os
 import pickle
-import subprocess
 import sys
 
 import numpy as np
 import pytest
-from helpers.common import HANG, wants_ray
 from helpers.fire import Interrupt, impatience, in_threads
 from helpers.tiny import add_up, log_prob_by_hand, log_probs_by_hand, spelled, texts_of, tiny_lm
 
@@ -386,39 +382,10 @@ def shout(texts):
     return [len(text) for text in texts]
 
 
-def test_a_pickle_refers_to_its_name_or_contains_the_function():
+def test_a_pickle_refers_to_its_name_or_contains_the_function(monkeypatch):
     assert pickle.loads(pickle.dumps(shout)) is shout
     shout("abc")
     critic = pickle.loads(pickle.dumps(batched(Critic().score, max_batch=7)))
     assert critic("a") == 1.0 and critic.max_batch == 7 and isinstance(critic, Batched)
-
-
-def test_a_critic_of_a_program_goes_to_the_workers_of_ray(tmp_path):
-    wants_ray()
-    program = tmp_path / "program.py"
-    program.write_text(
-        "import json, llmppl.tasks.ray\n"
-        "from llmppl import Bernoulli, Model, batched, smc_steer\n"
-        "@batched\n"
-        "def critic(texts): return [float(len(text)) for text in texts]\n"
-        "class Told(Model):\n"
-        "    def step(self):\n"
-        "        self.s = 'ab'[self.sample(Bernoulli(0.5))]\n"
-        "        self.score(critic(self.s))\n"
-        "        self.finish()\n"
-        "def run(lm, task, rng): return smc_steer(Told(), 2, rng=rng)\n"
-        "found = llmppl.tasks.ray.run_many(run, ['x', 'y'], make_lm=lambda: None, workers=1, seed=0)\n"
-        "print(json.dumps([each.error or each.particles.log_ml for each in found]))\n",
-        encoding="utf-8",
-    )
-    done = subprocess.run([sys.executable, program], capture_output=True, text=True, timeout=HANG, env=os.environ)
-    assert done.returncode == 0, done.stderr
-    assert json.loads(done.stdout.splitlines()[-1]) == pytest.approx([1.0, 1.0])
-
-
-def test_statistics_mention_calls_only_if_there_were_any():
-    critic, _ = judge()
-    stats = importance_sampling(Judged(critic), 3, seed=0).stats
-    assert f"; {stats.calls} calls for {stats.arguments} arguments; " in str(stats)
-    assert "s in batched functions, " in str(stats) and stats.seconds_other >= 0.0
-    assert "calls" not in str(importance_sampling(Judged(critic), 3, seed=0).stats)
+    monkeypatch.setattr(shout, "__module__", "__main__")
+    assert shout.__reduce__() == (Batched, (shout.function, None))

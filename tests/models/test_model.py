@@ -189,12 +189,6 @@ def test_the_reason_of_a_death_names_the_line_of_the_program():
     assert model.death.endswith(f"(test_model.py, line {helper.__code__.co_firstlineno + 1})")
 
 
-def test_a_true_condition_does_nothing_and_numpy_bools_count():
-    model = stepped(lambda self: (self.condition(True), self.condition(np.True_), self.condition(1)))
-    assert model.log_weight == 0.0 and not model.finished
-    assert stepped(lambda self: self.condition(np.False_)).log_weight == -math.inf
-
-
 @pytest.mark.parametrize("value", [math.nan, math.inf, np.float32(math.inf)])
 def test_a_score_of_NaN_or_infinity_is_a_ValueError(value):
     with pytest.raises(ValueError, match=r"score\((nan|inf)\): a log weight is finite, or -inf"):
@@ -205,11 +199,6 @@ def test_a_score_of_NaN_or_infinity_is_a_ValueError(value):
 def test_a_twist_that_is_not_finite_is_a_ValueError(value):
     with pytest.raises(ValueError, match=r"twist\((nan|inf|-inf)\): a twist is finite"):
         stepped(lambda self: self.twist(value))
-
-
-def test_scores_add_up():
-    model = stepped(lambda self: (self.score(-1), self.score(np.float64(0.25)), self.score(0)))
-    assert model.log_weight == -0.75 and isinstance(model.log_weight, float)
 
 
 def test_except_Exception_does_not_revive_a_dead_particle():
@@ -358,19 +347,6 @@ def test_a_step_from_a_mixin_works_as_any_other():
     assert model.s == "die" and model.log_weight == -math.inf
 
 
-def test_a_model_whose_init_does_not_call_super_works():
-    class Careless(Model):
-        def __init__(self):
-            self.left = 2
-
-        def step(self):
-            self.left -= 1
-            if not self.left:
-                self.finish()
-
-    assert smc_steer(Careless(), 2, 2, seed=0).log_ml == pytest.approx(0.0)
-
-
 # ---- copies
 
 
@@ -441,28 +417,6 @@ def test_a_copy_has_its_own_random_stream():
     assert model.rng.bit_generator.state == before
     model.step()
     assert model.trace != other.trace
-
-
-def test_copies_draw_different_values_and_a_seed_fixes_them():
-    class Draws(Model):
-        def __init__(self):
-            super().__init__()
-            self.values = []
-
-        def step(self):
-            self.values.append(float(self.rng.random()))
-            if len(self.values) == 3:
-                self.finish()
-
-    def drawn(seed):
-        return [particle.values for particle in smc_steer(Draws(), 5, 4, seed=seed)]
-
-    values = drawn(0)
-    assert drawn(0) == values and drawn(1) != values
-    assert len({v[-1] for v in values}) == 5
-    everything = []
-    smc_steer(Draws(), 3, 3, seed=0, on_step=lambda step: everything.append([p.values[-1] for p in step.particles]))
-    assert len({value for step in everything for value in step}) == 9
 
 
 def test_copy_may_be_overridden():
@@ -575,24 +529,6 @@ def test_a_death_removes_the_twist_outside_a_step_too():
     assert model.log_twist == model.log_weight == 1.0
     model.condition(False)
     assert model.log_twist == 0.0 and model.log_weight == -math.inf
-
-
-def test_a_copy_made_within_a_step_can_be_stepped_whole():
-    class Looks(Model):
-        ahead: Model
-
-        def step(self):
-            if not self.s:
-                self.s = "x"
-                self.ahead = self.copy()
-                self.ahead.rng = np.random.default_rng(0)
-                self.ahead.step()
-            else:
-                self.twist(2.0)
-
-    model = Looks()
-    model.step()
-    assert model.ahead.log_weight == model.ahead.log_twist == 2.0 and model.log_weight == 0.0
 
 
 def test_a_proposal_without_effect_appears_in_the_attribution():

@@ -79,23 +79,6 @@ def test_references_that_a_deep_copy_rebinds_are_right(run, make):
     assert math.exp(RUNS[run](Apart(make)).log_ml) == pytest.approx(Z, abs=1e-9 if run == "exact" else 0.12)
 
 
-@pytest.mark.parametrize("run", RUNS)
-def test_a_predicate_made_in_step_is_right(run):
-    class Made(ApartWhere):
-        def step(self):
-            self.kept = BASE.where(self.ok)             # kept for a look, and made anew in every step
-            super().step()
-
-    assert math.exp(RUNS[run](Made(lambda self: None)).log_ml) == pytest.approx(Z, abs=1e-9 if run == "exact" else 0.15)
-
-
-def test_a_kept_predicate_that_does_not_ask_the_model_is_right():
-    limit = [2]
-    model = ApartWhere(lambda self: BASE.where(lambda value: len(value) < limit[0] and value != "z"))
-    assert enumerate_exact(model).log_ml == pytest.approx(3 * math.log(0.8))
-    assert RUNS["distinct"](model).log_ml == pytest.approx(3 * math.log(0.8), abs=0.3)
-
-
 # ---- shared, copied, refused
 
 

@@ -8,13 +8,12 @@ import contextlib
 import copy
 import math
 import random
-import threading
 
 import numpy as np
 import pytest
 from helpers.samplers import SAMPLERS, every_sampler, is_posterior
 
-from llmppl import Bernoulli, Categorical, Model, Uniform, beam_search, enumerate_exact, smc_steer
+from llmppl import Bernoulli, Model, Uniform, beam_search, enumerate_exact, smc_steer
 from llmppl.inference import SMC, Distinct, DownSample
 
 
@@ -94,19 +93,6 @@ def test_a_particle_of_a_run_may_choose_only_in_a_step():
             said = "sample.. after the particle has finished" if particle.finished else "chooses in step.. alone"
             with pytest.raises(RuntimeError, match=said):
                 particle.sample(Bernoulli(0.5))
-
-
-def test_every_verb_can_be_tried_by_hand():
-    model = Model()
-    assert model.sample(Categorical([1.0, 0.0])) == 0
-    model.observe(Bernoulli(0.5), True)
-    model.score(-1.0)
-    model.condition(True)
-    assert model.log_weight == pytest.approx(-1.0 - math.log(2.0))
-    model.finish()
-    for verb in (lambda: model.sample(Bernoulli(0.5)), lambda: model.observe(Bernoulli(0.5), True)):
-        with pytest.raises(RuntimeError, match="after the particle has finished"):
-            verb()
 
 
 @every_sampler
@@ -344,29 +330,3 @@ def test_foreign_draws_after_a_choice_are_unbiased(run):
 
     random.seed(0)
     is_posterior(run, Foreign, {"T": 1.5, "F": math.exp(-2.0) / 2}, quick=500)
-
-
-def test_foreign_draws_of_another_thread_stop_no_program():
-    class Slow(Model):
-        def step(self):
-            drawn.wait()                                # another thread draws in every step
-            drawn.clear()
-            self.s += "x"
-            if len(self.s) == 3:
-                self.finish()
-
-    drawn, over = threading.Event(), threading.Event()
-
-    def draw():
-        while not over.is_set():
-            random.random()
-            drawn.set()
-
-    thread = threading.Thread(target=draw)
-    thread.start()
-    try:
-        for run in (SAMPLERS["distinct"], lambda model, seed: enumerate_exact(model)):
-            assert run(Slow(), seed=0).texts == ["xxx"]
-    finally:
-        over.set()
-        thread.join()

@@ -213,12 +213,6 @@ def test_a_text_that_cannot_grow_is_not_cut_at_max_tokens():
     assert {particle.s: particle.cut for particle in posterior} == {"cc": False, "ca": True, "cab": False}
 
 
-def test_a_limit_that_is_too_low_is_refused_with_the_needed_one():
-    with pytest.raises(ValueError, match="ends within max_tokens=3, the shortest takes 4 tokens: .* or complete=F"):
-        ConstrainedText(tiny_lm(V), "a", Regex("cccc"), max_tokens=3)
-    assert ConstrainedText(tiny_lm(V), "a", Regex("cccc"), max_tokens=3, complete=False)
-
-
 # ---- the end of what the model can read
 
 
@@ -298,13 +292,6 @@ def test_at_the_limit_a_prefix_ends_and_a_boundary_is_still_checked():
     for end, tokens in (("prefix", 1), ("boundary", 2)):
         posterior = enumerate_exact(ConstrainedText(cold_lm(V), "a", Regex("c*"), end=end, max_tokens=1))
         assert posterior.stats.tokens == tokens and {particle.s for particle in posterior} == {"", "c"}
-
-
-def test_particles_in_the_same_state_share_the_distribution_of_the_end():
-    inside = tiny_lm(V).vocab.not_eos
-    dist = tiny_lm(V).context("ab").next_token()
-    assert dist.with_end(inside, "boundary") is dist.with_end(inside, "boundary")
-    assert dist.with_end(inside, "boundary") is not dist.with_end(inside, "prefix")
 
 
 # ---- the distribution of what follows, and its table
