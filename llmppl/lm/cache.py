@@ -280,15 +280,10 @@ class Trie:
 
     def __repr__(self) -> str:
         store = self.store
-        if store.row_budget is None:
-            slots, rows = _megabytes(store.slab_bytes), _megabytes(store.row_bytes)
-            total = f"; {_megabytes(store.bytes, store.budget)}"
-        else:
-            slots, rows = _megabytes(store.slab_bytes, store.budget), _megabytes(store.row_bytes, store.row_budget)
-            total = ""
         return (
-            f"<Trie of {len(self)} contexts: keys and values of {store.slots_used} ({slots}), "
-            f"next-token rows of {store.rows_used} ({rows}){total}>"
+            f"<Trie of {len(self)} contexts: keys and values of {store.slots_used} ({store.slab_bytes / 1e6:.1f} MB), "
+            f"next-token rows of {store.rows_used} ({store.row_bytes / 1e6:.1f} MB); "
+            f"{store.bytes / 1e6:.1f} of {(store.budget + (store.row_budget or 0)) / 1e6:.1f} MB>"
         )
 
     def _repr_html_(self) -> str:
@@ -325,10 +320,6 @@ class Trie:
 
     def __str__(self) -> str:
         return f"{self!r}\n{self.draw()}"
-
-
-def _megabytes(size: int, most: int | None = None) -> str:
-    return f"{size / 1e6:.1f} MB" if most is None else f"{size / 1e6:.1f} of {most / 1e6:.1f} MB"
 
 
 def _marks(run: list[Node]) -> str:

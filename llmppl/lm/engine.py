@@ -10,8 +10,7 @@ An engine of another library, with a cache of its own or none, is a subclass of 
     lm = CachedTransformer(Mine(), tokenizer)
 
 `llmppl.testing.check_engine` tests an engine. A `SlotEngine` keeps keys and values in numbered *slots*, one for each
-token of each context. The cache (`llmppl.lm.cache`) assigns slots to tokens; a `Batch` names the slots that the engine
-writes and reads.
+token of each context, which the cache (`llmppl.lm.cache`) assigns.
 """
 
 from __future__ import annotations

@@ -14,7 +14,6 @@ import itertools
 import threading
 import warnings
 import weakref
-from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from time import perf_counter
@@ -79,13 +78,6 @@ class PendingRound:
             self.rows[node] = row
 
 
-class _Pin(weakref.ref[Any]):
-    """Weak reference to a context that still knows the context's node after the context has died."""
-
-    __slots__ = ("node",)
-    node: Node
-
-
 class CachedEvaluator:
     """Evaluator (`llmppl.support.runtime`) of questions about the nodes of its trie. Limits: see CachedTransformer."""
 
@@ -106,11 +98,10 @@ class CachedEvaluator:
         self._round = 0
         self._unknown = np.flatnonzero(~vocab.known)
         self._scores = type(engine).log_probs is not Engine.log_probs and engine.size == len(vocab) - len(self._unknown)
-        self._warned, self._cache_bytes = False, cache_bytes
+        self._cache_bytes = cache_bytes
         self._device: Any = None
         self._releases = type(engine).release is not Engine.release
-        self._pins: dict[int, _Pin] = {}                # if the engine wants to know: of all living contexts, by id
-        self._gone: deque[_Pin] = deque()               # queue of dead contexts; only C code appends to it
+        self._contexts: list[tuple[weakref.ref[Any], Node]] = []        # if the engine wants to know
         engine.clear()                                  # another language model, now gone, may have used it
         engine.owner = weakref.ref(self)
 
@@ -129,9 +120,7 @@ class CachedEvaluator:
         for i in ids:
             node = node.child(int(i))
         if self._releases:
-            pin = _Pin(context, self._gone.append)
-            pin.node = node
-            self._pins[id(pin)] = pin
+            self._contexts.append((weakref.ref(context), node))
         return node
 
     def clear(self) -> None:
@@ -227,11 +216,16 @@ class CachedEvaluator:
 
     def _release(self) -> None:
         """Tell the engine about the contexts that nobody holds any more."""
-        dead = [self._pins.pop(id(self._gone.popleft())) for _ in range(len(self._gone))]
+        living, dead = list[tuple[weakref.ref[Any], Node]](), list[Node]()
+        for ref, node in self._contexts:
+            if ref() is None:
+                dead.append(node)
+            else:
+                living.append((ref, node))
+        self._contexts = living
         if dead:
-            living = [pin.node for pin in self._pins.values() if pin() is not None]
-            held = {self.trie.root, *itertools.chain.from_iterable(map(Node.path, living))}
-            topmost = {each for pin in dead for each in pin.node.path() if each not in held and each.parent in held}
+            held = {self.trie.root, *itertools.chain.from_iterable(node.path() for _, node in living)}
+            topmost = {each for node in dead for each in node.path() if each not in held and each.parent in held}
             self.engine.release([node.tokens() for node in topmost])
 
     # ---- forward passes
@@ -245,14 +239,11 @@ class CachedEvaluator:
         if chains:
             self._run(self.slots, chains, pending)
             return
-        if not self._warned:
-            self._warned = True
-            warnings.warn(
-                f"cache_bytes={self._cache_bytes} does not hold a context of "
-                f"{max(node.depth for node in pending.children)} tokens at {self.slots.slot_bytes} bytes each; such "
-                "contexts are recomputed from their start",
-                stacklevel=2,
-            )
+        warnings.warn(
+            f"cache_bytes={self._cache_bytes} does not hold the contexts, at {self.slots.slot_bytes} bytes a token. "
+            "They are recomputed from their start",
+            stacklevel=2,
+        )
         self._run_whole(self.slots, pending)
 
     def _chains(self, needs: Iterable[Node]) -> list[Chain]:
@@ -351,19 +342,15 @@ class CachedEvaluator:
         if isinstance(logits, np.ndarray):
             rows: Sequence[Table] = tables_of_logits(logits, len(self.vocab), self._unknown, describe)
         else:
+            if self._device is None:
+                from llmppl.lm.device import Device
+
+                masks = max(0, min(self._cache_bytes // 64, self._cache_bytes - self.store.slab_bytes))
+                self.store.budget -= masks
+                self._device = Device(lambda: self._thread.stats, len(self.vocab), self._unknown, masks)
             tokens = [[child.token for child in pending.children[node]] for node in nodes]
-            rows = self._device_tables().tables_of_logits(logits, describe, tokens, keeps)
+            rows = self._device.tables_of_logits(logits, describe, tokens, keeps)
         for node, row, keep in zip(nodes, rows, keeps, strict=True):
             pending.resolve(node, row)
             if keep:
                 self.store.put_row(node, row)
-
-    def _device_tables(self) -> Any:
-        """Return the evaluator of rows that are tensors."""
-        if self._device is None:
-            from llmppl.lm.device import Device
-
-            masks = max(0, min(self._cache_bytes // 64, self._cache_bytes - self.store.slab_bytes))
-            self.store.budget -= masks
-            self._device = Device(lambda: self._thread.stats, len(self.vocab), self._unknown, masks)
-        return self._device

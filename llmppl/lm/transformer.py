@@ -76,11 +76,10 @@ class CachedTransformer(Shared):
             ends = [*_eos_ids(model, tokenizer), *_further_eos(tokenizer, eos_ids)]
             self.vocab = Vocabulary.from_tokenizer(tokenizer, eos_ids=ends)
         else:
-            how = ": model and tokenizer are swapped" if hasattr(model, "convert_ids_to_tokens") else ""
-            if isinstance(model, str):
-                how = f": CachedTransformer.from_pretrained({model!r}) loads both"
-            given = arguments.shown(tokenizer)
-            raise TypeError(f"tokenizer must be a transformers tokenizer or a Vocabulary, not {given}{how}")
+            raise TypeError(
+                f"tokenizer must be a transformers tokenizer or a Vocabulary, not {arguments.shown(tokenizer)}: "
+                "CachedTransformer.from_pretrained(name) loads a model and its tokenizer"
+            )
         self._limits = cache_bytes, row_bytes, max_batch_tokens
         self._use(_engine(model, self.vocab, max_batch_tokens))
         self._siblings = {} if self._adapted is None else {self._adapted.names: self}       # by their adapters
@@ -177,7 +176,25 @@ class CachedTransformer(Shared):
         TypeError
             The template does not read an option.
         """
-        return self._encoded(_chat_ids(self.tokenizer, messages, system, options), None)
+        conversation, tokenizer = _conversation(messages, system), self.tokenizer
+        if tokenizer is None or (tokenizer.chat_template is None and "chat_template" not in options):
+            advice = "" if tokenizer is None else ", or give one, chat_template=..."
+            raise ValueError(
+                "this tokenizer has no chat template; its model may not be trained to chat: write the conversation out "
+                f"and use context(text){advice}"
+            )
+        template = tokenizer.get_chat_template(options.get("chat_template"), options.get("tools"))
+        known = _options_of(template) | _TEMPLATE_OPTIONS
+        if unknown := options.keys() - known:
+            raise unknown_option("chat, by this template,", sorted(unknown), known | {"system"})
+        prefilled = conversation[-1]["role"] == "assistant" and not options.get("add_generation_prompt")
+        continues = options.get("continue_final_message", prefilled)
+        options = {"continue_final_message": continues, "add_generation_prompt": not continues, **options}
+        try:
+            ids = tokenizer.apply_chat_template(conversation, **options, tokenize=True, return_dict=False)
+        except Exception as error:                      # a template can raise anything
+            raise ValueError(f"the chat template refuses this conversation: {error}") from error
+        return self._encoded(ids, None)
 
     def _encoded(self, ids: Sequence[int], text: str | None) -> Context:
         """Return the context of `ids`. Its text is `text` if the ids spell it with a space put before it."""
@@ -216,8 +233,7 @@ class CachedTransformer(Shared):
     def clear(self) -> None:
         """Empty the cache, and those of the other adapters of the model. Contexts stay valid.
 
-        A run empties it by itself after a change of the weights that torch counts. Call this after changes that torch
-        does not count (`weight.data.mul_(2)`), and when your own function or engine starts to answer differently.
+        Call this after a change of the weights, and when your own function or engine starts to answer differently.
         """
         for lm in {self, *self._siblings.values()}:
             lm.evaluator.clear()
@@ -244,9 +260,8 @@ class CachedTransformer(Shared):
 def default_cache_bytes(devices: Iterable[Any], memory: Callable[[Any], tuple[int, int]] | None = None) -> int:
     """Return the default of `cache_bytes`: half of this process's share of the free CUDA memory; 2 GiB elsewhere.
 
-    `memory(device)` returns (free, total) bytes. The other half is for forward passes and for the growth of the slab,
-    which holds one tensor twice for a while. Of several devices the one with the least free memory counts: rows may
-    fill the budget, and all rows are on one device.
+    `memory(device)` returns (free, total) bytes. The other half is for forward passes and for the growth of the slab.
+    Of several devices the one with the least free memory counts.
     """
     devices = [device for device in devices if getattr(device, "type", "cpu") == "cuda"]
     if not devices:
@@ -289,45 +304,13 @@ def _eos_ids(model: Any, tokenizer: Any) -> list[int]:
 def _further_eos(tokenizer: Any, ids: Iterable[int]) -> list[int]:
     """Return `ids` as a list; ValueError unless each is a special token. A token of text could not appear in texts."""
     further = [arguments.integer("each of eos_ids", i) for i in ids]
-    special = {*tokenizer.all_special_ids, *(i for i, each in _added(tokenizer).items() if each.special)}
-    if wrong := [i for i in further if i not in special]:
+    added = getattr(tokenizer, "added_tokens_decoder", {})
+    if wrong := set(further).difference(tokenizer.all_special_ids, (i for i, each in added.items() if each.special)):
         raise ValueError(
-            f"eos_ids: {wrong[0]} is the id of no special token, and a token that ends a text adds nothing to it: give "
-            "stop=... to a ready-made program"
+            f"eos_ids: {min(wrong)} is the id of no special token, and a token that ends a text adds nothing to it: "
+            "give stop=... to a ready-made program"
         )
     return further
-
-
-def _added(tokenizer: Any) -> Mapping[int, Any]:
-    return getattr(tokenizer, "added_tokens_decoder", {})
-
-
-# ---- chat
-
-
-def _chat_ids(
-    tokenizer: Any, messages: str | Iterable[Message], system: str | None, options: Mapping[str, Any]
-) -> list[int]:
-    """Return the ids of a conversation, up to the beginning of the answer or its continuation."""
-    conversation = _conversation(messages, system)
-    if tokenizer is None or (tokenizer.chat_template is None and "chat_template" not in options):
-        advice = "" if tokenizer is None else ", or give one, chat_template=..."
-        raise ValueError(
-            "this tokenizer has no chat template; its model may not be trained to chat: write the conversation out and "
-            f"use context(text){advice}"
-        )
-    template = tokenizer.get_chat_template(options.get("chat_template"), options.get("tools"))
-    known = _options_of(template) | _TEMPLATE_OPTIONS
-    if unknown := options.keys() - known:
-        raise unknown_option("chat, by this template,", sorted(unknown), known | {"system"})
-    prefilled = conversation[-1]["role"] == "assistant" and not options.get("add_generation_prompt")
-    continues = options.get("continue_final_message", prefilled)
-    options = {"continue_final_message": continues, "add_generation_prompt": not continues, **options}
-    try:
-        ids: list[int] = tokenizer.apply_chat_template(conversation, **options, tokenize=True, return_dict=False)
-    except Exception as error:                          # a template can raise anything
-        raise ValueError(f"the chat template refuses this conversation: {error}") from error
-    return ids
 
 
 def _conversation(messages: str | Iterable[Message], system: str | None) -> list[dict[str, Any]]:

@@ -277,7 +277,7 @@ def test_a_mask_moves_to_the_device_once_and_is_freed_with_it():
     mask.setflags(write=False)
     for tokens in ([1], [2], [3]):
         assert math.isfinite(lm.at(tokens).next_token().masked(mask).log_total())
-    keeper = lm.evaluator._device_tables()
+    keeper = lm.evaluator._device
     assert len(keeper._masks) == 1
     del mask
     assert not keeper._masks
@@ -295,7 +295,7 @@ def test_masks_on_a_device_share_the_budget_and_leave_by_age(row_bytes):
             dist = lm.at([3, i]).next_token()
             total = np.logaddexp.reduce(dist.log_probs()[each])
             assert dist.masked(each).log_total() - dist.log_total() == pytest.approx(total, abs=1e-9)
-        there = lm.evaluator._device_tables()._masks
+        there = lm.evaluator._device._masks
         held = sum(tensor.numel() * tensor.element_size() for _, tensor in there.values())
         assert 0 < held <= budget // 64 and id(alive[0]) in there and id(mask) in there
         assert lm.store.bytes + held <= budget + (row_bytes or 0)
@@ -306,11 +306,11 @@ def test_a_mask_that_does_not_fit_is_applied_without_being_kept():
     lm = kept(large_lm(1000, cache_bytes=1000, row_bytes=1 << 16))
     mask = half(lm.vocab, 0)
     mask.setflags(write=False)
-    with pytest.warns(UserWarning, match="cache_bytes=1000 does not hold a context"):
+    with pytest.warns(UserWarning, match="cache_bytes=1000 does not hold the contexts"):
         dist = lm.at([1, 2]).next_token()
         total = np.logaddexp.reduce(dist.log_probs()[mask])
     assert dist.masked(mask).log_total() - dist.log_total() == pytest.approx(total, abs=1e-9)
-    assert not lm.evaluator._device_tables()._masks
+    assert not lm.evaluator._device._masks
 
 
 class Launches(TorchDispatchMode):
@@ -348,7 +348,7 @@ def launches_of_rows(n):
     lm = kept(large_lm(1000))
     tables, blocks = [lm.at([1, i]).next_token().table() for i in range(2, 2 + n)], np.arange(n) % 4
     with Launches() as launches:
-        read = lm.evaluator._device_tables().read([*zip(tables, blocks.tolist(), strict=True)])
+        read = lm.evaluator._device.read([*zip(tables, blocks.tolist(), strict=True)])
     whole = np.array([np.append(table.whole(), np.full(24, -np.inf)) for table in tables])
     np.testing.assert_array_equal(read, whole.reshape(n, 4, BLOCK)[np.arange(n), blocks])
     return launches.count
@@ -365,7 +365,7 @@ def test_sums_of_many_rows_need_little_extra_memory():
     lm.at([1]).next_token().log_prob(2)
     rows = torch.zeros((R, V))
     with Launches() as launches:
-        sums = lm.evaluator._device_tables()._log_sums(rows, [None] * R)
+        sums = lm.evaluator._device._log_sums(rows, [None] * R)
     np.testing.assert_allclose(sums, math.log(BLOCK))
     assert launches.peak < 44 << 20
 

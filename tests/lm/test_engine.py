@@ -343,7 +343,7 @@ def test_an_engine_has_a_name():
 
 def test_without_slots_the_engine_receives_whole_contexts():
     lm = family_lm("llama", cache_bytes=0)
-    with pytest.warns(UserWarning, match="cache_bytes=0 does not hold a context of 5 tokens"):
+    with pytest.warns(UserWarning, match="cache_bytes=0 does not hold the contexts"):
         together([at(lm, range(3, 3 + n)).log_probs for n in (5, 3)] + [at(lm, [9, 9]).log_probs])
     assert lm.stats.rounds == 1 and lm.stats.tokens == 7
 

@@ -21,7 +21,7 @@ import os
 import sys
 import warnings
 from collections import Counter
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from importlib.util import find_spec
 from operator import attrgetter
@@ -45,6 +45,7 @@ from llmppl.lm.engines.hf_attention import LEAST, ForwardPass, LazyKV, share
 from llmppl.lm.engines.loading import converted, gguf_file, gguf_name, progress_bars
 from llmppl.support.locks import Lock, at_fork
 
+Places = list[tuple[int, int]]
 CACHE = "cache" if Version(transformers.__version__) >= Version("5.24") else "past_key_values"      # its argument
 _LOADING = Lock()                       # transformers changes settings of the process while it loads
 _TURNS: WeakKeyDictionary[Any, Lock] = WeakKeyDictionary()      # of passes over the same weights, by the inner model
@@ -78,9 +79,8 @@ def engine(
             slab.start(shares=_shares(slab, rows, truth, tolerance))
             if slab.max_length != plain.max_length:
                 warnings.warn(
-                    f"{type(model).__name__} changes the rotation of every key once a text has more than "
-                    f"{slab.max_length} tokens (longrope), which a cache cannot follow: it reads {slab.max_length} of "
-                    f"{plain.max_length} tokens here",
+                    f"{type(model).__name__} rotates every key otherwise once a text has more than {slab.max_length} "
+                    f"tokens (longrope), so it reads {slab.max_length} of {plain.max_length} tokens here",
                     stacklevel=4,
                 )
             return slab
@@ -91,8 +91,8 @@ def engine(
     if plain.apart:
         message = (
             f"gives other probabilities when other tokens are in the pass, by {varies:.2g} of the spread of its "
-            "logits, as happens if activations are quantised by the batch. Every context is run alone and from its "
-            "start, which is slow. Models with int8 weights only, or activations quantised token by token, are cached"
+            "logits, as activations do that are quantised by the batch. Every context is run alone and from its "
+            "start, which is slow. int8 weights alone, or activations quantised token by token, are cached"
         )
     else:
         message = (
@@ -217,22 +217,9 @@ def _dtype(model: Any) -> torch.dtype:
 
 
 def _device(model: Any) -> torch.device:
-    """Return the device of the input. accelerate names it if it spreads the model, whose weights may be meta."""
-    for module in (model, model.get_input_embeddings()):
-        hook = getattr(module, "_hf_hook", None)
-        for each in getattr(hook, "hooks", [hook]):     # several hooks are in one
-            device = getattr(each, "execution_device", None)
-            if device is not None:
-                return torch.device(device)
-    return torch.device(next(model.parameters()).device)
-
-
-def _has_float64(device: torch.device) -> bool:
-    """Return whether the device computes in float64. MPS and some XPUs do not."""
-    try:
-        return bool(torch.ones(1, device=device).double().exp_() > 1)
-    except (RuntimeError, TypeError):
-        return False
+    """Return a device for the input. accelerate moves it on, and may leave weights on "meta"."""
+    devices = (p.device for p in model.parameters())
+    return next((device for device in devices if device.type != "meta"), torch.device("cpu"))
 
 
 # ---- engines
@@ -255,7 +242,7 @@ class Recomputed(Engine):
         if adapted.names:
             name = getattr(_text_config(model), "name_or_path", "") or type(model).__name__
             self.name = f"{name} with {', '.join(map(repr, adapted.names))}"
-        self.keeps_rows = self.device.type != "cpu" and _has_float64(self.device)       # as tensors on the device
+        self.keeps_rows = self.device.type == "cuda"    # as tensors on the device, which computes in float64
         accepted = inspect.signature(adapted.inner.forward).parameters
         self._any = any(p.kind is p.VAR_KEYWORD for p in accepted.values())
         self._accepted = set(accepted)
@@ -264,24 +251,31 @@ class Recomputed(Engine):
     def forward(self, contexts: list[list[int]], asked: list[tuple[int, int]]) -> Any:
         if self.apart:
             contexts, asked = [contexts[i][:n] for i, n in asked], [(i, n) for i, (_, n) in enumerate(asked)]
-        by_length: dict[int, dict[int, list[int]]] = {}         # length -> context -> its indices in `asked`
-        for k, (i, _) in enumerate(asked):
-            by_length.setdefault(len(contexts[i]), {}).setdefault(i, []).append(k)
-        order, parts = list[int](), list[Any]()
-        for length, asked_of in by_length.items():
+        by_length: dict[int, list[int]] = {}
+        for i, ids in enumerate(contexts):
+            by_length.setdefault(len(ids), []).append(i)
+        groups = []
+        for length, rows in by_length.items():
             size = 1 if self.apart else max(1, self.max_batch_tokens // length)
-            for first in range(0, len(asked_of), size):
-                group = [*asked_of][first : first + size]
-                places = [(row, asked[k][1] - 1) for row, i in enumerate(group) for k in asked_of[i]]
-                parts.append(self.logits(np.array([contexts[i] for i in group]), places))
-                order += [k for i in group for k in asked_of[i]]
-                self.tokens += length * len(group)
-        return self._joined(parts, order)
+            groups += [rows[first : first + size] for first in range(0, len(rows), size)]
 
-    def _joined(self, parts: list[Any], places: list[int]) -> Any:
-        """Concatenate the logits of several passes; row k of them goes to index places[k]."""
+        def run(rows: list[int], places: Places) -> Any:
+            tokens = np.array([contexts[i] for i in rows])
+            self.tokens += tokens.size
+            return self.logits(tokens, [(row, n - 1) for row, n in places])
+
+        return self._by_group(groups, asked, run)
+
+    def _by_group(self, groups: Iterable[list[int]], asked: Places, run: Callable[[list[int], Places], Any]) -> Any:
+        """Return the logits at the (row, place) of `asked`, of one pass `run(rows, asked of them)` for each group."""
+        order, parts = list[int](), list[Any]()
+        for rows in groups:
+            index = {row: i for i, row in enumerate(rows)}
+            here = [k for k, (row, _) in enumerate(asked) if row in index]
+            parts.append(run(rows, [(index[asked[k][0]], asked[k][1]) for k in here]))
+            order += here
         logits = parts[0] if len(parts) == 1 else (torch.cat if self.keeps_rows else np.concatenate)(parts)
-        return logits if places == sorted(places) else logits[np.argsort(places)]
+        return logits if order == sorted(order) else logits[np.argsort(order)]
 
     def logits(self, tokens: NDArray[np.int64], asked: list[tuple[int, int]], **arguments: Any) -> Any:
         """Return (len(asked), V) float32 or float64 logits of one pass, at (row, column)."""
@@ -345,23 +339,24 @@ class Cached(Recomputed, SlotEngine):
     def run(self, batch: Batch) -> Any:
         if self.masks != "own":
             return self._run(batch)
-        kinds, kind_of = np.unique(np.stack([batch.starts, batch.lengths]), axis=1, return_inverse=True)
-        order, parts = list[int](), list[Any]()
-        for kind, (start, length) in enumerate(kinds.T.tolist()):
-            (rows,) = (kind_of == kind).nonzero()
-            row_of = {row: i for i, row in enumerate(rows.tolist())}
-            here = [k for k, (row, _) in enumerate(batch.asked) if row in row_of]
-            asked = [(row_of[row], column) for row, column in (batch.asked[k] for k in here)]
-            tokens, slots = batch.tokens[rows, :length].copy(), batch.slots[rows, : start + length].copy()
-            parts.append(self._run(Batch(tokens, batch.starts[rows], batch.lengths[rows], slots, asked)))
-            order += here
-        return self._joined(parts, order)
+        kinds: dict[tuple[int, int], list[int]] = {}    # by start and length
+        for row, kind in enumerate(zip(batch.starts.tolist(), batch.lengths.tolist(), strict=True)):
+            kinds.setdefault(kind, []).append(row)
+
+        def run(rows: list[int], asked: Places) -> Any:
+            starts, lengths = batch.starts[rows], batch.lengths[rows]
+            tokens, slots = batch.tokens[rows, : lengths[0]], batch.slots[rows, : starts[0] + lengths[0]]
+            return self._run(Batch(tokens, starts, lengths, slots, asked))
+
+        return self._by_group(kinds.values(), batch.asked, run)
 
     def _run(self, batch: Batch) -> Any:
         """Run one forward pass."""
         order, parts = share(batch.slots, batch.starts, batch.starts + batch.lengths, self.least)
         if order:
-            batch = _in_order(batch, np.array(order))
+            place = np.argsort(order).tolist()
+            asked = [(place[row], column) for row, column in batch.asked]
+            batch = Batch(batch.tokens[order], batch.starts[order], batch.lengths[order], batch.slots[order], asked)
         self.tokens += int(batch.lengths.sum())
         rows, width = batch.tokens.shape
         positions = batch.starts[:, None] + np.arange(width)                # (B, Q)
@@ -403,13 +398,6 @@ class Cached(Recomputed, SlotEngine):
         return {"full_attention": full, "sliding_attention": sliding} if self.masks == "by type" else sliding
 
 
-def _in_order(batch: Batch, order: NDArray[np.int64]) -> Batch:
-    """Return the batch with its rows in another order; `asked` keeps its order."""
-    places = np.argsort(order).tolist()
-    asked = [(places[row], column) for row, column in batch.asked]
-    return Batch(batch.tokens[order], batch.starts[order], batch.lengths[order], batch.slots[order], asked)
-
-
 # ---- the slab
 
 
@@ -427,15 +415,6 @@ class Layer(CacheLayerMixin):                           # type: ignore[no-untype
 
     def lazy_initialization(self, key_states: torch.Tensor, value_states: torch.Tensor) -> None:
         pass
-
-    def reserve(self, slots: int) -> None:
-        """Enlarge keys and values to `slots`. One tensor of the whole slab at a time exists twice."""
-        for name in ("keys", "values"):
-            old = getattr(self, name)
-            if old is not None and old.shape[1] < slots:
-                new = old.new_empty((len(old), slots, old.shape[2]))
-                new[:, : old.shape[1]] = old
-                setattr(self, name, new)
 
     def update(self, key_states: torch.Tensor, value_states: torch.Tensor, *_: Any, **__: Any) -> tuple[Any, Any]:
         forward = self.store.pass_on(key_states.device)
@@ -468,7 +447,6 @@ class Slab:
     def __init__(self, num_layers: int, lent: Collection[int] = ()) -> None:
         self.layers = [Layer(self, i if i in lent else None) for i in range(num_layers)]
         self.capacity = 0
-        self.slots_read = 0                             # so far, in all layers; keys and values count separately
         self.length = 0                                 # of the longest context of the pass
         self.before = 0                                 # number of its tokens that were read before the pass
         self._passes: dict[torch.device, ForwardPass] = {}              # copies of the pass on each device
@@ -485,9 +463,14 @@ class Slab:
             layer.keys = layer.values = None
 
     def reserve(self, slots: int) -> None:
+        """Enlarge keys and values to `slots`. One tensor of the whole slab at a time exists twice."""
         self.capacity = slots
-        for layer in self.layers:
-            layer.reserve(slots)
+        for layer, name in itertools.product(self.layers, ("keys", "values")):
+            old = getattr(layer, name)
+            if old is not None and old.shape[1] < slots:
+                new = old.new_empty((len(old), slots, old.shape[2]))
+                new[:, : old.shape[1]] = old
+                setattr(layer, name, new)
 
     def begin(self, forward: ForwardPass, width: int) -> Cache:
         """Return the cache for one pass, in which each row has `width` new tokens."""
@@ -498,7 +481,6 @@ class Slab:
 
     def end(self) -> None:
         """Free the memory of the pass."""
-        self.slots_read += sum(each.slots_read for each in self._passes.values())
         self._passes = {}
 
     def pass_on(self, device: torch.device) -> ForwardPass:
@@ -521,7 +503,8 @@ class Adapted:
         self.model = model
         self.inner = model.get_base_model() if hasattr(model, "get_base_model") else model
         self.turn = _TURNS.setdefault(self.inner, Lock())
-        active = dict.fromkeys(name for layer in self._layers() for name in _active(layer))
+        enabled = [layer for layer in self._layers() if not layer.disable_adapters]
+        active = dict.fromkeys(name for each in enabled for name in each.active_adapters if name in _held(each))
         self.names = tuple(active if names is None else names)
         for name in self.names:
             if name not in self.loaded:
@@ -550,37 +533,22 @@ class Adapted:
 
     @contextmanager
     def _chosen(self) -> Iterator[None]:
-        """Activate the chosen adapters; afterwards restore the active ones and the parameters' `requires_grad`."""
-        wanted = {layer: [name for name in self.names if name in _held(layer)] for layer in self._layers()}
-        changed = [layer for layer, names in wanted.items() if _active(layer) != names]
-        before = [(layer, not layer.disable_adapters, list(layer.active_adapters)) for layer in changed]
-        trained = [(p, p.requires_grad) for layer in changed for p in layer.parameters()]
+        """Activate the chosen adapters, and restore the former ones. Methods of peft would change `requires_grad`."""
+        before = [(layer, layer._active_adapter, layer._disable_adapters) for layer in self._layers()]
         try:
-            for layer in changed:
-                _activate(layer, bool(wanted[layer]), wanted[layer] or list(layer.active_adapters))
+            for layer, *_ in before:
+                layer._active_adapter = [name for name in self.names if name in _held(layer)]
+                layer._disable_adapters = not layer._active_adapter
             yield
         finally:
-            for each in before:
-                _activate(*each)
-            for p, flag in trained:
-                p.requires_grad_(flag)
+            for layer, active, disabled in before:
+                layer._active_adapter, layer._disable_adapters = active, disabled
 
 
 def _held(layer: Any) -> set[str]:
     """Return the names of the adapters that a layer holds."""
     dicts = (attrgetter(path)(layer) for path in layer.adapter_layer_names)
     return {name for each in dicts if hasattr(each, "keys") for name in each.keys()}
-
-
-def _active(layer: Any) -> list[str]:
-    """Return the names of the adapters that change the output of a layer."""
-    return [] if layer.disable_adapters else [name for name in layer.active_adapters if name in _held(layer)]
-
-
-def _activate(layer: Any, enabled: bool, names: list[str]) -> None:
-    layer.set_adapter(names)
-    if enabled == layer.disable_adapters:
-        layer.enable_adapters(enabled)
 
 
 # ---- loading

@@ -35,11 +35,6 @@ class Part:
     shared: bool
     slots: slice | torch.Tensor
 
-    @property
-    def size(self) -> int:
-        """Number of slots that are read."""
-        return self.slots.stop - self.slots.start if isinstance(self.slots, slice) else len(self.slots)
-
     def on(self, device: torch.device) -> Part:
         return self if isinstance(self.slots, slice) else replace(self, slots=self.slots.to(device))
 
@@ -103,7 +98,6 @@ class ForwardPass:
     real : (n,) indices of the new tokens among the B x Q of the batch; None for all of them, in order
     slots : (B, T) slots of each row's whole context
     parts : parts of `slots`; none if all slots are gathered
-    slots_read : number of slots read in all layers; keys and values count separately
     """
 
     write: torch.Tensor
@@ -111,7 +105,6 @@ class ForwardPass:
     slots: torch.Tensor
     parts: list[Part]
     buffers: dict[Any, torch.Tensor] = field(default_factory=dict)
-    slots_read: int = 0
 
     def on(self, device: torch.device) -> ForwardPass:
         write, slots = self.write.to(device), self.slots.to(device)
@@ -128,7 +121,6 @@ class ForwardPass:
         key = buffer, shape, tensor.dtype
         if key not in self.buffers:
             self.buffers[key] = tensor.new_empty(shape)
-        self.slots_read += len(slots)
         return torch.index_select(tensor, 1, slots, out=self.buffers[key])
 
     def whole(self, tensor: torch.Tensor, buffer: Any) -> torch.Tensor:
@@ -171,7 +163,6 @@ class LazyKV:
     def part(self, part: Part) -> torch.Tensor:
         """Return (kv_heads, n, head_dim) of a shared part, or (kv_heads, rows, columns, head_dim) of another."""
         if isinstance(part.slots, slice):
-            self.forward.slots_read += part.size
             return self.tensor[:, part.slots]
         gathered = self.forward.gather(self.tensor, part.slots, self.buffer)
         return gathered if part.shared else _split(gathered, 1, (part.rows.stop - part.rows.start, -1))

@@ -24,7 +24,7 @@ from bisect import bisect_left, insort
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from ctypes import POINTER, c_bool, c_char_p, c_float, c_int32, c_size_t, c_void_p
-from functools import partial
+from functools import cache, partial
 from importlib import import_module
 from itertools import accumulate
 from pathlib import Path
@@ -36,7 +36,6 @@ from numpy.typing import NDArray
 from llmppl.lm.engine import Engine
 from llmppl.lm.engines.loading import GGUF_ENDS, gguf_file, gguf_name, gguf_tokenizer
 from llmppl.support.arguments import count, optional_count
-from llmppl.support.locks import Lock
 
 _SEQUENCES = 256                                        # llama.cpp's maximum
 _OUTPUTS = 256                                          # most rows of logits of one batch
@@ -160,14 +159,11 @@ class LlamaCpp(Engine):
         return logits
 
     def release(self, contexts: list[list[int]]) -> None:
+        """Note what may go, and evict the oldest of it while it holds more tokens than the rest."""
         for ids in contexts:
             segment, n = self._held.find(key(ids))
             for each in segment.subtree() if n == len(ids) else ():
                 del each.wanted[bisect_left(each.wanted, n) :]
-        self._evict_released()
-
-    def _evict_released(self) -> None:
-        """Evict released contexts, the oldest first, while they hold more tokens than the others."""
         released = [leaf for leaf in self._held.leaves.values() if leaf.keep < leaf.end]
         idle = sum(leaf.end - leaf.keep for leaf in released)
         for leaf in sorted(released, key=self._priority):
@@ -610,8 +606,6 @@ _FUNCTIONS: dict[str, tuple[Any, list[Any]]] = {
     "llama_get_logits": (POINTER(c_float), [c_void_p]),
 }
 _LOG = ctypes.CFUNCTYPE(None, ctypes.c_int, c_char_p, c_void_p)
-_lock = Lock()
-_library: Library | None = None
 
 
 class Library:
@@ -680,13 +674,10 @@ class Library:
         return text.value.decode("utf-8", "replace")
 
 
+@cache
 def library() -> Library:
-    """Return the library, loaded once; ImportError if it is missing or has another layout."""
-    global _library
-    with _lock.lock:
-        if _library is None:
-            _library = Library(_path())
-        return _library
+    """Return the library; ImportError if it is missing or has another layout."""
+    return Library(_path())
 
 
 def _path() -> Path:

@@ -76,7 +76,12 @@ def load(
     `cache_bytes` bounds the keys and values of an engine that keeps its own.
     """
     options = {option: value for option, value in options.items() if value is not None}
-    chosen = _default(name, options) if engine is None else one_of("engine", engine, ENGINES)
+    chosen: EngineName = "transformers"
+    if engine is not None:
+        chosen = one_of("engine", engine, ENGINES)
+    elif name is not None and str(name) not in GGUF_PACKAGES and gguf_file(name) is not None:
+        fits = options.keys() <= {*ENGINES["llama.cpp"].options} and find_spec("xllamacpp") is not None
+        chosen = "llama.cpp" if fits else chosen
     entry = ENGINES[chosen]
     for owner, other in ENGINES.items():
         for option in set(other.options).difference(entry.options).intersection(options):
@@ -96,35 +101,22 @@ def load(
     return loaded
 
 
-def _default(name: str | Path | None, options: dict[str, Any]) -> EngineName:
-    """Choose llama.cpp for the path of a GGUF file, if it is installed and takes the options; else transformers."""
-    entry = ENGINES["llama.cpp"]
-    is_file = name is not None and str(name) not in GGUF_PACKAGES and gguf_file(name) is not None
-    fits = is_file and options.keys() <= {*entry.options} and find_spec(entry.package) is not None
-    return "llama.cpp" if fits else "transformers"
-
-
 @contextmanager
 def progress_bars(shown: bool) -> Iterator[None]:
     """Hide the progress bars of transformers and the hub inside the `with` block, unless `shown`.
 
     They also stay if the user has made transformers verbose (`logging.set_verbosity_info()`).
     """
-    from huggingface_hub.utils.tqdm import are_progress_bars_disabled, disable_progress_bars, enable_progress_bars
     from transformers.utils import logging
 
-    if shown or logging.get_verbosity() <= INFO:
+    if shown or logging.get_verbosity() <= INFO or not logging.is_progress_bar_enabled():
         yield
         return
-    of_hub, of_transformers = not are_progress_bars_disabled(), logging.is_progress_bar_enabled()
     logging.disable_progress_bar()                      # type: ignore[no-untyped-call]
-    disable_progress_bars()
     try:
         yield
     finally:
-        if of_transformers:
-            logging.enable_progress_bar()               # type: ignore[no-untyped-call]
-        (enable_progress_bars if of_hub else disable_progress_bars)()
+        logging.enable_progress_bar()                   # type: ignore[no-untyped-call]
 
 
 # ---- GGUF files

@@ -1,8 +1,8 @@
 """vLLM as an engine: each context is a request for one token, and its logits are copied before that token is chosen.
 
 vLLM keeps keys and values itself, in blocks of tokens that requests with a common prefix share. The engine uses vLLM's
-public interfaces: requests of token ids, a logits processor that copies logits, and `collective_rpc`. The last fetches
-the copies from the process that runs the model: this one, or a worker.
+public interfaces: requests of token ids, a logits processor that copies logits, and `collective_rpc`, which fetches the
+copies from the process that runs the model: this one, or a worker.
 
 An exception in the middle of a pass would leave vLLM inconsistent. So vLLM runs in its own thread, where no Ctrl-C
 arrives: the caller is interrupted, the pass ends, and the waiting requests are aborted.
@@ -13,12 +13,10 @@ from __future__ import annotations
 import gc
 import itertools
 import os
-import random
 import sys
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor, wait
-from contextlib import contextmanager
 from multiprocessing.util import Finalize
 from pathlib import Path
 from threading import Event
@@ -279,34 +277,18 @@ def _start(options: dict[str, Any]) -> Any:
         )
     options = _USUAL | (_CPU if current_platform.is_cpu() else {}) | options
     options["logits_processors"] = [*(options.get("logits_processors") or []), Rows]
-    with _building():
-        config = EngineArgs(skip_tokenizer_init=True, **options).create_engine_config()
-        if config.speculative_config is not None:
-            raise ValueError("a request is for one token here, so there is nothing to speculate: leave out speculation")
-        return LLMEngine(config, Executor.get_class(config), log_stats=not options["disable_log_stats"])
-
-
-@contextmanager
-def _building() -> Iterator[None]:
-    """Set the process up for the construction of an engine, and restore it.
-
-    Without the variable, vLLM puts the scheduler, or on a CPU the model, into another process. Its CPU engine probes
-    the attributes of all modules, and llvmlite's library, which numba loads, claims to have each. vLLM also seeds the
-    global random streams.
-    """
-    streams = random.getstate(), np.random.get_state(), torch.get_rng_state()     # noqa: NPY002
+    # else vLLM puts the scheduler, or on a CPU the model, into another process
     before, os.environ[_PROCESS] = os.environ.get(_PROCESS), "0"
+    # vLLM for CPUs probes the attributes of all modules, and that of llvmlite, which numba loads, claims to have each
     hidden = {name: sys.modules.pop(name) for name in _CLAIMS if name in sys.modules}
     try:
-        yield
+        config = EngineArgs(skip_tokenizer_init=True, **options).create_engine_config()
+        return LLMEngine(config, Executor.get_class(config), log_stats=not options["disable_log_stats"])
     finally:
         sys.modules.update(hidden)
         del os.environ[_PROCESS]
         if before is not None:
             os.environ[_PROCESS] = before
-        random.setstate(streams[0])
-        np.random.set_state(streams[1])                 # noqa: NPY002
-        torch.set_rng_state(streams[2])
 
 
 def load(name: str | Path | None, *, dtype: Any = None, **options: Any) -> tuple[VllmEngine, Any]:
