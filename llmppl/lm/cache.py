@@ -7,17 +7,16 @@ log-probability of its token given its parent.
 A node knows its parent, and has weak references to its children. So a node lives while a `Context`, a child, a slot or
 a row holds it, and Python frees it. The tree is valid after an interrupt at any line.
 
-`Store` holds slots and rows under one budget in bytes, or each under its own. The parent of a node with a slot has a
-slot, too, so slots are evicted from the leaves, least recently used first. Under one budget rows are evicted before
-slots, except for a share reserved for rows. A row counts with the nodes without a slot that it keeps alive. Evicted
-data is recomputed on demand. The store is not safe for two threads or for interrupts: the evaluator lets in one call at
-a time, and clears the cache after a call that did not end.
+`Store` holds slots and rows under one budget in bytes. The parent of a node with a slot has a slot, too, so slots are
+evicted from the leaves, least recently used first. Rows are evicted before slots, except for a share reserved for rows.
+A row counts with the nodes without a slot that it keeps alive. Evicted data is recomputed on demand. The store is not
+safe for two threads or for interrupts: the evaluator lets in one call at a time, and clears the cache after a call that
+did not end.
 """
 
 from __future__ import annotations
 
 import heapq
-import html
 import weakref
 from collections import OrderedDict
 from collections.abc import Iterable, Iterator
@@ -32,7 +31,7 @@ from llmppl.distributions import Table
 from llmppl.lm.engine import SlotEngine
 
 SLOT_OVERHEAD, ROW_OVERHEAD, NODE_OVERHEAD = 768, 640, 400      # bytes of Python objects for each, measured
-_ROW_DIVISOR = 8                                        # 1/8 of a common budget is reserved for rows
+_ROW_DIVISOR = 8                                        # 1/8 of the budget is reserved for rows
 
 
 class Node:
@@ -102,17 +101,17 @@ class Node:
 
 
 class Store:
-    """Slots and rows, and the Python objects around them, under one budget or two.
+    """Slots and rows, and the Python objects around them, under one budget.
 
-    budget : most bytes of slots and rows together, or of slots alone if rows have a `row_budget`
+    budget : most bytes
     engine : engine that has the slots; None if there are none
 
-    Slots leave an eighth of a common budget to rows, unless the contexts of one pass need it. Without rows every
-    question would be computed twice, first for the prefetch and then for the question.
+    Slots leave an eighth of the budget to rows, unless the contexts of one pass need it. Without rows every question
+    would be computed twice, first for the prefetch and then for the question.
     """
 
-    def __init__(self, budget: int, engine: SlotEngine | None, row_budget: int | None = None) -> None:
-        self.budget, self.row_budget, self._engine = budget, row_budget, engine
+    def __init__(self, budget: int, engine: SlotEngine | None) -> None:
+        self.budget, self._engine = budget, engine
         self.slot_cost = 0 if engine is None else engine.slot_bytes + SLOT_OVERHEAD
         self.owners: list[Node | None] = []             # by slot
         self.peak_bytes = self.evictions = 0            # evictions: number of slots evicted so far
@@ -158,7 +157,7 @@ class Store:
             new.append(above)
             above = above.parent
         size = row.nbytes + ROW_OVERHEAD + NODE_OVERHEAD * sum(each.slot < 0 for each in new)
-        if size > self._row_room:
+        if size > self.budget - self.slab_bytes:
             return
         for each in new:
             each.parent.links += 1                      # type: ignore[union-attr]   # only the root has none
@@ -173,15 +172,9 @@ class Store:
         with suppress(KeyError):
             self._rows.move_to_end(node)
 
-    @property
-    def _row_room(self) -> int:
-        """Most bytes of rows, given the present slab."""
-        return self.budget - self.slab_bytes if self.row_budget is None else self.row_budget
-
     def fit_rows(self, more: int = 0) -> None:
         """Evict the least recently used rows until the rest, and `more` bytes, fit."""
-        most = self._row_room - more
-        while self._rows and self.row_bytes > most:
+        while self._rows and self.bytes + more > self.budget:
             node, _ = self._rows.popitem(last=False)
             assert node.row is not None
             self.row_bytes -= node.row.nbytes + ROW_OVERHEAD
@@ -196,8 +189,7 @@ class Store:
     def make_room(self, wanted: int, keep: Iterable[Node]) -> int:
         """Free up to `wanted` slots, none on the paths of `keep`. Return the number of free ones, at most `wanted`."""
         if len(self._free) < wanted:
-            reserved = self.budget // _ROW_DIVISOR if self.row_budget is None else 0
-            self._grow(wanted - len(self._free), self.budget - reserved)
+            self._grow(wanted - len(self._free), self.budget - self.budget // _ROW_DIVISOR)
         if len(self._free) < wanted:
             self._evict(wanted - len(self._free), keep)
         if len(self._free) < wanted:                    # contexts of this pass take the share of the rows
@@ -211,16 +203,14 @@ class Store:
         """
         if self._engine is None:
             return
-        most = max_bytes // self.slot_cost
-        shared = self.row_budget is None
-        unused = (self.budget - self.row_bytes) // self.slot_cost if shared else most
+        most, unused = max_bytes // self.slot_cost, (self.budget - self.row_bytes) // self.slot_cost
         size = len(self.owners)
         new = min(size + max(more, size // 2, 64), most, unused)
         if new < size + more:                           # evict rows
             new = min(size + max(more, size // 8), most)
         if new <= size:
             return
-        self.fit_rows((new - size) * self.slot_cost * shared)
+        self.fit_rows((new - size) * self.slot_cost)
         self._engine.reserve(new)
         self.owners.extend([None] * (new - size))
         self._free.extend(range(new - 1, size - 1, -1))
@@ -283,11 +273,8 @@ class Trie:
         return (
             f"<Trie of {len(self)} contexts: keys and values of {store.slots_used} ({store.slab_bytes / 1e6:.1f} MB), "
             f"next-token rows of {store.rows_used} ({store.row_bytes / 1e6:.1f} MB); "
-            f"{store.bytes / 1e6:.1f} of {(store.budget + (store.row_budget or 0)) / 1e6:.1f} MB>"
+            f"{store.bytes / 1e6:.1f} of {store.budget / 1e6:.1f} MB>"
         )
-
-    def _repr_html_(self) -> str:
-        return f"<p>{html.escape(repr(self)[1:-1])}</p><pre>{html.escape(self.draw())}</pre>"
 
     def draw(self, max_lines: int = 60) -> str:
         """Return a drawing of the trie: one line for each run of tokens without a branch, at most `max_lines` lines.

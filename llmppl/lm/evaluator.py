@@ -83,12 +83,10 @@ class CachedEvaluator:
 
     patient = False
 
-    def __init__(
-        self, engine: Engine, vocab: Vocabulary, cache_bytes: int, row_bytes: int | None, max_batch_tokens: int
-    ) -> None:
+    def __init__(self, engine: Engine, vocab: Vocabulary, cache_bytes: int, max_batch_tokens: int) -> None:
         self.engine, self.vocab, self.max_batch_tokens = engine, vocab, max_batch_tokens
         self.slots = engine if isinstance(engine, SlotEngine) else None
-        self.store = Store(cache_bytes, self.slots, row_bytes)
+        self.store = Store(cache_bytes, self.slots)
         self.trie = Trie(vocab.tokens, self.store)
         self._lock = Lock()
         self._valid = True                              # False in a call, and after one that did not end

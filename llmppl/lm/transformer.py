@@ -43,8 +43,6 @@ class CachedTransformer(Shared):
     cache_bytes : int, optional
         Most bytes of keys, values and kept logits of next tokens together. Default: 2 GiB, or half of the free memory
         of a CUDA device.
-    row_bytes : int, optional
-        Most bytes of kept logits. `cache_bytes` is then the budget of keys and values alone.
     max_batch_tokens : int
         Most tokens, rows times longest context, that one forward pass reads. A larger batch is split.
     eos_ids : iterable of int
@@ -59,11 +57,10 @@ class CachedTransformer(Shared):
     """
 
     def __init__(
-        self, model: Any, tokenizer: Any, *, cache_bytes: int | None = None, row_bytes: int | None = None,
-        max_batch_tokens: int = 1 << 16, eos_ids: Iterable[int] = (),
+        self, model: Any, tokenizer: Any, *, cache_bytes: int | None = None, max_batch_tokens: int = 1 << 16,
+        eos_ids: Iterable[int] = (),
     ) -> None:  # fmt: skip
         cache_bytes = optional_count("cache_bytes", cache_bytes, least=0)
-        row_bytes = optional_count("row_bytes", row_bytes, least=0)
         max_batch_tokens = count("max_batch_tokens", max_batch_tokens)
         self.model = model
         self.tokenizer: Any = None
@@ -80,24 +77,23 @@ class CachedTransformer(Shared):
                 f"tokenizer must be a transformers tokenizer or a Vocabulary, not {arguments.shown(tokenizer)}: "
                 "CachedTransformer.from_pretrained(name) loads a model and its tokenizer"
             )
-        self._limits = cache_bytes, row_bytes, max_batch_tokens
+        self._limits = cache_bytes, max_batch_tokens
         self._use(_engine(model, self.vocab, max_batch_tokens))
         self._siblings = {} if self._adapted is None else {self._adapted.names: self}       # by their adapters
 
     def _use(self, engine: Engine) -> None:
         """Set the engine, with an empty cache."""
-        cache_bytes, row_bytes, max_batch_tokens = self._limits
+        cache_bytes, max_batch_tokens = self._limits
         if cache_bytes is None:
             cache_bytes = default_cache_bytes(getattr(engine, "devices", [getattr(engine, "device", None)]))
         self.engine = engine
-        self.evaluator = CachedEvaluator(engine, self.vocab, cache_bytes, row_bytes, max_batch_tokens)
+        self.evaluator = CachedEvaluator(engine, self.vocab, cache_bytes, max_batch_tokens)
         self.trie, self.store = self.evaluator.trie, self.evaluator.store
 
     @classmethod
     def from_pretrained(
         cls, name: str | Path | None = None, *, engine: loading.EngineName | None = None,
-        cache_bytes: int | None = None, row_bytes: int | None = None, max_batch_tokens: int = 1 << 16,
-        eos_ids: Iterable[int] = (), **options: Any,
+        cache_bytes: int | None = None, max_batch_tokens: int = 1 << 16, eos_ids: Iterable[int] = (), **options: Any,
     ) -> Self:  # fmt: skip
         """Load a model and its tokenizer.
 
@@ -133,16 +129,11 @@ class CachedTransformer(Shared):
             advice = "CachedTransformer(model, tokenizer) takes a model that is loaded already"
             raise TypeError(f"name must be a str or a path, not {arguments.shown(name)}: {advice}")
         cache_bytes = optional_count("cache_bytes", cache_bytes, least=0)
-        row_bytes = optional_count("row_bytes", row_bytes, least=0)
-        keys = cache_bytes if row_bytes is not None or cache_bytes is None else cache_bytes - cache_bytes // 8
+        keys = None if cache_bytes is None else cache_bytes - cache_bytes // 8
         model, tokenizer = loading.load(name, engine, cache_bytes=keys, **options)
-        keeps_its_own = isinstance(model, Engine) and not isinstance(model, SlotEngine)
-        if keeps_its_own and row_bytes is None and cache_bytes is not None:
-            row_bytes = cache_bytes // 8                # the engine has the rest
-        return cls(
-            model, tokenizer, cache_bytes=cache_bytes, row_bytes=row_bytes, max_batch_tokens=max_batch_tokens,
-            eos_ids=eos_ids,
-        )  # fmt: skip
+        if keys is not None and isinstance(model, Engine) and not isinstance(model, SlotEngine):
+            cache_bytes = cache_bytes - keys            # the engine's own cache has the rest
+        return cls(model, tokenizer, cache_bytes=cache_bytes, max_batch_tokens=max_batch_tokens, eos_ids=eos_ids)
 
     def context(self, text: str = "") -> Context:
         """Return the context of `text`, encoded by the tokenizer with its own special tokens.
@@ -224,7 +215,7 @@ class CachedTransformer(Shared):
         with self._adapted.turn.lock:
             lm = self._siblings.get(names)
             if lm is None:
-                engine = _engine(self.model, self.vocab, self._limits[2], names)
+                engine = _engine(self.model, self.vocab, self._limits[1], names)
                 lm = self._siblings[names] = type(self).__new__(type(self))
                 vars(lm).update(vars(self))
                 lm._use(engine)

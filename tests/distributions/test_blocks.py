@@ -283,10 +283,9 @@ def test_a_mask_moves_to_the_device_once_and_is_freed_with_it():
     assert not keeper._masks
 
 
-@pytest.mark.parametrize("row_bytes", [None, 1 << 16])
-def test_masks_on_a_device_share_the_budget_and_leave_by_age(row_bytes):
+def test_masks_on_a_device_share_the_budget_and_leave_by_age():
     V, budget = 1000, 64 * 3500                         # three masks
-    lm = kept(large_lm(V, cache_bytes=budget, row_bytes=row_bytes))
+    lm = kept(large_lm(V, cache_bytes=budget))
     alive = [half(lm.vocab, seed) for seed in range(20)]
     for mask in alive:
         mask.setflags(write=False)                      # else it is copied
@@ -298,12 +297,12 @@ def test_masks_on_a_device_share_the_budget_and_leave_by_age(row_bytes):
         there = lm.evaluator._device._masks
         held = sum(tensor.numel() * tensor.element_size() for _, tensor in there.values())
         assert 0 < held <= budget // 64 and id(alive[0]) in there and id(mask) in there
-        assert lm.store.bytes + held <= budget + (row_bytes or 0)
+        assert lm.store.bytes + held <= budget
     assert len(there) == 3
 
 
 def test_a_mask_that_does_not_fit_is_applied_without_being_kept():
-    lm = kept(large_lm(1000, cache_bytes=1000, row_bytes=1 << 16))
+    lm = kept(large_lm(1000, cache_bytes=1000))
     mask = half(lm.vocab, 0)
     mask.setflags(write=False)
     with pytest.warns(UserWarning, match="cache_bytes=1000 does not hold the contexts"):
@@ -361,7 +360,7 @@ def test_the_number_of_operations_does_not_grow(launches):
 
 def test_sums_of_many_rows_need_little_extra_memory():
     V, R = 128_256, 80                                  # 82 MB in float64
-    lm = kept(large_lm(V, row_bytes=1 << 30))
+    lm = kept(large_lm(V))
     lm.at([1]).next_token().log_prob(2)
     rows = torch.zeros((R, V))
     with Launches() as launches:

@@ -205,9 +205,7 @@ def check_books(lm, contexts=None):
                for t in (layer.keys, layer.values) if t is not None)  # fmt: skip
     assert slab in (0, len(store.owners) * getattr(lm.engine, "slot_bytes", 0))
     assert store.slab_bytes == len(store.owners) * store.slot_cost
-    assert store.bytes == store.slab_bytes + store.row_bytes <= store.budget + (store.row_budget or 0)
-    assert store.bytes <= store.peak_bytes <= store.budget + (store.row_budget or 0)
-    assert store.row_budget is None or store.slab_bytes <= store.budget and store.row_bytes <= store.row_budget
+    assert store.bytes == store.slab_bytes + store.row_bytes <= store.peak_bytes <= store.budget
     assert store.slots_used == len(slotted) and store.rows_used == len(rows)
     held = {each for context in contexts or () for each in context.node.path()}
     assert held <= set(nodes), "the node of a context has left the trie"

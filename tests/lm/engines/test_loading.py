@@ -258,6 +258,4 @@ def test_cache_bytes_size_the_cache_of_vllm_and_an_eighth_holds_rows(installed, 
     installed("vllm")
     lm = CachedTransformer.from_pretrained("x", engine="vllm", dtype="float32", cache_bytes=8000)
     assert seen == {"name": "x", "dtype": "float32", "kv_cache_memory_bytes": 7000}
-    assert lm.store.row_budget == 1000
-    lm = CachedTransformer.from_pretrained("x", engine="vllm", cache_bytes=8000, row_bytes=500)
-    assert seen["kv_cache_memory_bytes"] == 8000 and lm.store.row_budget == 500
+    assert lm.store.budget == 1000
