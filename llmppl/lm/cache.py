@@ -17,6 +17,7 @@ did not end.
 from __future__ import annotations
 
 import heapq
+import html
 import weakref
 from collections import OrderedDict
 from collections.abc import Iterable, Iterator
@@ -29,6 +30,7 @@ from numpy.typing import NDArray
 
 from llmppl.distributions import Table
 from llmppl.lm.engine import SlotEngine
+from llmppl.support.arguments import shown
 
 SLOT_OVERHEAD, ROW_OVERHEAD, NODE_OVERHEAD = 768, 640, 400      # bytes of Python objects for each, measured
 _ROW_DIVISOR = 8                                        # 1/8 of the budget is reserved for rows
@@ -148,8 +150,6 @@ class Store:
     def rows_used(self) -> int:
         return len(self._rows)
 
-    # ---- rows
-
     def put_row(self, node: Node, row: Table) -> None:
         """Keep `row` if it fits the budget; evict the least recently used rows for it."""
         new, above = list[Node](), node
@@ -183,8 +183,6 @@ class Store:
                 self.row_bytes -= NODE_OVERHEAD * (node.slot < 0)
                 node = node.parent
                 node.links -= 1
-
-    # ---- slots
 
     def make_room(self, wanted: int, keep: Iterable[Node]) -> int:
         """Free up to `wanted` slots, none on the paths of `keep`. Return the number of free ones, at most `wanted`."""
@@ -276,6 +274,9 @@ class Trie:
             f"{store.bytes / 1e6:.1f} of {store.budget / 1e6:.1f} MB>"
         )
 
+    def _repr_html_(self) -> str:
+        return f"<p>{html.escape(repr(self)[1:-1])}</p><pre>{html.escape(self.draw())}</pre>"
+
     def draw(self, max_lines: int = 60) -> str:
         """Return a drawing of the trie: one line for each run of tokens without a branch, at most `max_lines` lines.
 
@@ -291,19 +292,14 @@ class Trie:
                 (node,) = children
                 children = node.children
                 run.append(node)
-            lines.append(f"{lead}{self._abridged_text(run)} {_marks(run)}{'' if node.row is None else ' ◆'}")
+            text = b"".join(self._tokens[each.token] or b"<%d>" % each.token for each in run).decode("utf-8", "replace")
+            lines.append(f"{lead}{shown(text, 72)} {_marks(run)}{'' if node.row is None else ' ◆'}")
             leads = chain([("└─ ", "   ")], repeat(("├─ ", "│  ")))         # last child first
             further = zip(reversed(children), leads, strict=False)
             stack.extend((child, below + first, below + others) for child, (first, others) in further)
         if stack:
             lines.append(f"... and {sum(len(node.subtree()) for node, *_ in stack)} contexts more")
         return "\n".join(lines)
-
-    def _abridged_text(self, run: list[Node]) -> str:
-        """Return the text of a run of tokens; a long text without its middle."""
-        data = b"".join(self._tokens[node.token] or b"<%d>" % node.token for node in run)
-        text = repr(data.decode("utf-8", "replace"))
-        return text if len(text) <= 72 else f"{text[:34]} ... {text[-33:]}"
 
     def __str__(self) -> str:
         return f"{self!r}\n{self.draw()}"

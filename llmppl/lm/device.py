@@ -115,8 +115,6 @@ class Device(Evaluator):
         self._stats().bytes_to_host += tensor.numel() * tensor.element_size()
         return tensor.cpu().numpy()
 
-    # ---- as an evaluator
-
     def done(self) -> Stats:
         return Stats()                                  # the language model counts
 

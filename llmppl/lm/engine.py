@@ -88,7 +88,10 @@ class Engine(ABC):
         return None
 
     def release(self, contexts: list[list[int]]) -> None:               # noqa: B027
-        """Note that nobody holds these contexts, or continuations of them, any more. They may still be asked for."""
+        """Note that nobody holds these contexts, or continuations of them, any more. They may still be asked for.
+
+        Each context without its last token is held, or empty.
+        """
 
     def clear(self) -> None:                            # noqa: B027
         """Drop all kept keys and values: a call failed or was interrupted, or the weights have changed."""

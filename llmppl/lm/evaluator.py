@@ -226,8 +226,6 @@ class CachedEvaluator:
             topmost = {each for node in dead for each in node.path() if each not in held and each.parent in held}
             self.engine.release([node.tokens() for node in topmost])
 
-    # ---- forward passes
-
     def _forward(self, pending: PendingRound) -> None:
         """Run one forward pass and resolve its rows."""
         if self.slots is None:

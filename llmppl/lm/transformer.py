@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NoReturn, Self
 
@@ -125,9 +125,8 @@ class CachedTransformer(Shared):
             A package that the engine, an option, a GGUF file or "smollm2" needs is missing. The message says how to
             install it.
         """
-        if name is not None and not isinstance(name, (str, os.PathLike)):
-            advice = "CachedTransformer(model, tokenizer) takes a model that is loaded already"
-            raise TypeError(f"name must be a str or a path, not {arguments.shown(name)}: {advice}")
+        if name is not None:
+            arguments.path("name", name)
         cache_bytes = optional_count("cache_bytes", cache_bytes, least=0)
         keys = None if cache_bytes is None else cache_bytes - cache_bytes // 8
         model, tokenizer = loading.load(name, engine, cache_bytes=keys, **options)
@@ -248,11 +247,11 @@ class CachedTransformer(Shared):
         return f"CachedTransformer({name}, {self.vocab!r})"
 
 
-def default_cache_bytes(devices: Iterable[Any], memory: Callable[[Any], tuple[int, int]] | None = None) -> int:
+def default_cache_bytes(devices: Iterable[Any]) -> int:
     """Return the default of `cache_bytes`: half of this process's share of the free CUDA memory; 2 GiB elsewhere.
 
-    `memory(device)` returns (free, total) bytes. The other half is for forward passes and for the growth of the slab.
-    Of several devices the one with the least free memory counts.
+    The other half is for forward passes and for the growth of the slab. Of several devices the one with the least free
+    memory counts.
     """
     devices = [device for device in devices if getattr(device, "type", "cpu") == "cuda"]
     if not devices:
@@ -264,7 +263,7 @@ def default_cache_bytes(devices: Iterable[Any], memory: Callable[[Any], tuple[in
         share = min(1.0, positive(DEVICE_SHARE, float(value)))
     except ValueError:
         raise ValueError(f"the variable {DEVICE_SHARE} is {value!r}; a number such as 0.5 would work") from None
-    return int(min((memory or mem_get_info)(device)[0] for device in devices) * share) // 2
+    return int(min(mem_get_info(device)[0] for device in devices) * share) // 2
 
 
 def _engine(

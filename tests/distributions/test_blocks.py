@@ -379,26 +379,10 @@ def test_the_ids_without_a_token_move_to_the_device_once(monkeypatch):
     assert sum(array is lm.evaluator._unknown for array in sent) == 1
 
 
-class WithoutFloat64(TorchDispatchMode):
-    """Device without float64."""
-
-    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
-        made = function(*args, **(kwargs or {}))
-        if isinstance(made, torch.Tensor) and made.dtype == torch.float64:
-            raise RuntimeError("Required aspect fp64 is not supported on the device")
-        return made
-
-
-def test_rows_stay_on_a_device_that_can_sum_them(monkeypatch):
-    assert hf._has_float64(torch.device("cpu"))
-    with WithoutFloat64():
-        assert not hf._has_float64(torch.device("cpu"))
-    adapted = Adapted(large_model(200))
-    assert not hf.Recomputed(adapted, 100).keeps_rows   # a CPU
-    monkeypatch.setattr(hf, "_device", lambda model: torch.device("xpu"))
-    for answer in (True, False):
-        monkeypatch.setattr(hf, "_has_float64", lambda device, answer=answer: answer)
-        assert hf.Recomputed(adapted, 100).keeps_rows == answer
+@pytest.mark.parametrize(("device", "keeps"), [("cpu", False), ("cuda", True), ("mps", False)])
+def test_rows_stay_on_cuda_devices(device, keeps, monkeypatch):
+    monkeypatch.setattr(hf, "_device", lambda model: torch.device(device))
+    assert hf.Recomputed(Adapted(large_model(200)), 100).keeps_rows == keeps
 
 
 def test_logits_that_give_no_distribution_are_refused_on_a_device_too():

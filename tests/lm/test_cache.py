@@ -34,13 +34,14 @@ from llmppl.lm.transformer import CachedTransformer
 from llmppl.models.model import Model
 
 
-def work(lms, ops):
+def error_after(ops, *lms):
+    """Return the largest error of the answers to random operations."""
     session = Session(*lms)
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "cache_bytes=")
         for op in ops:
             session.do(*op)
-    assert session.error <= LIMIT
+    return session.error
 
 
 @pytest.mark.parametrize("name", [*TRIE, *RECOMPUTED])
@@ -50,7 +51,7 @@ def test_answers_agree_with_a_plain_forward_pass_after_any_history(name):
     @settings(max_examples=repetitions(150, 5), derandomize=True)
     @given(operations(3, 6), BUDGETS, BATCHES)
     def check(ops, budget, batch):
-        work([family_lm(name, **limits(size, budget, batch))], ops)
+        assert error_after(ops, family_lm(name, **limits(size, budget, batch))) <= LIMIT
 
     check()
 
@@ -62,22 +63,21 @@ def test_two_models_at_once_do_not_disturb_each_other(ops, budget, other, batch)
         family_lm(name, **limits(slot_bytes(name), each, batch))
         for name, each in (("gpt2", budget), ("mistral-sliding", other))
     ]
-    work(lms, ops)
+    assert error_after(ops, *lms) <= LIMIT
 
 
 @settings(max_examples=repetitions(60, 4), derandomize=True)
 @given(operations(300, 305), BUDGETS, BATCHES)
 def test_answers_of_the_embedded_model_agree_with_a_plain_forward_pass(embedded, ops, budget, batch):
     options = limits(embedded.engine.slot_bytes, budget, batch, len(embedded.vocab))
-    work([CachedTransformer(embedded.model, embedded.tokenizer, **options)], ops)
+    assert error_after(ops, CachedTransformer(embedded.model, embedded.tokenizer, **options)) <= LIMIT
 
 
 def test_a_long_text_is_right_in_pieces_and_as_a_whole(embedded):
     text = "It was late in the evening, and nobody had seen the cat since the morning. " * 3
-    for batch in (7, 1 << 16):
-        lm = CachedTransformer(embedded.model, embedded.tokenizer, max_batch_tokens=batch)
-        assert error_of(lm, lm.context(text)) <= LIMIT
-        assert error_of(lm, lm.context(text[:100]) + text[100:]) <= LIMIT
+    lm = CachedTransformer(embedded.model, embedded.tokenizer, max_batch_tokens=7)
+    assert error_of(lm, lm.context(text)) <= LIMIT
+    assert error_of(lm, lm.context(text[:100]) + text[100:]) <= LIMIT
 
 
 # --- which models the trie serves -------------------------------------------------------------------------------------
@@ -106,8 +106,7 @@ def test_the_documented_families_are_the_tested_ones():
 @pytest.mark.parametrize("name", RECOMPUTED)
 def test_models_that_fail_the_self_check_recompute_with_one_warning(name, recwarn):
     lm = CachedTransformer(model_of(name), VOCAB)
-    for n in (3, 9, 30):
-        assert error_of(lm, at(lm, range(3, 3 + n))) <= LIMIT
+    assert max(error_of(lm, at(lm, range(3, 3 + n))) for n in (3, 9, 30)) <= LIMIT
     assert type(lm.engine) is hf.Recomputed
     (warning,) = recwarn
     assert f"{type(lm.model).__name__} cannot be cached token by token" in str(warning.message)
@@ -190,36 +189,6 @@ def test_other_floats_are_cached_too(name, dtype, recwarn):
     assert contexts[0].node.row.array.dtype == (np.float64 if dtype == torch.float64 else np.float32)
 
 
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-@pytest.mark.parametrize("name", ["gpt2", "llama", "gemma3", "mistral-sliding"])
-def test_half_precision_gives_the_same_answers_after_any_history(name, dtype):
-    model = model_of(name, dtype)
-    slot_bytes = CachedTransformer(model, VOCAB).engine.slot_bytes
-
-    @settings(max_examples=repetitions(100, 4), derandomize=True)
-    @given(operations(3, 6), BUDGETS, BATCHES)
-    def check(ops, budget, batch):
-        session = Session(CachedTransformer(model, VOCAB, **limits(slot_bytes, budget, batch)))
-        with warnings.catch_warnings():
-            warnings.filterwarnings("ignore", "cache_bytes=")
-            for op in ops:
-                session.do(*op)
-        assert session.error <= 0.15
-
-    check()
-
-
-@pytest.mark.parametrize("attention", ["eager", "sdpa"])
-@pytest.mark.parametrize("name", ["llama", "gemma3", "mistral-sliding", "opt", "falcon-alibi", "llama4"])
-def test_both_kinds_of_attention_work(name, attention, recwarn):
-    config = TRIE[name]()
-    config._attn_implementation = attention
-    lm = CachedTransformer(build(config), VOCAB)
-    assert lm.model.config._attn_implementation == attention
-    assert lm.engine.slot_bytes > 0 and len(recwarn) == 0
-    assert error_of(lm, at(lm, range(3, 30))) <= LIMIT
-
-
 # --- heads and vocabularies that do not fit ---------------------------------------------------------------------------
 
 
@@ -248,24 +217,14 @@ def test_holes_in_the_ids_are_impossible_and_the_rest_is_renormalised():
     assert np.allclose(np.exp(found), np.exp(full - np.logaddexp.reduce(full)), atol=LIMIT)
 
 
-def test_every_eos_of_the_generation_config_is_an_eos(embedded):
-    model = embedded.model
-    before = model.generation_config.eos_token_id
-    try:
-        model.generation_config.eos_token_id = [before, 400, 401]
-        lm = CachedTransformer(model, embedded.tokenizer)
-    finally:
-        model.generation_config.eos_token_id = before
-    assert lm.vocab.eos_ids == tuple(sorted({*embedded.vocab.eos_ids, 400, 401}))
-
-
-def test_an_eos_id_outside_the_vocabulary_is_ignored(embedded):
-    model, before = embedded.model, embedded.model.config.eos_token_id
-    try:
-        model.config.eos_token_id = 50256
-        assert CachedTransformer(model, embedded.tokenizer).vocab == embedded.vocab
-    finally:
-        model.config.eos_token_id = before
+@pytest.mark.parametrize(
+    ("owner", "ids", "further"),
+    [("generation_config", [0, 400, 401], {400, 401}), ("config", 50256, set())],           # which is no id of a token
+)
+def test_every_eos_of_the_configs_that_is_a_token_is_an_eos(owner, ids, further, embedded, monkeypatch):
+    monkeypatch.setattr(getattr(embedded.model, owner), "eos_token_id", ids)
+    lm = CachedTransformer(embedded.model, embedded.tokenizer)
+    assert {*lm.vocab.eos_ids} == {*embedded.vocab.eos_ids} | further
 
 
 # --- models that break ------------------------------------------------------------------------------------------------
@@ -324,20 +283,6 @@ def test_invalid_logits_are_an_error_naming_the_context(value, named, weights, b
     check_books(lm, held)
 
 
-def test_padding_never_reads_values_of_a_failed_pass():
-    """A slot of another context in the padding would be masked out, but NaN spreads through a mask."""
-    lm = CachedTransformer(build(TRIE["llama"]()), VOCAB)
-    batches, forward = [], lm.engine.run
-    lm.engine.run = lambda batch: batches.append(batch) or forward(batch)
-    contexts = [at(lm, ids) for ids in ([5, 6, 7], [8], [9, 9, 9, 9], [10, 5])]
-    together([context.log_probs for context in contexts])
-    together([(context + 4).log_probs for context in contexts])
-    assert len(batches) >= 2 and any(len({*row}) < len(row) for batch in batches for row in batch.slots)
-    for batch in batches:
-        for row, start, length in zip(batch.slots, batch.starts, batch.lengths, strict=True):
-            assert (row[start + length :] == row[0]).all()
-
-
 def test_a_failed_pass_does_not_affect_padded_contexts():
     lm = CachedTransformer(build(TRIE["llama"]()), VOCAB)
     with Breaking(lm.model, float("nan"), True), pytest.raises(FloatingPointError):
@@ -359,50 +304,25 @@ def test_the_one_context_that_fails_is_named_and_others_are_answered():
     assert error_of(lm, contexts[0]) <= LIMIT and error_of(lm, contexts[2]) <= LIMIT
 
 
-class Broken(Model):
+class Rambling(Model):
     """Program whose model breaks at step 3."""
 
     def __init__(self, lm):
         super().__init__()
-        self.lm, self.context, self.n = lm, at(lm, [3, 4]), 0
+        self.context = at(lm, [3, 4])
 
     def step(self):
-        self.n += 1
-        if self.n == 3:
-            self.lm.model.value = float("nan")
-        token = self.sample(self.transformer(self.context))
-        self.context = self.context + token
-
-
-class Switch(torch.nn.Module):
-    """Transformer whose logits can be replaced by a value from outside."""
-
-    def __init__(self, inner):
-        super().__init__()
-        self.inner, self.config, self.value = inner, inner.config, None
-
-    def get_input_embeddings(self):
-        return self.inner.get_input_embeddings()
-
-    def forward(self, input_ids, **options):
-        out = self.inner(input_ids, **options)
-        if self.value is not None:
-            out.logits = torch.full_like(out.logits, self.value)
-        return out
-
-    def __deepcopy__(self, memo):
-        return self
+        if len(self.context) == 4:
+            Breaking(self.context.lm.model, float("nan"), weights=False).__enter__()
+        self.context += self.sample(self.transformer(self.context))
 
 
 def test_a_NaN_is_raised_in_the_step_with_particle_and_step_noted():
-    lm = CachedTransformer(Switch(model_of("llama")), VOCAB)
+    lm = CachedTransformer(build(TRIE["llama"]()), VOCAB)
     with pytest.raises(FloatingPointError, match="hold NaN") as caught:
-        smc_standard(Broken(lm), N=3, seed=0)
+        smc_standard(Rambling(lm), N=3, seed=0)
     assert caught.value.__notes__ == ["in particle 0 at step 3"]
     assert "self.sample(self.transformer(self.context))" in "".join(map(str, caught.traceback))
-    lm.model.value = None
-    again = at(lm, [3, 4])
-    assert error_of(lm, again) <= LIMIT and error_of(lm, again + 5) <= LIMIT
     check_books(lm)
 
 
@@ -445,11 +365,16 @@ def test_contexts_that_evict_each_other_are_all_answered():
     assert lm.stats.tokens <= 60
 
 
-def test_invalid_limits_are_refused():
-    with pytest.raises(ValueError, match="cache_bytes must be at least 0, not -1"):
-        family_lm("llama", cache_bytes=-1)
-    with pytest.raises(ValueError, match="max_batch_tokens must be at least 1, not 0"):
-        family_lm("llama", max_batch_tokens=0)
-    for value in (2.5, float("nan"), "2GB", True, (1, 2)):
-        with pytest.raises(TypeError, match="cache_bytes must be an integer"):
-            family_lm("llama", cache_bytes=value)
+@pytest.mark.parametrize(
+    ("options", "error", "sentence"),
+    [
+        ({"cache_bytes": -1}, ValueError, "cache_bytes must be at least 0, not -1"),
+        ({"max_batch_tokens": 0}, ValueError, "max_batch_tokens must be at least 1, not 0"),
+        ({"cache_bytes": 2.5}, TypeError, "cache_bytes must be an integer"),
+        ({"cache_bytes": "2GB"}, TypeError, "cache_bytes must be an integer"),
+        ({"cache_bytes": True}, TypeError, "cache_bytes must be an integer"),
+    ],
+)
+def test_invalid_limits_are_refused(options, error, sentence):
+    with pytest.raises(error, match=sentence):
+        family_lm("llama", **options)

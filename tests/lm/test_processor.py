@@ -8,8 +8,7 @@ import pytest
 import torch
 from helpers.tiny import TOKENS, tiny_model, tiny_vocab
 
-from llmppl import CachedTransformer, ConstraintLogitsProcessor, JsonSchema, Regex, Vocabulary
-from llmppl.constraints import DFA
+from llmppl import CachedTransformer, ConstraintLogitsProcessor, Regex, Vocabulary
 
 V = 6                                                   # a, b, c, " ", ab, EOS
 PATTERN = "(ab|c)+b?"
@@ -58,24 +57,6 @@ def test_an_unknown_row_is_a_prompt():
     assert asked(processor, [[2, 0, 2, 4], [0, 0, 0, 0]]) == [{V - 1}, start]
     assert asked(processor, [[2, 0, 2, 4, V - 1]]) == [{V - 1}]
     assert asked(processor, [[2, 0, 2, 4, V - 1, 3]]) == [{V - 1}]         # padding of a decoder
-
-
-def test_each_token_is_read_once():
-    class Counting(type(Regex(PATTERN).index(tiny_vocab(V)))):
-        advanced = 0
-
-        def advance(self, state, token):
-            type(self).advanced += 1
-            return super().advance(state, token)
-
-    index = Counting(DFA.from_strings(["ab" * 30]), tiny_vocab(V))
-    processor, request = (ConstraintLogitsProcessor(index, tiny_vocab(V)) for _ in range(2))
-    request, rows = request.of_request(), [[3], [1]]
-    for _ in range(30):
-        asked(processor, rows)
-        request(rows[0][1:], torch.zeros(V))
-        rows = [[*row, 4] for row in rows]
-    assert Counting.advanced == 2 * 29 + 29
 
 
 @pytest.mark.parametrize("width", [V + 3, V, 5])
@@ -165,14 +146,3 @@ def test_the_processor_masks_locally():
     assert {tuple(row) for row in out[:, 1:].tolist()} <= {(0, 2, V - 1), (1, 0, V - 1)}
     share = (out[:, 1] == 0).double().mean().item()
     assert abs(share - p) < 4 * np.sqrt(p * (1 - p) / 300)
-
-
-def test_generation_obeys_a_json_schema(embedded):
-    pytest.importorskip("llguidance")
-    processor = ConstraintLogitsProcessor(JsonSchema({"enum": ["small", "big"]}), embedded.tokenizer)
-    ids = torch.tensor([[*map(int, embedded.context("The dog is").tokens)]])
-    out = embedded.model.generate(
-        ids, attention_mask=torch.ones_like(ids), logits_processor=[processor], do_sample=False, max_new_tokens=12,
-        pad_token_id=0,
-    )  # fmt: skip
-    assert embedded.tokenizer.decode(out[0, ids.shape[1] :], skip_special_tokens=True) in ('"small"', '"big"')

@@ -99,21 +99,20 @@ def test_the_size_of_a_seed_does_not_grow_with_the_steps(expand):
     assert {len(p.chooser.rng.bit_generator.seed_seq.spawn_key) for p in run.particles} == {2}
 
 
-@pytest.mark.parametrize("device, most", [(None, 2 << 30), ("cpu", 2 << 30), ("mps", 2 << 30), ("cuda:1", 20 << 30)])
-def test_the_default_budget_is_half_of_the_free_memory_of_cuda(device, most):
-    device = device and torch.device(device)
-    asked = []
-    memory = lambda device: asked.append(device) or (40 << 30, 80 << 30)        # noqa: E731
-    assert default_cache_bytes([device], memory) == most
-    assert asked == ([device] if most == 20 << 30 else [])
-    if device is None:
-        assert toy_lm().store.budget == family_lm("llama").store.budget == 2 << 30
+@pytest.fixture
+def free(monkeypatch):
+    """Return a dict of the free bytes of CUDA devices."""
+    free = {torch.device("cuda:0"): 40 << 30, torch.device("cuda:1"): 10 << 30}
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (free[device], 80 << 30))
+    return free
 
 
-def test_the_device_with_the_least_free_memory_limits_the_budget():
-    devices = [torch.device(each) for each in ("cuda:0", "cuda:1", "cpu")]
-    free = {devices[0]: 40 << 30, devices[1]: 10 << 30}
-    assert default_cache_bytes(devices, lambda device: (free[device], 80 << 30)) == 5 << 30
+@pytest.mark.parametrize(
+    ("devices", "most"), [([None], 2), (["cpu"], 2), (["mps"], 2), (["cuda:0"], 20), (["cuda:0", "cuda:1", "cpu"], 5)]
+)
+def test_the_default_budget_is_half_of_the_least_free_memory_of_cuda(devices, most, free):
+    assert default_cache_bytes([each and torch.device(each) for each in devices]) == most << 30
+    assert toy_lm().store.budget == family_lm("llama").store.budget == 2 << 30
 
 
 def test_an_engine_names_the_devices_of_all_its_layers():
@@ -125,15 +124,15 @@ def test_an_engine_names_the_devices_of_all_its_layers():
     assert engine.devices == {torch.device("cpu"), torch.device("meta")}
 
 
-def test_processes_on_one_device_divide_its_free_memory(monkeypatch):
-    device, free = torch.device("cuda"), 40 << 30
+def test_processes_on_one_device_divide_its_free_memory(free, monkeypatch):
+    device = torch.device("cuda:0")
     for share, most in [("0.5", 10 << 30), ("0.25", 5 << 30), ("1", 20 << 30), ("4", 20 << 30)]:
         monkeypatch.setenv("LLMPPL_DEVICE_SHARE", share)
-        assert default_cache_bytes([device], lambda _: (free, 80 << 30)) == most
+        assert default_cache_bytes([device]) == most
     for share in ("half", "nan", "0", "-1", ""):
         monkeypatch.setenv("LLMPPL_DEVICE_SHARE", share)
         with pytest.raises(ValueError, match=f"variable LLMPPL_DEVICE_SHARE is '{share}'; a number such as 0.5"):
-            default_cache_bytes([device], lambda _: (free, 80 << 30))
+            default_cache_bytes([device])
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])

@@ -2,11 +2,10 @@
 
 The *slab* has the keys and values of all slots; it implements the cache interface of transformers. Attention reads the
 common prefixes of the rows of a batch once (`hf_attention`). The engine gives the model positions and a 4-D additive
-float mask (B, 1, Q, T), one for each type of layer if there are several, so that sliding windows work.
-
-Models that make their own masks (ALiBi, chunks, local attention) run without these masks, on rows of equal start and
-length. Models whose state is not keys and values (recurrent layers) run without a cache, which is slow. `engine` tries
-these ways when the model is loaded, and compares each with plain forward passes.
+float mask (B, 1, Q, T), one for each type of layer if there are several, so that sliding windows work. Models that make
+their own masks (ALiBi, chunks, local attention) run without these, on rows of equal start and length. Models whose
+state is not keys and values (recurrent layers) run without a cache, which is slow. `engine` tries these ways when the
+model is loaded, and compares each with plain forward passes.
 
 *Adapters* are sets of weights with a name that LoRA and similar methods add to the layers of a model. Anybody may
 change the active ones at any time, so `Adapted` activates a fixed choice for each pass, and restores the former one.
@@ -22,7 +21,7 @@ import sys
 import warnings
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from importlib.util import find_spec
 from operator import attrgetter
 from pathlib import Path
@@ -64,10 +63,12 @@ def engine(
     adapted = Adapted(model, adapters)
     plain = Recomputed(adapted, max_batch_tokens)
     rows = _sample_rows(model, vocab)
-    truth = _truth(plain, rows)
+    prefixes = [(0, n) for n in range(1, rows.shape[1] + 1)]
+    truth = np.stack([_numpy(plain.forward([row.tolist()], prefixes)) for row in rows])     # (2, n, V) logits
+    plain.tokens = 0
     tolerance = 2e-3 if plain.dtype in (torch.float32, torch.float64) else 0.1
     kinds_of_masks = {0: ["one"], 1: ["one", "by type"]}.get(len(_layer_types(_text_config(model))), ["by type"])
-    problems = []
+    problems, shares = [], False
     for masks in [*kinds_of_masks, "own"]:
         try:
             slab = Cached(adapted, max_batch_tokens, masks)
@@ -76,7 +77,10 @@ def engine(
             problems.append(f"{type(reason).__name__}: {str(reason).partition(chr(10))[0][:200]}")
             continue
         if error <= tolerance:
-            slab.start(shares=_shares(slab, rows, truth, tolerance))
+            slab.least = 1
+            with suppress(Exception):                   # models may do anything with a `LazyKV`
+                shares = _error_of(slab, rows, truth) <= tolerance
+            slab.start(shares)
             if slab.max_length != plain.max_length:
                 warnings.warn(
                     f"{type(model).__name__} rotates every key otherwise once a text has more than {slab.max_length} "
@@ -101,14 +105,6 @@ def engine(
         )
     warnings.warn(f"{type(model).__name__} {message}", stacklevel=4)
     return plain
-
-
-def _truth(plain: Recomputed, rows: NDArray[np.int64]) -> NDArray[Any]:
-    """Return (2, n, V) logits of `rows` by plain forward passes."""
-    prefixes = [(0, n) for n in range(1, rows.shape[1] + 1)]
-    truth = np.stack([_numpy(plain.forward([row.tolist()], prefixes)) for row in rows])
-    plain.tokens = 0
-    return truth
 
 
 def _sample_rows(model: Any, vocab: Vocabulary) -> NDArray[np.int64]:
@@ -159,15 +155,6 @@ def _varies(plain: Recomputed, rows: NDArray[np.int64], truth: NDArray[Any]) -> 
     both = _numpy(plain.logits(rows, [(i, j) for i in range(2) for j in range(size)])).reshape(truth.shape)
     part = _numpy(plain.logits(rows[:1, :half], [(0, j) for j in range(half)]))
     return max(_distance(part, truth[0, :half]), *map(_distance, both, truth))
-
-
-def _shares(slab: Cached, rows: NDArray[np.int64], truth: NDArray[Any], tolerance: float) -> bool:
-    """Return whether the model is right when its rows share parts."""
-    slab.least = 1
-    try:
-        return _error_of(slab, rows, truth) <= tolerance
-    except Exception:                                   # models may do anything with a `LazyKV`
-        return False
 
 
 def _numpy(logits: Any) -> NDArray[Any]:

@@ -1,15 +1,14 @@
 """llama.cpp as an engine, for GGUF files with quantised weights or not.
 
-A context is one of llama.cpp's *sequences*, and sequences share the cells (keys and values) of common prefixes. A
-branch copies no keys: it marks the cells as its own, too. The new tokens of a round run as a tree: a token that several
-contexts share is one token of the batch, with the numbers of all their sequences. When no cell or no sequence is left,
-released contexts are evicted first, then the least recently used ones. Released contexts hold at most as many cells as
-the others, because attention reads every cell.
+A context is one of llama.cpp's *sequences*, and sequences share the cells (keys and values) of common prefixes. The new
+tokens of a round run as a tree: a token that several contexts share is one token of the batch, with the numbers of all
+their sequences. When no cell or no sequence is left, released contexts are evicted first, then the least recently used
+ones. Released contexts hold at most as many cells as the others, because attention reads every cell.
 
 The engine calls the C API of llama.cpp by ctypes, from the shared library in the package xllamacpp. The structs of
-llama.h change from release to release. A struct of parameters is a *block* of bytes here, with known offsets of the
-fields that llmppl sets. The offsets belong to one release: its defaults are compared with those of the library, and
-another layout is refused. Source: https://github.com/ggml-org/llama.cpp/blob/master/include/llama.h.
+llama.h change from release to release. A struct of parameters is a *block* of bytes here, with the offsets of one
+release: its defaults are compared with those of the library, and another layout is refused.
+Source: https://github.com/ggml-org/llama.cpp/blob/master/include/llama.h.
 """
 
 from __future__ import annotations
@@ -20,7 +19,6 @@ import os
 import struct
 import weakref
 from array import array
-from bisect import bisect_left, insort
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from ctypes import POINTER, c_bool, c_char_p, c_float, c_int32, c_size_t, c_void_p
@@ -98,7 +96,6 @@ class LlamaCpp(Engine):
         self._c = self._library.c
         self._model = _load(self._library, self.path)
         self._close = weakref.finalize(self, self._c.llama_model_free, self._model)
-        _supported(self._library, self._model, self.path)
         if cache_type is None:
             cache_type = "f16" if self.quantised else "f32"
         self.size: int = self._c.llama_vocab_n_tokens(self._c.llama_model_get_vocab(self._model))
@@ -135,8 +132,6 @@ class LlamaCpp(Engine):
         """True if the weights are quantised. llama.cpp then quantises activations, too, which amplifies rounding."""
         return not self._library.description(self._model).endswith(("F32", "F16"))          # BF16 too
 
-    # ---- methods of Engine
-
     def forward(self, contexts: list[list[int]], asked: list[tuple[int, int]]) -> NDArray[np.float32]:
         if not self._close.alive:
             raise ValueError(f"the engine of {self.path} was closed")
@@ -163,7 +158,7 @@ class LlamaCpp(Engine):
         for ids in contexts:
             segment, n = self._held.find(key(ids))
             for each in segment.subtree() if n == len(ids) else ():
-                del each.wanted[bisect_left(each.wanted, n) :]
+                each.keep = max(each.start, min(each.keep, n - 1))
         released = [leaf for leaf in self._held.leaves.values() if leaf.keep < leaf.end]
         idle = sum(leaf.end - leaf.keep for leaf in released)
         for leaf in sorted(released, key=self._priority):
@@ -182,8 +177,6 @@ class LlamaCpp(Engine):
     def close(self) -> None:
         """Free the model and its cache."""
         self._close()
-
-    # ---- a group: contexts that fit together into the cache
 
     def _run_group(self, items: list[Item], logits: NDArray[np.float32]) -> list[Item]:
         """Run as many of the first `items` as fit, write their rows of `logits`, and return the other items."""
@@ -210,8 +203,7 @@ class LlamaCpp(Engine):
         for (context, row), (leaf, again) in zip(items, group, strict=False):
             n = len(context) // WIDTH
             segment = next(each for each in leaf.path() if each.start < n)
-            if n not in segment.wanted:
-                insort(segment.wanted, n)
+            segment.keep = max(segment.keep, n)
             places.append((begins[id(again or new[segment])] + n - 1, row))
         self._run(entries, places, logits)
         for segment in new:
@@ -285,8 +277,6 @@ class LlamaCpp(Engine):
             self._free_sequence(leaf.sequence)
         self._held.cut(leaf, n)
 
-    # ---- batches
-
     def _run(self, entries: list[_Entry], asked: list[tuple[int, int]], logits: NDArray[np.float32]) -> None:
         """Run the tokens of `entries`. For each (place, row) of `asked`, copy the logits at the place to the row."""
         sizes = [entry.size for entry in entries]
@@ -352,7 +342,7 @@ def load(name: str | Path | None, **options: Any) -> tuple[LlamaCpp, Any]:
 
 
 def _load(lib: Library, path: Path) -> Any:
-    """Load the model of a file; ValueError with the reason if that fails."""
+    """Load the model of a file; ValueError with the reason if that fails, or if contexts cannot share its state."""
     lib.why()
     model = lib.c.llama_model_load_from_file(str(path).encode(), lib.block("model", MODEL, check_tensors=True))
     if not model:
@@ -360,6 +350,14 @@ def _load(lib: Library, path: Path) -> Any:
             f"llama.cpp does not load {path}: {lib.why()}. It is damaged, or of an architecture that {KNOWN} does not "
             "know"
         )
+    for trait in ("is_recurrent", "is_hybrid", "is_diffusion", "has_encoder"):
+        if getattr(lib.c, f"llama_model_{trait}")(model):
+            kind, words = lib.metadata(model, "general.architecture"), trait.replace("_", " ")
+            lib.c.llama_model_free(model)
+            raise ValueError(
+                f"{path}: contexts cannot share the state of a model of architecture {kind!r}, which {words}; give "
+                'engine="transformers"'
+            )
     return model
 
 
@@ -367,19 +365,6 @@ def _cell_bytes(c: Any, model: Any, cache_type: str) -> int:
     """Return the bytes of the keys and values of a token."""
     wide = c.llama_model_n_embd(model) // c.llama_model_n_head(model) * c.llama_model_n_head_kv(model)
     return int(c.llama_model_n_layer(model) * 2 * wide * (4 if cache_type == "f32" else 2)) or 1
-
-
-def _supported(lib: Library, model: Any, path: Path) -> None:
-    """Raise a ValueError if contexts cannot share the model's state, or if it predicts no next token."""
-    for trait, why in (
-        ("is_recurrent", "keeps a recurrent state, which contexts cannot share"),
-        ("is_hybrid", "keeps a recurrent state in some layers, which contexts cannot share"),
-        ("is_diffusion", "does not read from left to right"),
-        ("has_encoder", "has an encoder"),
-    ):
-        if getattr(lib.c, f"llama_model_{trait}")(model):
-            kind = lib.metadata(model, "general.architecture")
-            raise ValueError(f'{path}: a model of architecture {kind!r} {why}; give engine="transformers"')
 
 
 def _free(process: int, c: Any, context: Any, model: Any) -> None:
@@ -403,7 +388,7 @@ class Segment:
     each token, so C code compares and hashes prefixes. The first `done` tokens of a path are in the cache.
     """
 
-    __slots__ = ("parent", "ids", "start", "end", "done", "children", "sequence", "used", "group", "wanted")
+    __slots__ = ("parent", "ids", "start", "end", "done", "children", "sequence", "used", "group", "keep")
 
     def __init__(self, parent: Segment | None, ids: bytes, done: int, sequence: int = -1) -> None:
         self.parent, self.ids, self.done, self.sequence = parent, ids, done, sequence
@@ -411,12 +396,7 @@ class Segment:
         self.end: int = self.start + len(ids) // WIDTH
         self.children: dict[bytes, Segment] = {}            # by the first token
         self.used = self.group = 0                      # of a leaf: round and group of its last use
-        self.wanted: list[int] = []                     # sorted lengths of the contexts asked for that end here
-
-    @property
-    def keep(self) -> int:
-        """Number of first tokens of the path to here that may still be asked for."""
-        return self.wanted[-1] if self.wanted else self.start
+        self.keep = self.start                          # number of first tokens of the path that may be asked for again
 
     def subtree(self) -> Iterator[Segment]:
         """Yield this segment and all below it."""
@@ -490,7 +470,7 @@ class Sequences:
             self.tokens -= leaf.end - n
             leaf.ids = leaf.ids[: (n - leaf.start) * WIDTH]
             leaf.end, leaf.done = n, min(leaf.done, n)
-            del leaf.wanted[bisect_left(leaf.wanted, n + 1) :]
+            leaf.keep = min(leaf.keep, n)
             return
         parent = leaf.parent
         assert parent is not None
@@ -498,7 +478,7 @@ class Sequences:
         self.tokens -= leaf.end - leaf.start
         if len(parent.children) == 1 and parent.parent is not None:
             (only,) = parent.children.values()          # an only child merges with its parent
-            only.ids, only.wanted = parent.ids + only.ids, parent.wanted + only.wanted
+            only.ids, only.keep = parent.ids + only.ids, only.keep if only.keep > only.start else parent.keep
             only.start, only.parent = parent.start, parent.parent
             only.parent.children[only.ids[:WIDTH]] = only
 
@@ -510,8 +490,7 @@ class Sequences:
         segment.parent.children[segment.ids[:WIDTH]] = upper
         segment.ids, segment.start, segment.parent = segment.ids[size:], n, upper
         segment.done = max(segment.done, n)
-        i = bisect_left(segment.wanted, n + 1)
-        upper.wanted, segment.wanted = segment.wanted[:i], segment.wanted[i:]
+        upper.keep, segment.keep = min(segment.keep, n), max(segment.keep, n)
         upper.children[segment.ids[:WIDTH]] = segment
         return upper
 

@@ -171,12 +171,12 @@ def converted(file: Path) -> Path:
 
 def _convert(file: Path, folder: Path) -> None:
     """Save the model of a file in float32, its tokenizer and its eos ids in a folder."""
-    _need_gguf(file)
     import torch
     import transformers
+
+    tokenizer = gguf_tokenizer(file)                    # says how to install gguf
     from gguf import GGUFReader
 
-    tokenizer = gguf_tokenizer(file)
     unpacked = transformers.GgufConfig(dequantize=True)
     options: dict[str, Any] = {"dtype": torch.float32, "output_loading_info": True, "quantization_config": unpacked}
     auto: Any = transformers.AutoModelForCausalLM       # its types lack the loading info
@@ -199,13 +199,9 @@ def _convert(file: Path, folder: Path) -> None:
 
 def gguf_tokenizer(file: Path) -> Any:
     """Return the tokenizer of a file, with its chat template. The weights are not read."""
-    _need_gguf(file)
+    if find_spec("gguf") is None or find_spec("accelerate") is None:
+        raise ImportError(f"to read {file} the packages gguf and accelerate are needed: {INSTALL_GGUF}")
     from transformers import AutoTokenizer
 
     with tempfile.TemporaryDirectory() as empty:        # transformers prefers a tokenizer in the folder of the file
         return AutoTokenizer.from_pretrained(empty, gguf_file=str(file))
-
-
-def _need_gguf(file: Path) -> None:
-    if find_spec("gguf") is None or find_spec("accelerate") is None:
-        raise ImportError(f"to read {file} the packages gguf and accelerate are needed: {INSTALL_GGUF}")

@@ -117,11 +117,6 @@ class VllmEngine(Engine):
     ----------
     **options
         Options of `vllm.EngineArgs`.
-
-    Attributes
-    ----------
-    shares_process : bool
-        True if the model is in this process, not in a worker's.
     """
 
     def __init__(self, **options: Any) -> None:
@@ -141,6 +136,7 @@ class VllmEngine(Engine):
         self.max_length = model.max_model_len - 1       # vLLM needs room for the token that it chooses
         ends = (getattr(model.hf_text_config, _EOS, None), model.try_get_generation_config().get(_EOS))
         self.eos_ids = [i for each in ends for i in (each if isinstance(each, list) else [each]) if i is not None]
+        # else the model is in a worker's process
         self.shares_process = self._llm.vllm_config.parallel_config.distributed_executor_backend == "uni"
         self._to_host = current_platform.is_cpu() or not self.shares_process
         self._process = os.getpid()
@@ -202,8 +198,6 @@ class VllmEngine(Engine):
             if not self._ended:
                 raise
             raise RuntimeError(f"vLLM's engine {self._ended}: load the model again") from error
-
-    # ---- in the engine's thread
 
     def _run(self, prompts: list[list[int]], params: list[Any], read: Callable[[list[Any]], Any], stop: Event) -> Any:
         requests: list[str] = []

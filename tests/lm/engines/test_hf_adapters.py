@@ -1,6 +1,8 @@
 """Adapters: each name is its own language model over the same weights, independent of other uses of the weights."""
 
 import copy
+import functools
+import itertools
 import threading
 import warnings
 
@@ -8,13 +10,10 @@ import numpy as np
 import pytest
 import torch
 from helpers.common import repetitions
-from helpers.families import TRIE, VOCAB, V, build, check_books
+from helpers.families import TRIE, VOCAB, V, build
+from helpers.fire import in_threads
 
-from llmppl.inference import smc_standard
-from llmppl.lm.engines import hf
 from llmppl.lm.transformer import CachedTransformer
-from llmppl.models.model import Model
-from llmppl.testing import check_engine
 
 peft = pytest.importorskip("peft", reason="adapters need peft, which nothing here installs")
 
@@ -98,6 +97,10 @@ def state(model):
     ] + [(name, p.requires_grad) for name, p in model.named_parameters()]  # fmt: skip
 
 
+def distances(rows):
+    return [np.abs(x - y).max() for x, y in itertools.combinations(rows, 2)]
+
+
 @MADE
 def test_each_adapter_answers_as_the_adapted_model_and_changes_nothing(make, recwarn):
     model = make().requires_grad_(False)                # as one is that is loaded to be used
@@ -106,29 +109,25 @@ def test_each_adapter_answers_as_the_adapted_model_and_changes_nothing(make, rec
     lm = CachedTransformer(model, VOCAB)
     lms = {name: lm.adapter(name) for name in NAMES}
     ids = list(range(3, 20))
-    rows = [truth[name](ids) for name in NAMES]
-    assert min(np.abs(x - y).max() for i, x in enumerate(rows) for y in rows[:i]) > 1       # an error would show
+    assert min(distances(truth[name](ids) for name in NAMES)) > 1           # an error would show
     for name in (*NAMES, *NAMES):
         context = lms[name].at(ids)
-        for further in (context, context + 5, context + 5 + 7):
-            assert error_of(further, truth[name]) <= LIMIT
-            assert state(model) == before
+        assert max(error_of(each, truth[name]) for each in (context, context + 5, context + 5 + 7)) <= LIMIT
+        assert state(model) == before
     assert all(each.engine.slot_bytes > 0 for each in lms.values()) and len(recwarn) == 0
     assert "logits_to_keep" in lm.engine._accepted      # else a prompt would have a row for each of its tokens
     assert [each.stats.tokens for each in lms.values()] == [19, 19, 19]
-    for each in lms.values():
-        check_books(each)
 
 
 @MADE
-def test_a_model_is_used_with_its_active_adapter(make):
+@pytest.mark.parametrize("name", NAMES)
+def test_a_model_is_used_with_its_active_adapter(make, name):
     model = make()
     truth = truths(model)
-    for name in NAMES:
-        activate(model, name)
-        lm = CachedTransformer(model, VOCAB)
-        assert error_of(lm.at(range(3, 12)), truth[name]) <= LIMIT
-        assert lm.adapter(name) is lm and lm.adapter("a").adapter(name) is lm
+    activate(model, name)
+    lm = CachedTransformer(model, VOCAB)
+    assert error_of(lm.at(range(3, 12)), truth[name]) <= LIMIT
+    assert lm.adapter(name) is lm and lm.adapter("a").adapter(name) is lm
 
 
 def test_the_same_name_gives_the_same_object():
@@ -186,29 +185,10 @@ def test_other_kinds_of_adapters(more):
                 p.data += torch.randn_like(p)
     truth = truths(model, names)
     lm, before = CachedTransformer(model, VOCAB), state(model)
-    contexts = {name: lm.adapter(name).at([3, 5, 6, 9, 5, 12]) for name in names}
-    rows = [truth[name]([3, 5, 6, 9, 5, 12]) for name in names]
-    assert min(np.abs(x - y).max() for i, x in enumerate(rows) for y in rows[:i]) > 0.01
+    ids = [3, 5, 6, 9, 5, 12]
+    assert min(distances(truth[name](ids) for name in names)) > 0.01
     for name in (*names, *names):
-        assert error_of(contexts[name], truth[name]) <= LIMIT and state(model) == before
-        contexts[name] = contexts[name] + 5
-
-
-@pytest.mark.parametrize("name", NAMES)
-def test_the_engine_of_each_adapter_passes_the_conformance_suite(name):
-    model = wrapped()
-    lm, truth = CachedTransformer(model, VOCAB), truths(model)
-    other = lm.at(range(3, 12))
-
-    def reference(ids):
-        nonlocal other
-        activate(model, "b")
-        other = (other if len(other) < 40 else lm.at(range(3, 12))) + ids[-1]
-        assert error_of(other, truth["a"]) <= LIMIT
-        return truth[name](ids)
-
-    engine = hf.engine(model, VOCAB, 1 << 16, () if name is None else (name,))
-    check_engine(engine, reference, ids=range(3, V), size=V, contexts=20)
+        assert error_of(lm.adapter(name).at(ids), truth[name]) <= LIMIT and state(model) == before
 
 
 def test_a_folder_with_an_adapter_and_a_tokenizer_is_loaded(tmp_path, embedded):
@@ -226,63 +206,21 @@ def test_a_folder_with_an_adapter_and_a_tokenizer_is_loaded(tmp_path, embedded):
     assert np.allclose(lm.adapter(None).context(text).log_probs(), without, atol=1e-5)
 
 
-class Both(Model):
-    """Program that draws from one adapter and observes with another, so that each step uses two tries."""
-
-    def __init__(self, lms, steps=6):
-        super().__init__()
-        self.contexts, self.steps = [lm.at(range(3, 8)) for lm in lms], steps
-
-    def step(self):
-        proposal, *others = map(self.transformer, self.contexts)
-        token = self.sample(proposal)
-        for other in others:
-            self.observe(other, token)
-        self.contexts = [context + token for context in self.contexts]
-        if len(self.contexts[0]) >= 5 + self.steps:
-            self.finish()
-
-
-def log_weight_by_hand(particle, truth, names):
-    """Return the log weight of a particle, which was drawn from the first adapter."""
-    tokens = [int(i) for i in particle.contexts[0].tokens]
-    return sum(truth[name](tokens[:n])[tokens[n]] for name in names[1:] for n in range(5, len(tokens)))
-
-
-def test_two_adapters_in_one_program_are_weighed_by_hand():
-    model = wrapped()
-    truth = truths(model)
-    lm = CachedTransformer(model, VOCAB)
-    posterior = smc_standard(Both([lm.adapter(name) for name in NAMES]), N=8, seed=1, ess_threshold=0)
-    for particle in posterior:
-        by_hand = log_weight_by_hand(particle, truth, NAMES) - np.log(8)
-        assert abs(particle.log_weight - by_hand) < 1e-3
-
-
 def test_threads_that_use_different_adapters_do_not_disturb_each_other():
     model = wrapped()
     truth, before = truths(model), state(model)
     lm = CachedTransformer(model, VOCAB)
     lms = {name: lm.adapter(name) for name in NAMES}
-    worst, start = {}, threading.Barrier(6)
+    start = threading.Barrier(6)
 
     def work(name, seed):
-        rng = np.random.default_rng(seed)
+        texts = np.random.default_rng(seed).integers(3, V, (repetitions(100, 12), 9)).tolist()
         start.wait()
-        errors = []
-        for _ in range(repetitions(100, 12)):
-            context = lms[name].at(rng.integers(3, V, 4).tolist())
-            for _ in range(5):
-                context = context + int(rng.integers(3, V))
-                errors.append((context.tokens, context.log_probs()))
-        worst[name, seed] = max(np.abs(row - truth[name](tokens)).max() for tokens, row in errors)
+        return {(name, *ids[:n]): lms[name].at(ids[:n]).log_probs() for ids in texts for n in range(5, 10)}
 
-    threads = [threading.Thread(target=work, args=(name, seed)) for name in NAMES for seed in range(2)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert len(worst) == 6 and max(worst.values()) <= LIMIT
+    found = in_threads([functools.partial(work, name, seed) for name in NAMES for seed in range(2)])
+    rows = {key: row for each in found for key, row in each.items()}
+    assert max(np.abs(row - truth[name](ids)).max() for (name, *ids), row in rows.items()) <= LIMIT
     assert state(model) == before
 
 

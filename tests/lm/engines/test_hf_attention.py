@@ -1,6 +1,6 @@
 """Shared attention: common prefixes of the rows are read once, and the answers equal those of plain forward passes."""
 
-import threading
+import functools
 import warnings
 
 import numpy as np
@@ -9,6 +9,7 @@ import torch
 from helpers.cache import BATCHES, BUDGETS, LIMIT, Session, limits, operations
 from helpers.common import repetitions
 from helpers.families import ALIGNED, TRIE, VOCAB, at, build, check_books, error_of, family_lm, model_of, together
+from helpers.fire import in_threads
 from hypothesis import given, settings
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -161,56 +162,12 @@ def test_other_floats_are_shared_too(name, dtype):
 
 
 class Widening(TorchDispatchMode):
-    """Mode in which bmm multiplies half precision into float32, as on CUDA.
-
-    `copies` counts the copies in float32 of no fewer elements than `least` while `_scores` runs.
-    """
-
-    def __init__(self, least):
-        super().__init__()
-        self.least, self.inside, self.copies, self.products = least, False, 0, 0
+    """Mode in which bmm multiplies half precision into float32, as on CUDA."""
 
     def __torch_dispatch__(self, function, types, args=(), kwargs=None):
         if function is getattr(torch.ops.aten.bmm, "dtype", None):
-            self.products += 1
             return torch.bmm(args[0].float(), args[1].float())
-        made = function(*args, **(kwargs or {}))
-        if self.inside and function in (torch.ops.aten._to_copy.default, torch.ops.aten.to.dtype):
-            self.copies += made.dtype == torch.float32 != args[0].dtype and made.numel() >= self.least
-        return made
-
-    def counted(self, scores):
-        """Return the function `scores`, during which copies are counted."""
-
-        def run(*args):
-            self.inside = True
-            try:
-                return scores(*args)
-            finally:
-                self.inside = False
-
-        return run
-
-
-@pytest.mark.skipif(not hasattr(torch.ops.aten.bmm, "dtype"), reason="torch has no bmm with out_dtype=")
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-@pytest.mark.parametrize("name", ["llama", "mistral-sliding"])
-def test_half_precision_keys_are_not_widened_if_the_device_can_multiply_them(name, dtype, monkeypatch):
-    answers = []
-    for widens in (["cpu"], []):
-        lm = sharing_lm(name, dtype)
-        prompt = at(lm, PROMPT)
-        prompt.log_probs()
-        rows = [prompt + lm.vocab[i] for i in range(3, 10)]
-        mode = Widening(len(PROMPT) * lm.engine.slab.layers[0].keys[:, 0].numel())
-        with monkeypatch.context() as patch, mode:
-            patch.setattr(attention, "_WIDENS", widens, raising=False)
-            patch.setattr(attention, "_scores", mode.counted(attention._scores))
-            assert slots_read(lm, rows)[0] == 20 + 7
-        layers = len(lm.engine.slab.layers)
-        assert (mode.products, mode.copies) == ((2 * layers, 0) if widens else (0, layers))       # of the prompt
-        answers.append(np.stack([row.log_probs() for row in rows]))
-    np.testing.assert_array_equal(*answers)             # the emulated product is the float32 one
+        return function(*args, **(kwargs or {}))
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
@@ -232,7 +189,7 @@ def test_shared_attention_in_half_precision_is_as_accurate_as_torchs(dtype, wide
     key, value = (LazyKV(tensor, run, name, repeats=G) for name, tensor in (("keys", keys), ("values", values)))
     mask = torch.zeros(B, 1, 1, T, dtype=dtype)
     mask[1, :, :, :50] = torch.finfo(dtype).min
-    with Widening(0):
+    with Widening():
         found = torch.nn.functional.scaled_dot_product_attention(query, key, value, attn_mask=mask)
     made = query, key.materialise(), value.materialise()
     own = torch.nn.functional.scaled_dot_product_attention(*made, attn_mask=mask)
@@ -276,38 +233,23 @@ def test_short_prefixes_are_not_shared():
 
 
 def test_two_lms_and_plain_calls_may_share_a_model_across_threads():
-    model = model_of("llama")
+    model, ids = model_of("llama"), torch.tensor([PROMPT])
     lms = [sharing_lm("llama") for _ in range(2)]
-    ids = torch.tensor([PROMPT])
     with torch.no_grad():
         right = model(ids).logits
-    errors, wrong, stop = [], [], threading.Event()
 
     def plain():
-        for _ in range(1000):
-            if stop.is_set():
-                return
-            with torch.no_grad():
-                wrong.append(float((model(ids).logits - right).abs().max()))
+        with torch.no_grad():
+            return max(float((model(ids).logits - right).abs().max()) for _ in range(30))
 
     def cached(lm, seed):
-        rng = np.random.default_rng(seed)
-        for _ in range(3):
-            prompt = at(lm, rng.integers(3, 40, 20))
-            rows = [prompt + lm.vocab[i] for i in range(3, 8)]
-            together([row.log_probs for row in rows])
-            errors.extend(error_of(lm, row) for row in rows)
+        rows = [at(lm, prompt) + lm.vocab[i] for prompt in np.random.default_rng(seed).integers(3, 40, (3, 20))
+                for i in range(3, 8)]  # fmt: skip
+        together([row.log_probs for row in rows])
+        return max(error_of(lm, row) for row in rows)
 
-    aside = threading.Thread(target=plain)
-    aside.start()
-    threads = [threading.Thread(target=cached, args=(lm, seed)) for seed, lm in enumerate(lms)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    stop.set()
-    aside.join()
-    assert len(errors) == 30 and max(errors) <= LIMIT and len(wrong) > 0 and max(wrong) <= 1e-5
+    of_model, *of_lms = in_threads([plain, *(functools.partial(cached, lm, seed) for seed, lm in enumerate(lms))])
+    assert of_model <= 1e-5 and max(of_lms) <= LIMIT
     with torch.no_grad():
         out = model.generate(ids, max_new_tokens=3, do_sample=False)
     assert out.shape[1] > ids.shape[1] and model.config._attn_implementation == "sdpa"

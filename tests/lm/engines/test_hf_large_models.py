@@ -1,6 +1,7 @@
 """Large models: spread by accelerate, of mixed dtypes, quantised."""
 
 import copy
+import operator
 
 import accelerate
 import numpy as np
@@ -14,22 +15,16 @@ from llmppl.lm.transformer import CachedTransformer
 # --- spread over devices, memory and disk -----------------------------------------------------------------------------
 
 PARTS = ["model.embed_tokens", "model.norm", "model.rotary_emb", "lm_head", *(f"model.layers.{i}" for i in range(6))]
-
-
-ENDS = ["model.embed_tokens", "lm_head"]
 MAPS = {
     "all": {"": "disk"},
-    "every part": dict.fromkeys(PARTS, "disk"),
-    "embedding and head": {part: "disk" if part in ENDS else "cpu" for part in PARTS},
-    "all but these": {part: "cpu" if part in ENDS else "disk" for part in PARTS},
+    "the ends": {part: "disk" if part in ("model.embed_tokens", "lm_head") else "cpu" for part in PARTS},
     "half of the layers": {part: "disk" if part[-1] in "345" else "cpu" for part in PARTS},
 }
 SPREAD = {                                              # how accelerate spreads a model in memory
-    "kept in memory": lambda model, folder: accelerate.cpu_offload(model, torch.device("cpu")),
     "kept on disk": lambda model, folder: accelerate.disk_offload(model, folder, torch.device("cpu")),
     "kept in memory until run": lambda model, folder: accelerate.cpu_offload_with_hook(model, torch.device("cpu"))[0],
     "dispatched": lambda model, folder: accelerate.dispatch_model(
-        model, MAPS["embedding and head"], offload_dir=folder, force_hooks=True
+        model, MAPS["the ends"], offload_dir=folder, force_hooks=True
     ),
 }
 
@@ -49,8 +44,8 @@ def same_as_plain(lm, embedded):
         asked.append((start.log_probs(), more.log_probs(), more.log_prob_since(start)))
     assert all(np.abs(a - b).max() <= 1e-6 for a, b in zip(*asked, strict=True))
     assert lm.engine.slot_bytes == plain.engine.slot_bytes > 0
-    for count in ("rounds", "rows", "tokens"):
-        assert getattr(lm.stats, count) == getattr(plain.stats, count) > 0
+    counts = operator.attrgetter("rounds", "rows", "tokens")
+    assert counts(lm.stats) == counts(plain.stats)
 
 
 @pytest.mark.parametrize("places", MAPS.values(), ids=MAPS)
@@ -100,11 +95,9 @@ class Int8(torch.nn.Module):
 
 def quantised(by, dtype=torch.float32):
     model = build(TRIE["llama"](), dtype)
-    for layer in model.model.layers:
-        for block in (layer.self_attn, layer.mlp):
-            for name, linear in list(block.named_children()):
-                if isinstance(linear, torch.nn.Linear):
-                    setattr(block, name, Int8(linear, by))
+    linears = [(name, each) for name, each in model.model.layers.named_modules() if isinstance(each, torch.nn.Linear)]
+    for name, linear in linears:
+        model.model.layers.set_submodule(name, Int8(linear, by))
     return model
 
 

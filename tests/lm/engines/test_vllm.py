@@ -10,14 +10,13 @@ import re
 import signal
 import subprocess
 import sys
-import threading
 import time
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
-from helpers.common import HANG, repetitions, wants_model
+from helpers.common import repetitions, wants_model
 from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig, LlamaForCausalLM
 
 pytest.importorskip("numba", reason="vLLM brings it")   # before vLLM, whose engine for CPUs stumbles over it
@@ -155,11 +154,6 @@ def test_impossible_options_are_named(options, error, message):
         load(None, **options)
 
 
-def test_an_unknown_model_name_is_reported_before_the_engine_starts():
-    with pytest.raises(OSError, match="'no/such model'"):
-        load("no/such model")
-
-
 def test_models_in_their_own_processes_coexist_and_a_death_is_reported():
     first, second = (load(None, distributed_executor_backend="mp", **SMALL)[0] for _ in range(2))
     contexts, reference = texts(7, 12, 60), plain(PATH)
@@ -257,15 +251,6 @@ def test_a_prefix_runs_once_except_for_its_last_block(engine):
     assert engine.tokens - before == 10
 
 
-def test_stats_count_only_tokens_that_vllm_ran(lm):
-    before = lm.engine.tokens
-    lm.context("Once upon a time there was a dog").log_probs()
-    assert lm.stats.tokens == lm.engine.tokens - before > 0
-    before = lm.stats.tokens
-    lm.context("Once upon a time there was a dog").log_probs()
-    assert lm.stats.tokens == before
-
-
 # --- what may go wrong ------------------------------------------------------------------------------------------------
 
 
@@ -309,22 +294,6 @@ def test_a_second_model_in_this_process_is_refused(engine):
         load(None, **SMALL)
     contexts = texts(6, 10, 60)
     assert distance(engine, contexts, plain(PATH)) < 1e-4
-
-
-def test_threads_run_one_after_another(lm, hook):
-    lengths, found = range(1, 9), {}
-    reference = plain(PATH)
-    start = [int(token) for token in lm.context("The").tokens]
-
-    def ask(n):
-        found[n] = lm.at(start * n).log_probs()
-
-    threads = [threading.Thread(target=ask, args=(n,)) for n in lengths]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(HANG)
-    assert all(np.abs(found[n] - log_probs(reference(start * n))).max() < 1e-4 for n in lengths)
 
 
 def test_a_context_longer_than_the_model_reads_is_refused(lm):
