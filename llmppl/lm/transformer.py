@@ -130,8 +130,8 @@ class CachedTransformer(Shared):
         cache_bytes = optional_count("cache_bytes", cache_bytes, least=0)
         keys = None if cache_bytes is None else cache_bytes - cache_bytes // 8
         model, tokenizer = loading.load(name, engine, cache_bytes=keys, **options)
-        if keys is not None and isinstance(model, Engine) and not isinstance(model, SlotEngine):
-            cache_bytes = cache_bytes - keys            # the engine's own cache has the rest
+        if cache_bytes is not None and isinstance(model, Engine) and not isinstance(model, SlotEngine):
+            cache_bytes //= 8                           # the engine's own cache has the rest
         return cls(model, tokenizer, cache_bytes=cache_bytes, max_batch_tokens=max_batch_tokens, eos_ids=eos_ids)
 
     def context(self, text: str = "") -> Context:

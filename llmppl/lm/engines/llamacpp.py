@@ -19,12 +19,15 @@ import os
 import struct
 import weakref
 from array import array
+from bisect import bisect_left, insort
 from collections import deque
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator
 from ctypes import POINTER, c_bool, c_char_p, c_float, c_int32, c_size_t, c_void_p
+from dataclasses import dataclass
 from functools import cache, partial
 from importlib import import_module
-from itertools import accumulate
+from itertools import accumulate, islice, pairwise, starmap, takewhile
+from operator import attrgetter
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -44,11 +47,28 @@ WIDTH = 4                                               # bytes of a token
 
 
 class _Entry(NamedTuple):
-    """Tokens to run, from position `first` on, in all of `sequences`."""
+    """Tokens to run, from position `first` on, in all of `numbers` of sequences."""
 
     ids: bytes
     first: int
-    sequences: list[int]
+    numbers: list[int]
+
+
+@dataclass(eq=False)
+class Sequence:
+    """Context in one of llama.cpp's sequences, which no other sequence continues.
+
+    A context is a string of bytes, four for each token, so C code compares and sorts contexts. The first `done` tokens
+    are in the cache, and the first `keep` may be asked for again. `used` and `group` are the round and the group of the
+    last use.
+    """
+
+    ids: bytes
+    number: int
+    done: int
+    keep: int
+    used: int = 0
+    group: int = 0
 
     @property
     def size(self) -> int:
@@ -56,6 +76,7 @@ class _Entry(NamedTuple):
 
 
 Item = tuple[bytes, int]                                # (context, row): the logits after the context are that row
+_IDS = attrgetter("ids")
 
 
 class LlamaCpp(Engine):
@@ -144,9 +165,9 @@ class LlamaCpp(Engine):
         if self._round % 2:
             items.reverse()                             # if not all fit, the last of one round are first in the next
         for context, _ in items:
-            segment, n = self._held.find(context)
-            if n:
-                segment.leaf().used = self._round
+            held, n = self._nearest(context)
+            if held is not None and n:
+                held.used = self._round
         if (longest := max((n for _, n in asked), default=0)) > self.cells:
             raise ValueError(f"a context of {longest} tokens does not fit into the cache: give n_ctx={longest} or more")
         while items:
@@ -156,22 +177,26 @@ class LlamaCpp(Engine):
     def release(self, contexts: list[list[int]]) -> None:
         """Note what may go, and evict the oldest of it while it holds more tokens than the rest."""
         for ids in contexts:
-            segment, n = self._held.find(key(ids))
-            for each in segment.subtree() if n == len(ids) else ():
-                each.keep = max(each.start, min(each.keep, n - 1))
-        released = [leaf for leaf in self._held.leaves.values() if leaf.keep < leaf.end]
-        idle = sum(leaf.end - leaf.keep for leaf in released)
-        for leaf in sorted(released, key=self._priority):
-            if idle <= max(_IDLE, self._held.tokens - idle):
+            for each in self._continuing(key(ids)):
+                each.keep = min(each.keep, len(ids) - 1)
+        shared = [0, *starmap(common, pairwise(map(_IDS, self._held))), 0]
+        idle = {
+            each: each.size - max(each.keep, *around)
+            for each, around in zip(self._held, pairwise(shared), strict=True) if each.keep < each.size
+        }  # fmt: skip
+        left = sum(idle.values())
+        for each in sorted(idle, key=self._priority):
+            if left <= max(_IDLE, self._tokens - left):
                 return
-            idle -= leaf.end - leaf.keep
-            self._cut(leaf, leaf.keep)
+            left -= idle[each]
+            self._cut(each, each.keep)
 
     def clear(self) -> None:
         if self._process != os.getpid():                # in a fork the context may be in any state
             self._open()
         self._c.llama_memory_clear(self._memory, False)
-        self._held = Sequences()
+        self._held: list[Sequence] = []                 # sorted by their ids
+        self._tokens = 0                                # number of cells that they occupy
         self._free = list(range(_SEQUENCES - 1, -1, -1))
 
     def close(self) -> None:
@@ -181,115 +206,128 @@ class LlamaCpp(Engine):
     def _run_group(self, items: list[Item], logits: NDArray[np.float32]) -> list[Item]:
         """Run as many of the first `items` as fit, write their rows of `logits`, and return the other items."""
         self._group += 1
-        self._spare = 0                                 # number of cells for tokens that run again
-        group: list[tuple[Segment, _Entry | None]] = []
-        for context, _ in items:
-            fitted = self._fit(context)
-            if fitted is None:
+        self._spare: list[_Entry] = []                  # cached tokens that run again, each in a sequence of its own
+        rows: list[tuple[bytes, int, int | None]] = []  # context, row, index in `_spare`
+        for context, row in items:
+            spare = len(self._spare)
+            if not self._fit(context):
                 break
-            group.append(fitted)
-        new = {
-            segment: _Entry(
-                segment.ids[(segment.done - segment.start) * WIDTH :], segment.done,
-                [leaf.sequence for leaf in segment.leaves()],
-            )
-            for segment in pending(leaf for leaf, _ in group)
-        }  # fmt: skip
-        repeated = [again for _, again in group if again is not None]
-        entries = [*new.values(), *repeated]
-        offsets = accumulate((entry.size for entry in entries), initial=0)
-        begins = {id(entry): offset - entry.first for entry, offset in zip(entries, offsets, strict=False)}
+            rows.append((context, row, spare if len(self._spare) > spare else None))
+        new = [each for each in self._held if each.done < each.size]
+        shared = [0, *starmap(common, pairwise(map(_IDS, new)))][: len(new)]    # number of tokens, with the one before
+        first = [max(each.done, n) for each, n in zip(new, shared, strict=True)]        # token that only this one runs
+        ends = list(accumulate((each.size - n for each, n in zip(new, first, strict=True)), initial=0))
+        entries = [entry for i, n in enumerate(first) for entry in _entries(new[i:], shared[i + 1 :], n)]
         places = []
-        for (context, row), (leaf, again) in zip(items, group, strict=False):
+        for context, row, again in rows:
             n = len(context) // WIDTH
-            segment = next(each for each in leaf.path() if each.start < n)
-            segment.keep = max(segment.keep, n)
-            places.append((begins[id(again or new[segment])] + n - 1, row))
-        self._run(entries, places, logits)
-        for segment in new:
-            segment.done = segment.end
-        for entry in repeated:
-            self._free_sequence(entry.sequences[0])
-        return items[len(group) :]
+            for each in self._continuing(context):
+                each.keep = max(each.keep, n)
+            i = bisect_left(new, context, key=_IDS)
+            places.append((ends[i] + n - 1 - first[i] if again is None else ends[-1] + again, row))
+        self._run([*entries, *self._spare], places, logits)
+        for each in new:
+            each.done = each.size
+        for entry in self._spare:
+            self._free_number(*entry.numbers)
+        return items[len(rows) :]
 
-    def _fit(self, context: bytes) -> tuple[Segment, _Entry | None] | None:
-        """Add `context` to the tree. Return its leaf, and its last token if that is cached and has to run again.
+    def _fit(self, context: bytes) -> bool:
+        """Let a sequence hold `context`; if it is cached, let its last token run again for its logits.
 
-        None if there is no room beside the contexts of this group.
+        Return False if there is no room beside the contexts of this group.
         """
         length = len(context) // WIDTH
         while True:
-            segment, n = self._held.find(context)
-            cached = min(n, segment.held())
-            repeats = cached == length
-            at_end = segment.sequence >= 0 and n == segment.end
-            short = not self._free and (repeats or (n < length and not at_end))
-            if not short and self._held.tokens + self._spare + length - n + repeats <= self.cells:
+            held, n = self._nearest(context)
+            done = 0 if held is None else min(n, held.done)
+            repeats, extends = done == length, held is not None and n == held.size
+            short = not self._free and (repeats or (n < length and not extends))
+            if not short and self._tokens + len(self._spare) + length - n + repeats <= self.cells:
                 break
-            if not self._evict(segment, short, n - repeats):
-                return None
-        leaf, again = segment.leaf(), None
-        if repeats:
-            self._spare += 1
-            again = _Entry(context[-WIDTH:], length - 1, [self._branch(leaf.sequence, length - 1)])
-        elif n < length and at_end:
-            self._held.extend(leaf, context)
-        elif n < length:
-            leaf = self._held.branch(segment, n, context, self._branch(leaf.sequence, cached))
-        leaf.used, leaf.group = self._round, self._group
-        return leaf, again
+            if not self._evict(held, short, n - repeats):
+                return False
+        if held is not None and repeats:
+            self._spare.append(_Entry(context[-WIDTH:], length - 1, [self._branch(held, length - 1)]))
+        elif held is not None and extends:
+            held.ids = context
+        elif held is None or n < length:
+            keep = 0 if held is None else min(held.keep, n)
+            held = Sequence(context, self._branch(held, done), done, keep)
+            insort(self._held, held, key=_IDS)
+        self._tokens += length - n
+        held.used, held.group = self._round, self._group
+        return True
 
-    def _branch(self, source: int, n: int) -> int:
-        """Return a new sequence with the first n tokens of `source`."""
-        sequence = self._free.pop()
-        if n:
-            self._c.llama_memory_seq_cp(self._memory, source, sequence, 0, n)
-        return sequence
+    def _nearest(self, context: bytes) -> tuple[Sequence | None, int]:
+        """Return the sequence that shares the most tokens with `context`, and their number."""
+        i = bisect_left(self._held, context, key=_IDS)
+        near = [(common(each.ids, context), -k, each) for k, each in enumerate(self._held[max(0, i - 1) : i + 1])]
+        n, _, held = max(near, default=(0, 0, None))
+        return held, n
 
-    def _free_sequence(self, sequence: int) -> None:
-        self._c.llama_memory_seq_rm(self._memory, sequence, -1, -1)
-        self._free.append(sequence)
+    def _continuing(self, context: bytes) -> Iterator[Sequence]:
+        """Return the sequences whose contexts begin with `context`."""
+        rest = islice(self._held, bisect_left(self._held, context, key=_IDS), None)
+        return takewhile(lambda each: each.ids.startswith(context), rest)
 
-    def _evict(self, segment: Segment, sequence: bool, n: int) -> bool:
-        """Free a `sequence`, or some cells, for a context that shares n tokens with the path to `segment`.
+    def _branch(self, held: Sequence | None, n: int) -> int:
+        """Return the number of a new sequence with the first n tokens of `held`."""
+        number = self._free.pop()
+        if held is not None and n:
+            self._c.llama_memory_seq_cp(self._memory, held.number, number, 0, n)
+        return number
+
+    def _free_number(self, number: int) -> None:
+        self._c.llama_memory_seq_rm(self._memory, number, -1, -1)
+        self._free.append(number)
+
+    def _evict(self, held: Sequence | None, number: bool, n: int) -> bool:
+        """Free the `number` of a sequence, or some cells, for a context that shares n tokens with `held`.
 
         Return False if nothing can be freed.
         """
-        leaves = [leaf for leaf in self._held.leaves.values() if leaf.group != self._group and leaf is not segment]
-        if leaves:
-            leaf = min(leaves, key=self._priority)
-            self._cut(leaf, leaf.keep if leaf.keep < leaf.end and not sequence else 0)
+        order = -1 if self._round % 2 else 1            # of equals, those go first that the next round reaches last
+        others = [each for each in self._held[::order] if each.group != self._group and each is not held]
+        if others:
+            each = min(others, key=self._priority)
+            self._cut(each, each.keep if each.keep < each.size and not number else 0)
             return True
-        if segment.sequence < 0 or segment.group == self._group or n >= segment.end:
+        if held is None or held.group == self._group or n >= held.size:
             return False
-        self._cut(segment, n)
+        self._cut(held, n)
         return True
 
-    def _priority(self, leaf: Segment) -> tuple[bool, bool, int]:
-        """Return the rank of `leaf` for eviction; the smallest goes first."""
-        return leaf.used == self._round, leaf.keep == leaf.end, leaf.used
+    def _priority(self, held: Sequence) -> tuple[bool, bool, int]:
+        """Return the rank of `held` for eviction; the smallest goes first."""
+        return held.used == self._round, held.keep == held.size, held.used
 
-    def _cut(self, leaf: Segment, n: int) -> None:
-        """Remove the tokens of `leaf` after the first n of its path; the whole leaf if it has none before."""
-        if n > leaf.start:
-            self._c.llama_memory_seq_rm(self._memory, leaf.sequence, n, -1)
+    def _cut(self, held: Sequence, n: int) -> None:
+        """Remove the tokens of `held` after the first n; all of them if others share these."""
+        i, size = self._held.index(held), held.size
+        around = self._held[max(0, i - 1) : i] + self._held[i + 1 : i + 2]
+        shared = max((common(each.ids, held.ids) for each in around), default=0)
+        if n > shared:
+            self._c.llama_memory_seq_rm(self._memory, held.number, n, -1)
+            held.ids, held.done, held.keep = held.ids[: n * WIDTH], min(held.done, n), min(held.keep, n)
         else:
-            self._free_sequence(leaf.sequence)
-        self._held.cut(leaf, n)
+            self._free_number(held.number)
+            del self._held[i]
+        self._tokens -= size - max(n, shared)
 
     def _run(self, entries: list[_Entry], asked: list[tuple[int, int]], logits: NDArray[np.float32]) -> None:
         """Run the tokens of `entries`. For each (place, row) of `asked`, copy the logits at the place to the row."""
-        sizes = [entry.size for entry in entries]
+        sizes = [len(entry.ids) // WIDTH for entry in entries]
         tokens = np.frombuffer(b"".join(entry.ids for entry in entries), dtype=np.int32)
-        positions = np.concatenate([np.arange(each.first, each.first + each.size, dtype=np.int32) for each in entries])
-        counts = np.array([len(entry.sequences) for entry in entries], dtype=np.int32)
-        sequences = np.concatenate([np.array(entry.sequences, dtype=np.int32) for entry in entries])
+        positions = np.concatenate([each.first + np.arange(n) for each, n in zip(entries, sizes, strict=True)])
+        counts = np.array([len(entry.numbers) for entry in entries], dtype=np.int32)
+        sequences = np.concatenate([np.array(entry.numbers, dtype=np.int32) for entry in entries])
         pointers = sequences.ctypes.data + sequences.itemsize * (np.cumsum(counts, dtype=np.int64) - counts)
         places, rows = np.array(sorted(asked), dtype=np.int64).reshape(-1, 2).T
         outputs, output_of = np.unique(places, return_inverse=True)
         flags = np.zeros(len(tokens), dtype=np.int8)
         flags[outputs] = 1
-        arrays = tokens, positions, np.repeat(counts, sizes), np.repeat(pointers, sizes), flags
+        arrays = tokens, positions.astype(np.int32), np.repeat(counts, sizes), np.repeat(pointers, sizes), flags
         start = done = 0                                # number of tokens run, number of outputs copied
         while start < len(tokens):
             stop = min(start + self._batch_size, len(tokens))
@@ -373,144 +411,31 @@ def _free(process: int, c: Any, context: Any, model: Any) -> None:
         c.llama_model_free(model)
 
 
-# ---- the tree of the contexts in the cache
+# ---- contexts as bytes
 
 
-def key(ids: Sequence[int]) -> bytes:
+def key(ids: list[int]) -> bytes:
     """Return a context as bytes."""
     return array("i", ids).tobytes()
 
 
-class Segment:
-    """Tokens without a branch: positions `start` .. `end - 1` of all contexts that pass here.
-
-    Each leaf is one sequence, and an inner segment has two children or more. A context is a string of bytes, four for
-    each token, so C code compares and hashes prefixes. The first `done` tokens of a path are in the cache.
-    """
-
-    __slots__ = ("parent", "ids", "start", "end", "done", "children", "sequence", "used", "group", "keep")
-
-    def __init__(self, parent: Segment | None, ids: bytes, done: int, sequence: int = -1) -> None:
-        self.parent, self.ids, self.done, self.sequence = parent, ids, done, sequence
-        self.start: int = 0 if parent is None else parent.end
-        self.end: int = self.start + len(ids) // WIDTH
-        self.children: dict[bytes, Segment] = {}            # by the first token
-        self.used = self.group = 0                      # of a leaf: round and group of its last use
-        self.keep = self.start                          # number of first tokens of the path that may be asked for again
-
-    def subtree(self) -> Iterator[Segment]:
-        """Yield this segment and all below it."""
-        stack = [self]
-        while stack:
-            segment = stack.pop()
-            yield segment
-            stack.extend(segment.children.values())
-
-    def leaves(self) -> Iterator[Segment]:
-        return (segment for segment in self.subtree() if not segment.children)
-
-    def leaf(self) -> Segment:
-        """Return one of the leaves below."""
-        return next(self.leaves())
-
-    def held(self) -> int:
-        """Return how many of the first tokens of the path to here are in the cache."""
-        segment = self
-        while segment.parent is not None and segment.done == segment.start:
-            segment = segment.parent
-        return segment.done
-
-    def path(self) -> Iterator[Segment]:
-        """Yield the segments from this one up to the root, without the root."""
-        segment = self
-        while segment.parent is not None:
-            yield segment
-            segment = segment.parent
-
-
-class Sequences:
-    """Tree of segments. `tokens` is the number of its tokens, `leaves` maps sequences to leaves."""
-
-    def __init__(self) -> None:
-        self.root = Segment(None, b"", 0)
-        self.leaves: dict[int, Segment] = {}
-        self.tokens = 0
-
-    def find(self, context: bytes) -> tuple[Segment, int]:
-        """Return the last segment that shares tokens with `context`, and the length of the whole shared prefix."""
-        segment, at = self.root, 0
-        while True:
-            child = segment.children.get(context[at : at + WIDTH])
-            if child is None:
-                return segment, at // WIDTH
-            if not context.startswith(child.ids, at):
-                return child, at // WIDTH + common(child.ids, context[at:])
-            segment, at = child, at + len(child.ids)
-
-    def extend(self, leaf: Segment, context: bytes) -> None:
-        """Extend `leaf`, whose path is a prefix of `context`, to the end of `context`."""
-        more = context[leaf.end * WIDTH :]
-        leaf.ids += more
-        leaf.end += len(more) // WIDTH
-        self.tokens += len(more) // WIDTH
-
-    def branch(self, segment: Segment, n: int, context: bytes, sequence: int) -> Segment:
-        """Add and return a leaf for `context`, whose longest shared prefix is n tokens of the path to `segment`."""
-        if n < segment.end:
-            segment = self._split(segment, n)
-        leaf = Segment(segment, context[n * WIDTH :], n, sequence)
-        segment.children[leaf.ids[:WIDTH]] = leaf
-        self.leaves[sequence] = leaf
-        self.tokens += leaf.end - leaf.start
-        return leaf
-
-    def cut(self, leaf: Segment, n: int) -> None:
-        """Remove the tokens of `leaf` after the first n of its path; the whole leaf if it has none before."""
-        if n > leaf.start:
-            self.tokens -= leaf.end - n
-            leaf.ids = leaf.ids[: (n - leaf.start) * WIDTH]
-            leaf.end, leaf.done = n, min(leaf.done, n)
-            leaf.keep = min(leaf.keep, n)
-            return
-        parent = leaf.parent
-        assert parent is not None
-        del parent.children[leaf.ids[:WIDTH]], self.leaves[leaf.sequence]
-        self.tokens -= leaf.end - leaf.start
-        if len(parent.children) == 1 and parent.parent is not None:
-            (only,) = parent.children.values()          # an only child merges with its parent
-            only.ids, only.keep = parent.ids + only.ids, only.keep if only.keep > only.start else parent.keep
-            only.start, only.parent = parent.start, parent.parent
-            only.parent.children[only.ids[:WIDTH]] = only
-
-    def _split(self, segment: Segment, n: int) -> Segment:
-        """Split a segment after the first n tokens of its path; return the upper part, which is new."""
-        assert segment.parent is not None
-        size = (n - segment.start) * WIDTH
-        upper = Segment(segment.parent, segment.ids[:size], min(segment.done, n))
-        segment.parent.children[segment.ids[:WIDTH]] = upper
-        segment.ids, segment.start, segment.parent = segment.ids[size:], n, upper
-        segment.done = max(segment.done, n)
-        upper.keep, segment.keep = min(segment.keep, n), max(segment.keep, n)
-        upper.children[segment.ids[:WIDTH]] = segment
-        return upper
-
-
 def common(one: bytes, other: bytes) -> int:
-    """Return the length in tokens of the common prefix of two byte strings."""
+    """Return the length in tokens of the common prefix of two contexts."""
     size = min(len(one), len(other)) // WIDTH
-    differ = np.frombuffer(one, np.int32, size) != np.frombuffer(other, np.int32, size)
-    return int(differ.argmax()) if differ.any() else size
+    if one[: size * WIDTH] == other[: size * WIDTH]:
+        return size
+    return int((np.frombuffer(one, np.int32, size) != np.frombuffer(other, np.int32, size)).argmax())
 
 
-def pending(leaves: Iterable[Segment]) -> list[Segment]:
-    """Return the segments above `leaves` that have tokens to run, each after its ancestors."""
-    todo: dict[int, Segment] = {}
-    for leaf in leaves:
-        for segment in leaf.path():
-            if segment.done == segment.end or id(segment) in todo:
-                break
-            todo[id(segment)] = segment
-    return sorted(todo.values(), key=lambda segment: segment.start)
+def _entries(held: list[Sequence], shared: list[int], first: int) -> Iterator[_Entry]:
+    """Yield the tokens of held[0] from `first` on, in parts that the same sequences share.
+
+    held[i + 1] shares shared[i] tokens with held[i]; the contexts are sorted.
+    """
+    nested = takewhile(lambda n: n > first, accumulate(shared, min, initial=held[0].size))
+    reach = [(n, each.number) for n, each in zip(nested, held, strict=False)]
+    for start, stop in pairwise([first, *sorted({n for n, _ in reach})]):
+        yield _Entry(held[0].ids[start * WIDTH : stop * WIDTH], start, [number for n, number in reach if n > start])
 
 
 # ---- the C API

@@ -5,6 +5,7 @@ The files hold the embedded model. The truth is a forward pass of transformers o
 
 import ctypes
 import gc
+import itertools
 import weakref
 
 import numpy as np
@@ -81,19 +82,15 @@ def distance(engine, truth, contexts, asked=None):
 
 
 def held_is_consistent(engine):
-    """Check that the tree agrees with the sequences and cells of llama.cpp."""
+    """Check that the contexts agree with the sequences and cells of llama.cpp."""
     held, last_place = engine._held, engine._library.c.llama_memory_seq_pos_max
-    runs = [run for leaf in held.root.leaves() for run in leaf.path()]
-    assert sum(run.end - run.start for run in set(runs)) == held.tokens <= engine.cells
-    assert sorted([*held.leaves, *engine._free]) == list(range(256))
-    for run in set(runs):
-        assert len(run.ids) == 4 * (run.end - run.start) and run.start == run.parent.end and run.done == run.end
-        assert run.start <= run.keep <= run.end
-        assert (run.sequence >= 0) == (not run.children) and len(run.children) != 1
-        assert all(run.children[first].ids[:4] == first for first in run.children)
-    for sequence, leaf in held.leaves.items():
-        assert leaf.sequence == sequence
-        assert last_place(ctypes.c_void_p(engine._memory), ctypes.c_int32(sequence)) == leaf.end - 1
+    contexts = [each.ids for each in held]
+    assert contexts == sorted(contexts) and not any(b.startswith(a) for a, b in itertools.pairwise(contexts))
+    assert engine._tokens == len({ids[:n] for ids in contexts for n in range(4, len(ids) + 1, 4)}) <= engine.cells
+    assert sorted([*(each.number for each in held), *engine._free]) == list(range(256))
+    assert all(0 <= each.keep <= each.done == each.size for each in held)
+    memory = ctypes.c_void_p(engine._memory)
+    assert [last_place(memory, ctypes.c_int32(each.number)) for each in held] == [each.size - 1 for each in held]
 
 
 def distinct(contexts):
@@ -155,7 +152,7 @@ def test_shared_tokens_run_once_and_cached_tokens_do_not_run_again(files, truth)
     before = engine.tokens
     assert distance(engine, truth, more, [*lasts(more), (0, 10), (0, 11), (0, 30)]) < 5e-5
     assert engine.tokens == before + len(more) + 3       # rows that are not kept: only their last tokens
-    held_of = engine._held.tokens
+    held_of = engine._tokens
     assert held_of == distinct(more)
 
 
@@ -209,7 +206,7 @@ def test_released_contexts_do_not_fill_the_cache(files, monkeypatch):
         ids = [*range(5, 45), *[i + 50] * 30]
         engine.forward([ids], [(0, 70)])
         engine.release([ids[:41]])
-        assert engine._held.tokens <= 40 + 30 + 100
+        assert engine._tokens <= 40 + 30 + 100
     engine.forward([[*range(5, 45), 7]], [(0, 41)])
     assert engine.tokens == 40 + 20 * 30 + 1            # unreleased contexts are cached
 
@@ -378,7 +375,7 @@ def test_a_model_with_recurrent_state_is_refused(tmp_path):
 
 
 def test_a_cache_that_cannot_share_prefixes_is_detected_at_loading(files, monkeypatch):
-    monkeypatch.setattr(LlamaCpp, "_branch", lambda self, source, n: self._free.pop())
+    monkeypatch.setattr(LlamaCpp, "_branch", lambda self, held, n: self._free.pop())
     with pytest.raises((ValueError, RuntimeError), match="contexts that share a prefix|llama.cpp gave up"):
         LlamaCpp(files())
 
