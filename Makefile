@@ -55,7 +55,7 @@ check: types
 
 # vLLM needs its own torch, so it has its own environment (3.5 GB); on a GPU: make VLLM=vllm check-vllm
 check-vllm: $(SETUP_VLLM)
-	OMP_NUM_THREADS=1 VLLM_CPU_OMP_THREADS_BIND=nobind $(BIN_VLLM)/python -m pytest tests/lm/engines/test_vllm.py tests/constraints/json/test_schema.py
+	OMP_NUM_THREADS=1 VLLM_CPU_OMP_THREADS_BIND=nobind $(BIN_VLLM)/python -m pytest tests/lm/engines/test_vllm.py
 
 $(SETUP_VLLM): pyproject.toml
 	$(PYTHON) -m venv .venv-vllm

@@ -30,9 +30,6 @@ from llmppl.constraints.constraint import Recognizer as Recognizer
 from llmppl.constraints.constraint import TabledRecognizer as TabledRecognizer
 from llmppl.constraints.constraint import VocabularyLike as VocabularyLike
 from llmppl.constraints.json import JsonSchema as JsonSchema
-from llmppl.constraints.json import JsonSchemaIndex as JsonSchemaIndex
-from llmppl.constraints.json import JsonTexts as JsonTexts
-from llmppl.constraints.json import OpenTexts as OpenTexts
 from llmppl.constraints.lark import Grammar as Grammar
 from llmppl.constraints.lark import json_grammar as json_grammar
 from llmppl.constraints.masks import END as END

@@ -175,12 +175,10 @@ def _language(language: Language, name: str) -> DFA:
     if not isinstance(language, JsonSchema):
         kinds = "a regular expression (str), a DFA, a type, a JsonSchema or a list of strings"
         raise TypeError(f"{name} must be {kinds}, not {language!r}")
-    if isinstance(language.automaton, DFA) and not language.warnings:
-        return language.automaton
-    open_ended = "a part may be any JSON, which nests: give it a type, and additionalProperties=false to each object"
-    reason = language.fallback_reason
-    why = [*language.warnings, f"there is no automaton of {reason}" if reason else open_ended][0]
-    raise ValueError(f"{name} {language!r} cannot be searched: {why}")
+    if language.automaton is None or language.unmasked:
+        why = [*language.unmasked, language.fallback_reason][0]
+        raise ValueError(f"{name} {language!r} cannot be searched: {why}")
+    return language.automaton
 
 
 def _edits(edits: int | Edits) -> Edits:

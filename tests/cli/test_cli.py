@@ -88,7 +88,7 @@ def test_generate_keeps_to_a_grammar_and_ends_within_max_tokens(tmp_path):
 
 
 def test_generate_keeps_to_a_json_schema(tmp_path):
-    pytest.importorskip("llguidance")
+    pytest.importorskip("jsonschema")
     schema = tmp_path / "age.json"
     schema.write_text('{"type": "object", "properties": {"age": {"enum": [3, 4]}}, "required": ["age"], '
                       '"additionalProperties": false}')
@@ -189,7 +189,7 @@ def test_an_error_of_the_library_is_one_line_on_stderr(arguments, code, message,
 def test_when_all_particles_die_the_cause_is_named(tmp_path):
     grammar = tmp_path / "late.json"
     grammar.write_text('{"type": "string", "minLength": 60}')
-    pytest.importorskip("llguidance")
+    pytest.importorskip("jsonschema")
     late = run("generate", "Tim: ", "--grammar", str(grammar), "--max-tokens", "4")
     assert late.exit_code in (1, 2) and "max_tokens=4" in late.stderr
 
@@ -280,7 +280,7 @@ def test_check_reads_grammars_and_schemas(tmp_path):
     assert run("check", "[1,22]", "--grammar", str(grammar)).exit_code == 0
     result = run("check", "[1;2]", "--grammar", str(grammar))
     assert result.exit_code == 1 and "the next byte must be one of b',', b'0'..b'9', b']', not ';'" in result.stdout
-    pytest.importorskip("llguidance")
+    pytest.importorskip("jsonschema")
     schema.write_text('{"type": "integer", "minimum": 1, "maximum": 30}')
     assert run("check", "30", "--grammar", str(schema)).exit_code == 0
     assert run("check", "31", "--grammar", str(schema)).stdout.splitlines()[1] == " ^"

@@ -204,9 +204,10 @@ def test_a_query_takes_types_and_schemas_that_are_written_as_json():
 @pytest.mark.parametrize(
     "pattern, message",
     [
-        (dict[str, Any], "may be any JSON, which nests: give it a type"),
+        (list[Any], "may be any JSON, which nests; say what is inside"),
+        (dict[str, int], '"additionalProperties": false would work'),
         (JsonSchema({"enum": [[1, 1], [1]], "uniqueItems": True}), "'uniqueItems' is checked on the finished text"),
-        (JsonSchema({"type": "string", "format": "uri"}), "there is no automaton of the format uri"),
+        (JsonSchema({"type": "array", "items": {"$ref": "#"}}), "it nests without end"),
     ],
 )
 def test_a_query_refuses_a_schema_without_an_automaton(pattern, message):

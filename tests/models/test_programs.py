@@ -293,7 +293,7 @@ def test_texts_of_the_embedded_model_are_json(embedded):
 
 
 def test_texts_of_the_embedded_model_are_instances_of_a_schema(embedded):
-    pytest.importorskip("llguidance")
+    pytest.importorskip("jsonschema")
     schema = JsonSchema({"type": "array", "items": {"enum": [1, "two", None]}, "minItems": 1, "maxItems": 3})
     prompt = 'The list was [1,"two",null]. The list was '
     posterior = smc_steer(ConstrainedText(embedded, prompt, schema, max_tokens=40), 6, 3, seed=0)

@@ -351,7 +351,7 @@ def test_the_probability_of_an_end_is_summed_exactly(size, part, end):
 
 
 def test_a_json_text_ends_with_its_last_bracket_without_eos():
-    pytest.importorskip("llguidance")
+    pytest.importorskip("jsonschema")
     vocab = Vocabulary([b"[", b"]", b"1", b"2", b",", b""], eos_ids=[5])
     lm = table_lm(lambda ids: [0.0] * 5 + [-50.0], vocab.tokens[:5])
     posterior = enumerate_exact(ConstrainedText(lm, "[", JsonSchema({"enum": [[1], [2, 1]]}, whitespace=False)))

@@ -9,7 +9,7 @@ from helpers.common import HANG, ROOT, repetitions
 from helpers.fire import Interrupt, impatience, in_threads
 from helpers.masks import CASES, walks
 
-from llmppl.constraints.json import schema as json_schema
+from llmppl.constraints.json import texts
 from llmppl.constraints.lark import grammar
 from llmppl.constraints.masks import index, mask_store
 from llmppl.constraints.vocabulary import canonical
@@ -31,7 +31,7 @@ def room(request, monkeypatch):
         for module, name, most in [
             (mask_store, "MASK_BYTES", 300), (index, "MAX_STEPS", 8), (MemoGraph, "room", 8),
             (canonical, "MASK_BYTES", 1500), (canonical, "MAX_STATES", 6), (grammar, "MAX_STATES", 6),
-            (grammar, "MAX_MASKS", 6), (json_schema, "MATCHERS", 3),
+            (grammar, "MAX_MASKS", 6), (texts, "MAX_KEPT", 6),
         ]:  # fmt: skip
             monkeypatch.setattr(module, name, most)
 

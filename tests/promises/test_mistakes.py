@@ -24,7 +24,6 @@ from llmppl import (
     repeat,
     smc_steer,
 )
-from llmppl.constraints import JsonSchemaIndex
 from llmppl.lm import CachedTransformer
 from llmppl.models.programs import short_words
 
@@ -96,7 +95,7 @@ MISTAKES = [
     (lambda: JsonSchema({"propertyes": {}}), ValueError, AT + "#: 'propertyes' is no keyword: did you mean 'propert"),
     (lambda: JsonSchema({"items": {"max_length": 4}}), ValueError, AT + "#/items: 'max_length' .* mean 'maxLength'"),
     (lambda: JsonSchema({"$defs": {"a": {"typ": "null"}}}), ValueError, AT + r"#/\$defs/a: 'typ' .* mean 'type'"),
-    (lambda: JsonSchema({"type": ["strng"]}), ValueError, AT + "#, 'type': 'strng' is no type: did you mean 'string'"),
+    (lambda: JsonSchema({"type": ["strng"]}), ValueError, AT + "#, 'type': .*; did you mean 'string'"),
     (lambda: JsonSchema({"name": {"type": "string"}}), ValueError, AT + "# has no keyword, .* are 'name' properties?"),
     (lambda: Regex("a").index(LM.vocab).advance(1, "a"), TypeError, "token must be an integer, not 'a'"),
     (lambda: JsonSchema({}).index(LETTERS.vocab).advance((), "1"), TypeError, "token must be an integer, not '1'"),
@@ -169,19 +168,10 @@ def never(id: int) -> CachedTransformer:
 SCHEMA = {"type": "object", "properties": {"n": {"type": "integer"}}, "required": ["n"], "additionalProperties": False}
 
 
-def test_a_schema_that_cannot_end_in_time_reports_its_bound_once():
+def test_a_schema_without_room_to_end_is_refused():
     lm = letters('{"n":1}')
-    posterior = importance_sampling(
-        ConstrainedText(lm, '"', JsonSchemaIndex(JsonSchema(SCHEMA), lm.vocab), max_tokens=4), 8, seed=0
-    )
-    name = "JsonSchema" if len(repr(JsonSchema(SCHEMA))) > 48 else repr(JsonSchema(SCHEMA))
-    said = f"{name} cannot end within max_tokens=4: give room"
-    (death,) = posterior.deaths
-    assert death.reason.startswith(said) and death.count == 8
-    for told in (repr(posterior), repr(posterior.deaths), posterior._repr_html_()):
-        assert told.count("cannot end within max_tokens=4") == 1 and ".py, line" not in told
-    with pytest.raises(ValueError, match="no particle is left: all died by step 5: 8 of 8: JsonSchema"):
-        posterior.sample()
+    with pytest.raises(ValueError, match="no text ends within max_tokens=4, the shortest takes 7 tokens: give room"):
+        importance_sampling(ConstrainedText(lm, '"', JsonSchema(SCHEMA), max_tokens=4), 8, seed=0)
 
 
 @pytest.mark.parametrize(

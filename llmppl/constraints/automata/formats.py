@@ -14,7 +14,6 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable, Iterable
-from decimal import Decimal
 from fractions import Fraction
 from functools import lru_cache
 
@@ -25,8 +24,8 @@ from llmppl.constraints.automata.regex import Regex
 from llmppl.support import arguments
 
 __all__ = [
-    "FORMATS", "JSON_FORMATS", "decimals_between", "digits_between", "either", "email", "ipv4", "iso_date",
-    "iso_datetime", "iso_time", "naturals", "number_range", "phone", "plain", "same_length", "signed", "url", "uuid",
+    "FORMATS", "digits_between", "either", "email", "format_language", "ipv4", "iso_date", "iso_datetime", "iso_time",
+    "naturals", "number_range", "numerals", "phone", "same_length", "signed", "url", "uuid",
 ]  # fmt: skip
 
 ZEROS, NINES = (str.maketrans("0123456789", 10 * digit) for digit in "09")
@@ -37,12 +36,6 @@ def either(patterns: Iterable[str]) -> str:
     """Return the pattern of the texts that match one of `patterns`; a single one has no | outside groups."""
     found = list(patterns)
     return f"(?:{'|'.join(found)})" if len(found) > 1 else found[0]
-
-
-def plain(value: float) -> str:
-    """Return a number as text without exponent and without trailing zeros after the point."""
-    text = format(Decimal(repr(value)), "f")
-    return text.rstrip("0").rstrip(".") if "." in text else text
 
 
 def signed(low: float, high: float, low_in: bool, high_in: bool, magnitude: Magnitude) -> str:
@@ -95,62 +88,6 @@ def naturals(low: int, high: float = math.inf) -> str:
     return either([*digits_between(low, 10**digits - 1), f"[1-9][0-9]{{{digits},}}"])
 
 
-def decimals_between(low: float, high: float, low_in: bool, high_in: bool) -> str:
-    """Return the pattern of numbers from `low` >= 0 to `high`, with any number of digits after the point.
-
-    As in llguidance, a number that equals `high` has no trailing zeros, and digits after the point that are below
-    those of `high` are as many as the lower bound has.
-    """
-    if high == math.inf:
-        digits = len(str(int(low)))
-        below = decimals_between(low, 10.0**digits, low_in, False)
-        return either([below, rf"[1-9][0-9]{{{digits},}}(?:\.[0-9]+)?"])
-    if low == high:
-        return re.escape(plain(low))
-    (first, _, after), (last, _, before) = plain(low).partition("."), plain(high).partition(".")
-    least, most, found = int(first), int(last), list[str]()
-    if least == most:
-        fraction = rf"\.{_fraction(after, before, low_in, high_in)}"
-        return f"{least}{fraction}" if after or not low_in else f"{least}(?:{fraction})?"
-    if after or not low_in:
-        found.append(rf"{least}\.{_fraction(after, None, low_in, True)}")
-        least += 1
-    if most > least:
-        found.append(rf"{naturals(least, most - 1)}(?:\.[0-9]+)?")
-    if before:
-        found.append(rf"{most}(?:\.{_fraction(None, before, True, high_in)})?")
-    elif high_in:
-        found.append(rf"{most}(?:\.0+)?")
-    return either(found)
-
-
-def _fraction(low: str | None, high: str | None, low_in: bool, high_in: bool) -> str:
-    """Return the pattern of the digits after the point, from `low` to `high`; None stands for no bound.
-
-    `low` may be "", which has zeros only, but `high` may not, unless `high_in`.
-    """
-    if low is high is None:
-        return "[0-9]*"
-    if high is None and not low:
-        return "[0-9]*" if low_in else "[0-9]*[1-9]"
-    if low is None and not high:
-        return ""
-    first, low_rest = (0, None) if low is None else (int(low[:1] or 0), low[1:])
-    last, high_rest = (9, None) if high is None else (int(high[0]), high[1:])
-    if low is not None and high is not None and first == last:
-        return f"{first}{_fraction(low_rest, high_rest, low_in, high_in)}"
-    choices = []
-    if low is not None:
-        choices.append(f"{first}{_fraction(low_rest, None, low_in, True)}")
-        first += 1
-    if high is not None and (high_rest or high_in):
-        choices.append(f"{last}{_fraction(None, high_rest, True, high_in)}")
-    last -= high is not None
-    if first <= last:
-        choices.append(f"[{first}-{last}][0-9]*")
-    return either(choices)
-
-
 Bound = float | Fraction
 DIGITS = 18                                         # of the integer part of a number without a bound
 _YEAR = "(?:[0-9]{3}[1-9]|[0-9]{2}[1-9]0|[0-9][1-9]00|[1-9]000)"       # not 0000
@@ -180,21 +117,8 @@ _PORT = "(?:[1-9][0-9]{0,3}|[1-5][0-9]{4}|6[0-4][0-9]{3}|65[0-4][0-9]{2}|655[0-2
 _PATH = "(?:[A-Za-z0-9._~!$&'()*+,;=:@/-]|%[0-9A-Fa-f]{2})"
 _QUERY = "(?:[A-Za-z0-9._~!$&'()*+,;=:@/?-]|%[0-9A-Fa-f]{2})"
 
-# By JSON Schema's names, the texts that Python's classes read; then those of RFC 3339 and others, as llguidance reads
-# them: with year 0 and leap seconds, and labels of any length in the domain of an email.
+# By JSON Schema's names, the texts that Python's classes read; `format_language` has those of RFC 3339 and others.
 FORMATS = {"date": DATE, "time": TIME, "date-time": DATETIME, "uuid": UUID, "ipv4": IPV4}
-_FULL_DATE = f"(?:{DATE}|0000-(?:{_DAY}|02-29))"
-_FULL_TIME = rf"{_MINUTE}:(?:[0-5][0-9]|60)(?:\.[0-9]+)?(?:[zZ]|[+-]{_MINUTE})"
-_LONG_LABEL = _label(inner="*")
-JSON_FORMATS = {
-    "date": _FULL_DATE,
-    "time": _FULL_TIME,
-    "date-time": f"{_FULL_DATE}[tT]{_FULL_TIME}",
-    "uuid": UUID,
-    "ipv4": IPV4,
-    "hostname": rf"{_label()}(?:\.{_label()})*",
-    "email": rf"{_LOCAL_PART}@(?:{_LONG_LABEL}(?:\.{_LONG_LABEL})*|\[{IPV4}\])",
-}
 
 
 @lru_cache(1)
@@ -272,9 +196,16 @@ def number_range(low: Bound | None = None, high: Bound | None = None, decimals: 
     if least > most:
         raise ValueError(f"no number of {decimals} decimals is at least {low} and at most {high}")
 
+    return numerals(least, most, decimals)
+
+
+def numerals(least: int, most: int, decimals: int) -> DFA:
+    """Return the numerals of k / 10**decimals for least <= k <= most, also without zeros at their end; perhaps none."""
     def magnitude(low: float, high: float, low_in: bool, high_in: bool) -> str:
         return either(digits_between(int(low) + (not low_in), int(high), decimals))
 
+    if least > most:
+        return DFA.from_strings([])
     numbers = Regex(signed(least, most, True, True, magnitude)).explore()
     return (_shortened(numbers) if decimals else numbers).minimise()
 
@@ -297,3 +228,74 @@ def _shortened(numbers: DFA) -> DFA:
     digit = np.flatnonzero(table[:, ord(".")])
     accepting[digit] = whole[digit]
     return DFA.from_table(table, accepting, numbers.start)
+
+
+# ---- formats of JSON Schema
+
+_FULL_DATE = f"(?:{DATE}|0000-(?:{_DAY}|02-29))"
+_FRACTION, _OFFSET = r"(?:\.[0-9]+)?", f"(?:[zZ]|[+-]{_MINUTE})"
+_FULL_TIME = rf"(?:{_MINUTE}:[0-5][0-9]{_FRACTION}{_OFFSET}|23:59:60{_FRACTION}(?:[zZ]|[+-]00:00))"
+_LEAP_DAY = "[0-9]{4}-(?:06-30|12-31)"
+_CLOCK = "T(?:[0-9]+H(?:[0-9]+M(?:[0-9]+S)?)?|[0-9]+M(?:[0-9]+S)?|[0-9]+S)"
+_DAYS = "(?:[0-9]+Y(?:[0-9]+M(?:[0-9]+D)?)?|[0-9]+M(?:[0-9]+D)?|[0-9]+D)"
+_LETTER = "[A-Za-z0-9]"
+_HOST = r"(?:{0}(?:\.{0}){{0,2}}|{1}(?:\.{1}){{0,6}})".format(
+    f"{_LETTER}(?:-?{_LETTER}){{0,30}}", f"{_LETTER}(?:-?{_LETTER}){{0,14}}"
+)
+_ATEXT = "[A-Za-z0-9!#$%&'*+/=?^_`{|}~-]"
+_MAIL = rf"{_ATEXT}(?:\.?{_ATEXT}){{0,31}}@(?:{_HOST}|\[{IPV4}\])"
+_HEX = "[0-9A-Fa-f]"
+_GROUP = f"{_HEX}{{1,4}}"
+_UCS = "\xa0-\u200d\u2010-\u2029\u202f-\ud7ff\uf900-\ufdcf\ufdf0-\uffef" + "".join(
+    f"{chr(plane << 16)}-{chr((plane << 16) + 0xFFFD)}" for plane in range(1, 14)
+)
+_POINTER = "(?s:/(?:[^/~]|~[01])*)*"
+_VARIABLE = rf"(?:[A-Za-z0-9_]|%{_HEX}{{2}})(?:\.?(?:[A-Za-z0-9_]|%{_HEX}{{2}}))*(?::[1-9][0-9]{{0,3}}|\*)?"
+
+
+def _ipv6() -> str:
+    before = [f"{_GROUP}(?::{_GROUP}){{{n}}}" for n in range(7)]        # n + 1 groups
+    short = [f"{first}::(?:{_GROUP}(?::{_GROUP}){{0,{5 - n}}})?" for n, first in enumerate(before[:6])]
+    mixed = [f"{first}::(?:{_GROUP}:){{0,{4 - n}}}" for n, first in enumerate(before[:5])]
+    plain = [f"::(?:{_GROUP}(?::{_GROUP}){{0,6}})?", f"{before[6]}(?:::|:{_GROUP})", *short]
+    return f"(?:{'|'.join(plain)}|(?:(?:{_GROUP}:){{6}}|::(?:{_GROUP}:){{0,5}}|{'|'.join(mixed)}){IPV4})"
+
+
+def _uri(ucs: str = "", reference: bool = False) -> str:
+    """Return the URIs (IRIs, with the characters `ucs`), or the references to them."""
+    def some(more: str, count: str = "*") -> str:
+        return f"(?:[A-Za-z0-9._~!$&'()*+,;=\\-{ucs}{more}]|%{_HEX}{{2}}){count}"
+
+    authority = rf"//(?:{some(':')}@)?(?:\[{_ipv6()}\]|{some('')})(?::[0-9]*)?"
+    rooted = f"{authority}(?:/{some(':@')})*|/(?:{some(':@', '+')}(?:/{some(':@')})*)?"
+    after = rf"(?:\?{some(':@/?')})?(?:#{some(':@/?')})?"
+    absolute = rf"[A-Za-z][A-Za-z0-9+.\-]*:(?:{rooted}|{some(':@', '+')}(?:/{some(':@')})*)?{after}"
+    return f"{absolute}|(?:{rooted}|{some('@', '+')}(?:/{some(':@')})*)?{after}" if reference else absolute
+
+
+@lru_cache(32)
+def format_language(name: str) -> DFA | None:
+    """Return the texts of a format of JSON Schema, or None if the name is no such format. All its texts are valid.
+
+    Some valid texts are left out: leap seconds with an offset, or within a date-time on other days than 30 June and 31
+    December; host names with `--`, or with more than 7 labels or long ones; local parts of emails with quotes or of
+    more than 63 characters; international names (`idn-`) that are not ASCII; operators that RFC 6570 reserves.
+
+    Sources: RFC 3339 (date, time, duration), RFC 1123 (hostname), RFC 5321 (email), RFC 4291 (ipv6), RFC 3986 (uri),
+    RFC 3987 (iri), RFC 6570 (uri-template), RFC 6901 (json-pointer).
+    """
+    moment = f"{_FULL_DATE}[tT]{_MINUTE}:[0-5][0-9]{_FRACTION}{_OFFSET}"
+    found: dict[str, str] = {
+        "date": _FULL_DATE, "time": _FULL_TIME,
+        "date-time": rf"{moment}|{_LEAP_DAY}[tT]23:59:60{_FRACTION}(?:[zZ]|[+-]00:00)",
+        "duration": f"P(?:[0-9]+W|{_DAYS}(?:{_CLOCK})?|{_CLOCK})",
+        "email": _MAIL, "idn-email": _MAIL, "hostname": _HOST, "idn-hostname": _HOST.replace("A-Za-z", "a-z"),
+        "ipv4": IPV4, "uuid": UUID, "json-pointer": _POINTER,
+        "relative-json-pointer": f"(?:0|[1-9][0-9]*)(?:#|{_POINTER})",
+        "uri-template": rf"(?:[!#$&(-;=?-\[\]_a-z~{_UCS}]|%{_HEX}{{2}}|\{{[+#./;?&]?{_VARIABLE}(?:,{_VARIABLE})*\}})*",
+    }  # fmt: skip
+    if name == "ipv6":
+        found[name] = _ipv6()
+    if name in ("uri", "uri-reference", "iri", "iri-reference"):
+        found[name] = _uri(_UCS * name.startswith("iri"), name.endswith("reference"))
+    return Regex(found[name]).minimise() if name in found else None

@@ -1,92 +1,151 @@
-"""Shapes: the content of a JSON schema, without its references and combinators.
+"""Shapes: sets of JSON values, as a schema describes them without references and combinators.
 
-`Reader(root).shape(schema)` reads a schema as llguidance does: keyword by keyword, in the order of the schema, and
-intersects each with the shape so far (`intersect`). If llguidance might read a schema differently, it raises
-`NotCompilable`.
+`intersect` and `negate` compute with shapes, and `fits` tests a value. The parts of arrays and objects are `Lazy`: they
+are read on first use, so shapes may refer to themselves and a large schema is read only as far as texts need it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from functools import reduce
-from typing import Any, TypeAlias
+from decimal import Decimal
+from fractions import Fraction
+from functools import lru_cache, reduce
+from typing import Any, Literal, NamedTuple, TypeAlias
 
-from llmppl.constraints.json.checks import KEYWORDS, target
+from llmppl.constraints.automata.dfa import DFA
+from llmppl.constraints.automata.formats import format_language
+from llmppl.constraints.json.ecma import found
 
-__all__ = ["ANY", "NEVER", "Array", "NotCompilable", "Choice", "Number", "Object", "Reader", "Shape", "String", "Words"]
+__all__ = [
+    "ANY", "EVERY", "NEVER", "NONE", "TYPES", "Array", "Busy", "Choice", "Constants", "Inexact", "Lazy", "Number",
+    "Object", "Others", "Shape", "String", "both", "choice", "fits", "intersect", "key_of", "language", "negate",
+    "values_of",
+]  # fmt: skip
 
-TYPES = "null", "boolean", "number", "string", "array", "object"
-APPLIED = "const", "enum", "allOf", "anyOf", "oneOf", "$ref"            # each narrows all keywords before it
-READ = frozenset(
-    "type minimum maximum exclusiveMinimum exclusiveMaximum multipleOf minLength maxLength pattern format prefixItems "
-    "items additionalItems minItems maxItems properties additionalProperties minProperties required $defs "
-    "definitions".split()
-).union(APPLIED)
-OLD = "draft-03", "draft-04", "draft-06", "draft-07", "2019-09"        # `items` may be a list, `prefixItems` is unknown
 MAX_OPTIONS = 2_000                                 # of one choice
 
 
-class NotCompilable(Exception):
-    """A schema cannot be compiled here, or might be read differently; the message names the part."""
+class Inexact(Exception):
+    """No shape holds exactly the values that are meant."""
 
 
-@dataclass(frozen=True)
-class Words:
-    """Some of null, true and false."""
+class Busy(Exception):
+    """A shape is asked for while it is read."""
 
-    words: frozenset[str]
+
+class Lazy:
+    """Shape that is read when it is first needed. `exact` is False if it holds more values than its schema.
+
+    `find()` returns the shape and `exact`. `note()` is called if an intersection had to be weakened.
+    """
+
+    __slots__ = ("_find", "_is_busy", "_shape", "exact", "note")
+
+    def __init__(self, find: Callable[[], tuple[Shape, bool]], note: Callable[[], None] | None = None) -> None:
+        self._find, self._is_busy, self.exact, self.note = find, False, True, note
+        self._shape: Shape | None = None
+
+    @classmethod
+    def of(cls, shape: Shape) -> Lazy:
+        return cls(lambda: (shape, True))
+
+    @property
+    def shape(self) -> Shape:
+        if self._shape is None:
+            if self._is_busy:
+                raise Busy
+            self._is_busy = True
+            try:
+                self._shape, self.exact = self._find()
+            finally:
+                self._is_busy = False
+        return self._shape
+
+
+@dataclass(frozen=True, eq=False)
+class Constants:
+    """Listed values."""
+
+    values: tuple[Any, ...]
 
 
 @dataclass(frozen=True)
 class Number:
-    low: float | None = None
-    high: float | None = None
-    above: float | None = None
-    below: float | None = None
+    """Numbers between two bounds that are multiples of all `steps`, without those in `but_not`."""
+
+    low: Fraction | None = None
+    high: Fraction | None = None
+    low_in: bool = True
+    high_in: bool = True
     integer: bool = False
-    step: float | None = None
+    steps: tuple[Fraction, ...] = ()
+    but_not: tuple[Fraction, ...] = ()
+
+
+Language: TypeAlias = tuple[Literal["pattern", "format", "const"], str, bool]
 
 
 @dataclass(frozen=True)
 class String:
-    """Texts of `least` to `most` characters, in all languages: ("const" | "pattern" | "format", its value)."""
+    """Texts of `least` to `most` characters in all languages: a kind, its value, and False for the complement."""
 
     least: int = 0
-    most: int | None = None
-    languages: tuple[tuple[str, str], ...] = ()
+    most: float = math.inf
+    languages: tuple[Language, ...] = ()
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Array:
-    """Arrays of `least` to `most` items: the `first` few have shapes of their own, the others `rest`."""
+    """Arrays of `least` to `most` items. The first few have shapes of their own, the others that of `rest`.
 
-    least: int
-    most: int | None
-    first: tuple[Shape, ...]
-    rest: Shape
+    `contains` are pairs: a shape, and how many items at least have it.
+    """
 
-    def item(self, i: int) -> Shape:
+    least: int = 0
+    most: float = math.inf
+    first: tuple[Lazy, ...] = ()
+    rest: Lazy = field(default_factory=lambda: _every())
+    unique: bool = False
+    contains: tuple[tuple[Lazy, int], ...] = ()
+
+    def item(self, i: int) -> Lazy:
         return self.first[i] if i < len(self.first) else self.rest
 
 
-@dataclass(frozen=True)
+class Others(NamedTuple):
+    """Shapes of names that are not listed: those of all patterns found in a name, or `additional` if none is."""
+
+    patterns: tuple[tuple[str, Lazy], ...]
+    additional: Lazy
+
+    def of_name(self, name: str) -> Lazy:
+        parts = [part for pattern, part in self.patterns if name in found(pattern)]
+        return both(*parts) if parts else self.additional
+
+
+@dataclass(frozen=True, eq=False)
 class Object:
-    """Objects of named properties, in order, then others of the shape `additional`."""
+    """Objects of `least` to `most` properties.
 
-    properties: Mapping[str, Shape]
-    additional: Shape
+    `properties` are listed names. Other names have the shapes of all `others`. All names have the shape `names`.
+    """
+
+    properties: Mapping[str, Lazy] = field(default_factory=dict)
+    others: tuple[Others, ...] = ()
     required: tuple[str, ...] = ()
-    least: int = 0                                  # properties; 1, or more if as many are required
+    least: int = 0
+    most: float = math.inf
+    names: Shape = String()
 
-    def named(self) -> Iterator[tuple[str, Shape, bool]]:
-        """Yield (name, shape, is required); required names without a shape of their own come last."""
-        for name, shape in self.properties.items():
-            yield name, shape, name in self.required
-        yield from ((name, self.additional, True) for name in self.required if name not in self.properties)
+    def of_name(self, name: str) -> Lazy:
+        """Return the shape of a property."""
+        known = self.properties.get(name)
+        return both(*(others.of_name(name) for others in self.others)) if known is None else known
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Choice:
     options: tuple[Shape, ...]
 
@@ -96,180 +155,229 @@ class _Any:
     """Any JSON."""
 
 
-Shape: TypeAlias = Words | Number | String | Array | Object | Choice | _Any
+Shape: TypeAlias = Constants | Number | String | Array | Object | Choice | _Any
 ANY, NEVER = _Any(), Choice(())
-_NULL, _BOOLEAN = Words(frozenset({"null"})), Words(frozenset({"true", "false"}))
+EVERY, NONE = Lazy.of(ANY), Lazy.of(NEVER)
+
+
+def _every() -> Lazy:
+    return EVERY
+
+
+TYPES: dict[str, Shape] = {
+    "null": Constants((None,)), "boolean": Constants((False, True)), "number": Number(), "string": String(),
+    "array": Array(), "object": Object(),
+}  # fmt: skip
+
+
+def choice(options: Iterable[Shape]) -> Shape:
+    """Return the union of the options, without nested choices and with one list of constants."""
+    some: list[Shape] = []
+    for option in options:
+        if option is ANY:
+            return ANY
+        some += option.options if isinstance(option, Choice) else [option]
+    if len(some) > MAX_OPTIONS:
+        raise Inexact
+    values = {key_of(value): value for each in some if isinstance(each, Constants) for value in each.values}
+    if values:
+        some = [each for each in some if not isinstance(each, Constants)] + [Constants(tuple(values.values()))]
+    return some[0] if len(some) == 1 else Choice(tuple(some))
+
+
+# ---- intersection
+
+
+def both(*parts: Lazy) -> Lazy:
+    """Return the values of all parts."""
+    some = [part for part in parts if part is not EVERY]
+    return reduce(_both, some) if some else EVERY
+
+
+@lru_cache(10_000)
+def _both(a: Lazy, b: Lazy) -> Lazy:
+    def find() -> tuple[Shape, bool]:
+        try:
+            return intersect(a.shape, b.shape), a.exact and b.exact
+        except Inexact:
+            for each in (a, b):
+                if each.note:
+                    each.note()
+            return a.shape, False
+
+    return a if a is b else Lazy(find, a.note or b.note)
 
 
 def intersect(a: Shape, b: Shape) -> Shape:
     """Return the values of both shapes; in an object, the properties of `a` come first."""
-    if isinstance(a, _Any):
+    if a is ANY or a is b:
         return b
-    if isinstance(b, _Any):
+    if b is ANY:
         return a
     if isinstance(a, Choice):
-        return _choice(intersect(option, b) for option in a.options)
+        return choice(intersect(option, b) for option in a.options)
     if isinstance(b, Choice):
-        return _choice(intersect(a, option) for option in b.options)
-    if isinstance(a, Words) and isinstance(b, Words):
-        words = a.words & b.words
-        return Words(words) if words else NEVER
+        return choice(intersect(a, option) for option in b.options)
+    if isinstance(b, Constants) and not isinstance(a, Constants):
+        a, b = b, a
+    if isinstance(a, Constants):
+        values = tuple(value for value in a.values if fits(value, b))
+        return Constants(values) if values else NEVER
     if isinstance(a, Number) and isinstance(b, Number):
-        return _intersect_numbers(a, b)
+        low, low_in = _tighter(max, (a.low, a.low_in), (b.low, b.low_in))
+        high, high_in = _tighter(min, (a.high, a.high_in), (b.high, b.high_in))
+        steps, but_not = _union(a.steps, b.steps), _union(a.but_not, b.but_not)
+        return Number(low, high, low_in, high_in, a.integer or b.integer, steps, but_not)
     if isinstance(a, String) and isinstance(b, String):
-        languages = tuple(dict.fromkeys(a.languages + b.languages))
-        return String(max(a.least, b.least), _least(a.most, b.most), languages)
+        return String(max(a.least, b.least), min(a.most, b.most), _union(a.languages, b.languages))
     if isinstance(a, Array) and isinstance(b, Array):
-        first = range(max(len(a.first), len(b.first)))
-        items = tuple(intersect(a.item(i), b.item(i)) for i in first)
-        return Array(max(a.least, b.least), _least(a.most, b.most), items, intersect(a.rest, b.rest))
+        items = tuple(both(a.item(i), b.item(i)) for i in range(max(len(a.first), len(b.first))))
+        least, most, rest = max(a.least, b.least), min(a.most, b.most), both(a.rest, b.rest)
+        return Array(least, most, items, rest, a.unique or b.unique, a.contains + b.contains)
     if isinstance(a, Object) and isinstance(b, Object):
-        named = {name: intersect(shape, b.properties.get(name, b.additional)) for name, shape in a.properties.items()}
-        named |= {name: intersect(a.additional, shape) for name, shape in b.properties.items() if name not in named}
-        required = tuple(dict.fromkeys(a.required + b.required))
-        return Object(named, intersect(a.additional, b.additional), required, max(a.least, b.least))
+        named = {name: both(a.of_name(name), b.of_name(name)) for name in _union(a.properties, b.properties)}
+        least, most, names = max(a.least, b.least), min(a.most, b.most), intersect(a.names, b.names)
+        return Object(named, _union(a.others, b.others), _union(a.required, b.required), least, most, names)
     return NEVER
 
 
-def _intersect_numbers(a: Number, b: Number) -> Number:
-    if a.step is not None and b.step is not None and a.step != b.step:
-        raise NotCompilable("multiples of two numbers")
-    return Number(
-        _most(a.low, b.low), _least(a.high, b.high), _most(a.above, b.above), _least(a.below, b.below),
-        a.integer or b.integer, b.step if a.step is None else a.step,
-    )  # fmt: skip
+def _union(a: Iterable[Any], b: Iterable[Any]) -> tuple[Any, ...]:
+    return tuple(dict.fromkeys((*a, *b)))
 
 
-def _least(a: Any, b: Any) -> Any:
-    return min((each for each in (a, b) if each is not None), default=None)
+def _tighter(choose: Any, *bounds: tuple[Fraction | None, bool]) -> tuple[Fraction | None, bool]:
+    values = [bound for bound, _ in bounds if bound is not None]
+    value = choose(values) if values else None
+    return value, all(is_in for bound, is_in in bounds if bound == value)
 
 
-def _most(a: Any, b: Any) -> Any:
-    return max((each for each in (a, b) if each is not None), default=None)
+# ---- complement
 
 
-def _choice(options: Iterable[Shape]) -> Shape:
-    """Return the union of the options, with nested choices flattened."""
-    found: list[Shape] = []
-    for option in options:
-        if isinstance(option, _Any):
-            return ANY
-        found += option.options if isinstance(option, Choice) else [option]
-        if len(found) > MAX_OPTIONS:
-            raise NotCompilable(f"a choice of more than {MAX_OPTIONS:,}")
-    return found[0] if len(found) == 1 else Choice(tuple(found))
+def negate(shape: Shape) -> Shape:
+    """Return the values that do not have a shape. Raises Inexact if no shape holds exactly these."""
+    whole: Shape = ANY
+    if shape is ANY:
+        return NEVER
+    if isinstance(shape, Choice):
+        return reduce(intersect, map(negate, shape.options), whole)
+    others = [each for each in TYPES.values() if not isinstance(each, type(shape))]
+    match shape:
+        case Constants():
+            return choice(_other_values(shape))
+        case Number() if not (shape.integer or shape.steps or shape.but_not):
+            below = [] if shape.low is None else [Number(high=shape.low, high_in=not shape.low_in)]
+            above = [] if shape.high is None else [Number(low=shape.high, low_in=not shape.high_in)]
+            return choice([*others, *below, *above])
+        case String():
+            texts = (String(languages=((kind, value, not is_in),)) for kind, value, is_in in shape.languages)
+            return choice([*others, *_other_sizes(String, shape), *texts])
+        case Array() if not (shape.unique or shape.contains or shape.first) and shape.rest is EVERY:
+            return choice([*others, *_other_sizes(Array, shape)])
+        case Object() if not shape.others and shape.names == String():
+            return choice([*others, *_other_sizes(Object, shape), *_other_objects(shape)])
+    raise Inexact
 
 
-@dataclass
-class Reader:
-    """Reader of the schemas in one document, to which references point."""
-
-    root: Any
-    _references: dict[str, Shape | None] = field(default_factory=dict)      # None while its schema is read
-
-    def __post_init__(self) -> None:
-        named = str(self.root.get("$schema", "")) if isinstance(self.root, dict) else ""
-        self.is_old = any(draft in named for draft in OLD)
-
-    def shape(self, schema: Any) -> Shape:
-        """Return the shape of a schema. Raises NotCompilable."""
-        if isinstance(schema, bool):
-            return ANY if schema else NEVER
-        if schema is not self.root and isinstance(schema.get("$id", schema.get("id")), str):
-            raise NotCompilable("a part with an $id")
-        if unread := schema.keys() & KEYWORDS - READ:
-            raise NotCompilable(", ".join(sorted(unread)))
-        if self.is_old and "const" in schema and "draft-04" in str(self.root.get("$schema")):
-            raise NotCompilable("const in draft 4")
-        found: Shape = ANY
-        some: dict[str, Any] = {}
-        for key, value in schema.items():
-            if key in APPLIED:
-                found = intersect(found, self._simple(some, schema))
-                found, some = intersect(found, self._applied(key, value)), {}
-            elif key in READ:
-                some[key] = value
-                if key == "additionalProperties" and "properties" in schema:        # whose names are not additional
-                    some.setdefault("properties", dict.fromkeys(schema["properties"], True))
-                if key == "items" and "prefixItems" in schema:
-                    some.setdefault("prefixItems", [True] * len(schema["prefixItems"]))
-        return intersect(found, self._simple(some, schema))
-
-    def _applied(self, key: str, value: Any) -> Shape:
-        if key == "const":
-            return _constant(value)
-        if key == "enum":
-            return _choice(map(_constant, value))
-        if key == "$ref":
-            return self._reference(value)
-        shapes = list(map(self.shape, value))
-        if key != "allOf":
-            return _choice(shapes)
-        whole: Shape = ANY
-        return reduce(intersect, shapes, whole)
-
-    def _reference(self, name: str) -> Shape:
-        if name not in self._references:
-            self._references[name] = None
-            schema = self.root if name == "#" else target(self.root, name)
-            if not isinstance(schema, dict | bool):
-                raise NotCompilable(f"the reference {name}")
-            self._references[name] = self.shape(schema)
-        found = self._references[name]
-        if found is None:
-            raise NotCompilable("recursion")
-        return found
-
-    def _simple(self, some: dict[str, Any], schema: dict[str, Any]) -> Shape:
-        """Return the shape of the keywords `some` of a schema, together with its type."""
-        if not some.keys() - {"$defs", "definitions"}:
-            return ANY
-        kinds = schema.get("type", TYPES)
-        return _choice(self._of_type(kind, some) for kind in ([kinds] if isinstance(kinds, str) else kinds))
-
-    def _of_type(self, kind: str, some: dict[str, Any]) -> Shape:
-        if kind in ("null", "boolean"):
-            return _NULL if kind == "null" else _BOOLEAN
-        if kind in ("number", "integer"):
-            return _number(some, kind == "integer")
-        if kind == "string":
-            languages = tuple((key, some[key]) for key in ("pattern", "format") if key in some)
-            return String(int(some.get("minLength", 0)), some.get("maxLength"), languages)
-        if kind == "array":
-            return self._array(some)
-        named = {name: self.shape(part) for name, part in some.get("properties", {}).items()}
-        required = tuple(dict.fromkeys(some.get("required", ())))
-        least = some.get("minProperties", 0)
-        if least > max(1, len(required)):
-            raise NotCompilable("minProperties above 1")
-        return Object(named, self.shape(some.get("additionalProperties", True)), required, least)
-
-    def _array(self, some: dict[str, Any]) -> Shape:
-        first, rest = some.get("prefixItems", []), some.get("items", True)
-        if self.is_old or "additionalItems" in some or isinstance(rest, list):
-            first, rest = (rest, some.get("additionalItems", True)) if isinstance(rest, list) else ([], rest)
-        return Array(some.get("minItems", 0), some.get("maxItems"), tuple(map(self.shape, first)), self.shape(rest))
+def _other_values(shape: Constants) -> Iterator[Shape]:
+    """Yield the shapes of the values that are not listed."""
+    if any(isinstance(value, list | dict) for value in shape.values):
+        raise Inexact
+    listed = set(map(key_of, shape.values))
+    words = tuple(word for word in (None, False, True) if key_of(word) not in listed)
+    yield from [Constants(words)] if words else []
+    yield Number(but_not=tuple(Fraction(value) for value in shape.values if _is_number(value)))
+    yield String(languages=tuple(("const", value, False) for value in shape.values if isinstance(value, str)))
+    yield from (TYPES["array"], TYPES["object"])
 
 
-def _number(some: dict[str, Any], integer: bool) -> Number:
-    low, high = some.get("minimum"), some.get("maximum")
-    above, below = some.get("exclusiveMinimum"), some.get("exclusiveMaximum")
-    if isinstance(above, bool):                     # draft 4
-        above = low if above else None
-    if isinstance(below, bool):
-        below = high if below else None
-    step = some.get("multipleOf")
-    return Number(low, high, above, below, integer, None if step is None else abs(float(step)))
+def _other_sizes(kind: Any, shape: Any) -> Iterator[Shape]:
+    if shape.least:
+        yield kind(most=shape.least - 1)
+    if shape.most < math.inf:
+        yield kind(least=int(shape.most) + 1)
 
 
-def _constant(value: Any) -> Shape:
-    if value is None or isinstance(value, bool):
-        return Words(frozenset({{None: "null", True: "true", False: "false"}[value]}))
-    if isinstance(value, int | float):
-        return Number(value, value, integer=isinstance(value, int))
-    if isinstance(value, str):
-        return String(languages=(("const", value),))
-    if isinstance(value, list):
-        items = tuple(map(_constant, value))
-        return Array(len(items), len(items), items, NEVER)
-    return Object({name: _constant(part) for name, part in value.items()}, NEVER, tuple(value))
+def _other_objects(shape: Object) -> Iterator[Shape]:
+    """Yield the shapes of objects that lack a required property, or have one of another shape."""
+    yield from (Object({name: NONE}) for name in shape.required)
+    for name, part in shape.properties.items():
+        inside = part.shape
+        if not part.exact:
+            raise Inexact
+        if (other := negate(inside)) is not NEVER:
+            yield Object({name: Lazy.of(other)}, required=(name,))
+
+
+# ---- values
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | Decimal) and not isinstance(value, bool)
+
+
+def key_of(value: Any) -> Any:
+    """Return a key that is equal for equal JSON values: 1 is 1.0 and not true, and members have no order."""
+    if isinstance(value, dict):
+        return "object", frozenset((name, key_of(each)) for name, each in value.items())
+    return ("array", *map(key_of, value)) if isinstance(value, list) else (isinstance(value, bool), value)
+
+
+@lru_cache(1_000)
+def language(kind: str, value: str) -> DFA:
+    """Return the texts of a language of a String."""
+    if kind == "const":
+        return DFA.from_strings([value])
+    dfa = found(value) if kind == "pattern" else format_language(value)
+    assert dfa is not None
+    return dfa
+
+
+def fits(value: Any, shape: Shape) -> bool:
+    """Return whether a JSON value, whose numbers are int or Decimal, has a shape."""
+    match shape:
+        case Choice():
+            return any(fits(value, option) for option in shape.options)
+        case Constants():
+            return any(key_of(value) == key_of(each) for each in shape.values)
+        case Number():
+            return _is_number(value) and _fits_number(Fraction(value), shape)
+        case String():
+            return isinstance(value, str) and shape.least <= len(value) <= shape.most and all(
+                (value in language(kind, name)) == positive for kind, name, positive in shape.languages
+            )
+        case Array():
+            return isinstance(value, list) and (
+                shape.least <= len(value) <= shape.most
+                and all(fits(each, shape.item(i).shape) for i, each in enumerate(value))
+                and not (shape.unique and len(set(map(key_of, value))) < len(value))
+                and all(sum(fits(each, item.shape) for each in value) >= least for item, least in shape.contains)
+            )
+        case Object():
+            return isinstance(value, dict) and (
+                shape.least <= len(value) <= shape.most
+                and value.keys() >= {*shape.required}
+                and all(fits(name, shape.names) for name in value)
+                and all(fits(each, shape.of_name(name).shape) for name, each in value.items())
+            )
+    return True
+
+
+def _fits_number(value: Fraction, shape: Number) -> bool:
+    return (
+        (shape.low is None or value > shape.low or (shape.low_in and value == shape.low))
+        and (shape.high is None or value < shape.high or (shape.high_in and value == shape.high))
+        and not (shape.integer and value.denominator > 1)
+        and not any((value / step).denominator > 1 for step in shape.steps)
+        and value not in shape.but_not
+    )
+
+
+def values_of(shape: Array) -> dict[Any, Any] | None:
+    """Return the values that items of an array may have, by their keys; None if they are not listed."""
+    found: dict[Any, Any] = {}
+    for item in (*shape.first, shape.rest):
+        if not isinstance(item.shape, Constants):
+            return None
+        found |= {key_of(value): value for value in item.shape.values}
+    return found

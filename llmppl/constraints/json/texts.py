@@ -1,389 +1,329 @@
-"""JSON texts as automata: compiles a schema to a recognizer over bytes of the texts that llguidance accepts.
+"""Texts of a JSON schema as a recognizer over bytes: frames on a stack.
 
-An `NFA` is built from its end, so each part of a schema is a function from the state that follows it to the state that
-begins it. An impossible part gives DEAD, and so does every part that needs it.
+A state is a `Config`: the local states that the text so far may have reached (`frames`), each with the configuration
+that follows when its value is complete. There are several local states where alternatives begin alike. Equal local
+states are merged, so a configuration is a graph of stacks and stays small.
 
-Where any JSON may stand, brackets nest, and `OpenTexts` uses a stack. Whitespace may stand between any two tokens of
-JSON, but neither before the first nor after the last.
+Frames are made when a text first needs them. So a schema costs what its texts use of it.
 """
 
 from __future__ import annotations
 
-import itertools
-import json
-import math
-from collections.abc import Iterator, Sequence
-from functools import lru_cache, partial
-from typing import Any, Self
+from collections.abc import Iterable
+from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
-from llmppl.constraints.automata.budget import Budget, TooLarge
-from llmppl.constraints.automata.determinise import Machine
+from llmppl.constraints.automata.budget import TooLarge
 from llmppl.constraints.automata.dfa import DFA
-from llmppl.constraints.automata.nfa import ACCEPT, DEAD, NFA, Fragment
-from llmppl.constraints.automata.operations import Edge
-from llmppl.constraints.automata.regex import Regex
-from llmppl.constraints.constraint import VocabularyLike
-from llmppl.constraints.json import scalars as scalars
-from llmppl.constraints.json.ends import MARKS, OPENING, NestedDistances
-from llmppl.constraints.json.scalars import fragment
+from llmppl.constraints.json.arrays import Items
+from llmppl.constraints.json.frames import Automaton, Frame, Local, Whitespace
+from llmppl.constraints.json.numbers import numbers, spellings
+from llmppl.constraints.json.objects import Members
 from llmppl.constraints.json.shapes import (
     ANY,
-    NEVER,
+    NONE,
+    TYPES,
     Array,
+    Busy,
     Choice,
-    NotCompilable,
+    Constants,
+    Lazy,
     Number,
     Object,
-    Reader,
+    Others,
     Shape,
     String,
-    Words,
 )
-from llmppl.constraints.masks import TokenIndex
-from llmppl.constraints.masks.self_loops import Key, key_of
-from llmppl.support.graphs import Memo
+from llmppl.constraints.json.strings import quoted, spelled
+from llmppl.support.graphs import Memo, Numbering
+from llmppl.support.locks import Lock, locked
 
-__all__ = ["JsonTexts", "OpenTexts", "texts_of"]
+__all__ = ["END", "Config", "Texts"]
 
-MAX_PARTS = 100_000                                 # states of the NFA
-MAX_PAIRS = 1_000_000                               # of optional properties that may follow one another
-MAX_STATES = 20_000                                 # of the DFA, if alternatives begin alike
-ESCAPES = "json_allow_general_unicode_escapes"
-OPTIONS = {"whitespace_flexible", "whitespace_pattern", "coerce_one_of", "lenient", ESCAPES}
-ANY_BLANKS = r"[ \n\r\t]+"
-REMEDY = '"additionalProperties": false and "items" would work'
-
-Stacks = tuple[tuple[int, ...], ...]
+MAX_KEPT = 200_000                                  # configurations that are kept
+Pair = tuple[Local, "Config"]
 
 
-class JsonTexts(DFA):
-    """Texts of a schema that describes the content of all its objects and arrays; made by `texts_of`."""
+class Config:
+    """State of `Texts`: pairs of a local state and the configuration after its value. `accepts`: the text may end."""
 
-    def __init__(self, nfa: NFA, constraint: Any) -> None:
-        self.constraint = constraint
-        super().__init__(nfa)
+    __slots__ = ("_hash", "accepts", "items")
 
-    def __repr__(self) -> str:
-        return repr(self.constraint)
+    def __init__(self, items: tuple[Pair, ...], accepts: bool) -> None:
+        self.items, self.accepts = items, accepts
+        self._hash = hash((items, accepts))
 
-    def parse(self, text: str) -> Any:
-        """Return the value that a text writes, as the constraint reads it."""
-        return self.constraint.parse(text)
+    def __hash__(self) -> int:
+        return self._hash
 
+    def __eq__(self, other: object) -> bool:
+        return self is other or (
+            isinstance(other, Config) and self._hash == other._hash
+            and self.items == other.items and self.accepts == other.accepts
+        )  # fmt: skip
 
-class OpenTexts(Machine):
-    """Texts of a schema with parts that may be any JSON, as a pushdown recognizer; made by `texts_of`.
-
-    Its states are numbered in the order of their discovery, and there are infinitely many. `control` reads the schema,
-    in which a mark stands for the inside of an object or array of any JSON. `inside` reads such an inside, after its
-    mark, again with marks in it. A state is a set of stacks of their states. The first state of a stack is the current
-    one; each other one is where reading continues when the state before it ends. The last belongs to `control`, the
-    others to `inside`. There are several stacks where a bracket may begin any JSON as well as a part that the schema
-    describes.
-    """
-
-    distances = NestedDistances
-
-    def __init__(self, control: DFA, inside: DFA, constraint: Any) -> None:
-        self.control, self.inside, self.constraint = control, inside, constraint
-        self._stacks: list[Stacks] = [()]
-        self._loops = Memo(partial(key_of, control.row))
-        super().__init__(_Stacked(control, inside, repr(constraint)))
-
-    def _add(self, key: Stacks) -> int:
-        """Number a new key, and return its number. Overwrites the leftovers of an interrupt."""
-        self._stacks[len(self._keys) :] = [key]
-        return super()._add(key)
-
-    def loop(self, state: int) -> Key | None:
-        """Return the self-loop key (`masks.self_loops.key_of`) of the current state if there is one stack."""
-        stacks = self._stacks[state]
-        if len(stacks) > 1:
-            return None
-        (top, *_), machine = stacks[0], self._source.machine(stacks[0])
-        return (self._loops if machine is self.control else _loops(machine))[top]
-
-    def stacks(self, state: int) -> Stacks:
-        """Return the stacks of a state."""
-        return self._stacks[state]
-
-    def explore(self, limit: int | None = None) -> Self:
-        """Raise TooLarge: the number of states is infinite."""
-        raise TooLarge(repr(self), "nested JSON has infinitely many states", REMEDY)
-
-    def index(self, vocab: VocabularyLike) -> TokenIndex:
-        """Return the index of the tokens of a vocabulary that may follow in each state."""
-        return TokenIndex(self, vocab)
+    def __deepcopy__(self, memo: object) -> Config:
+        return self
 
     def __repr__(self) -> str:
-        return repr(self.constraint)
-
-    def parse(self, text: str) -> Any:
-        """Return the value that a text writes, as the constraint reads it."""
-        return self.constraint.parse(text)
+        return f"<{', '.join(map(repr, (local for local, _ in self.items)))}{' end' * self.accepts}>"
 
 
-class _Stacked:
-    """Source of the states of OpenTexts; a key is a tuple of stacks."""
-
-    def __init__(self, control: DFA, inside: DFA, name: str) -> None:
-        self.nfa = NFA(Budget(name))                # only for its budget
-        self._control, self._inside = control, inside
-        self._starts = [inside.step(inside.start, mark) or 0 for mark in MARKS]
-        self.start: Stacks = ((control.start,),)
-
-    def accepts(self, key: Stacks) -> bool:
-        return any(len(stack) == 1 and self._control.accepts(stack[0]) for stack in key)
-
-    def moves(self, key: Stacks) -> list[tuple[int, int, Stacks]]:
-        if len(key) == 1:
-            ((top, *rest),) = key
-            found = self.machine(key[0]).moves(top)
-            return [(lo, hi, self._only(lo, target, rest)) for lo, hi, target in found if lo < MARKS[0]]
-        table = np.stack([self.machine(stack).row(stack[0]) for stack in key])[:, : MARKS[0]]
-        cuts = (np.flatnonzero((table[:, 1:] != table[:, :-1]).any(0)) + 1).tolist()
-        moves = []
-        for lo, end in itertools.pairwise([0, *cuts, MARKS[0]]):
-            targets = table[:, lo].tolist()
-            if any(targets):
-                pairs = zip(targets, key, strict=True)
-                after = {stack for target, (_, *rest) in pairs if target for stack in self._after(lo, target, rest)}
-                moves.append((lo, end - 1, tuple(sorted(after))))
-        return moves
-
-    def machine(self, stack: tuple[int, ...]) -> DFA:
-        """Return the automaton of the first state of a stack."""
-        return self._inside if len(stack) > 1 else self._control
-
-    def _only(self, byte: int, target: int, rest: list[int]) -> Stacks:
-        """Return the key after a byte that has led the first state of the only stack to `target`."""
-        if byte in OPENING or rest:
-            return tuple(sorted(self._after(byte, target, rest)))
-        return ((target,),)
-
-    def _after(self, byte: int, target: int, rest: Sequence[int]) -> Iterator[tuple[int, ...]]:
-        """Yield the stacks after a byte that has led the first state of a stack to `target`."""
-        machine = self._inside if rest else self._control
-        if rest and machine.accepts(target):
-            yield tuple(rest)
-            return
-        if byte not in OPENING:                     # no mark follows
-            yield target, *rest
-            return
-        row = machine.row(target)
-        if machine.accepts(target) or row[: MARKS[0]].any():
-            yield target, *rest
-        for mark, start in zip(MARKS, self._starts, strict=True):
-            if row[mark]:
-                yield start, int(row[mark]), *rest
+END = Config((), True)                              # nothing may follow
 
 
-def texts_of(schema: Any, constraint: Any) -> JsonTexts | OpenTexts:
-    """Return the texts of a schema.
+class Texts:
+    """Recognizer of the texts of a shape: `start`, `step` and `accepts`; `moves` has all bytes at once."""
 
-    Parameters
-    ----------
-    schema : dict or bool, with all options in its "x-guidance"
-    constraint : JsonSchema
-        Names the texts in errors, and parses them.
+    def __init__(self, blank: Whitespace, in_order: bool) -> None:
+        self._blank, self._in_order = blank, in_order
+        self._frames: dict[int, tuple[Shape, Frame | None]] = {}
+        self._live: dict[Lazy, bool] = {}
+        self._open: set[int] = set()
+        self._starts = Memo(self._find_starts)
+        self._pushed = Memo[Pair, Config](lambda pair: self.closed([pair]))
+        self._lock = Lock()
 
-    Raises
-    ------
-    NotCompilable
-        No automaton can be made of the schema.
-    """
-    options = schema.get("x-guidance", {}) if isinstance(schema, dict) else {}
-    if options.keys() - OPTIONS or not options.get(ESCAPES):
-        raise NotCompilable("options of llguidance")
-    blank = options.get("whitespace_pattern")
-    if blank is None and options.get("whitespace_flexible", True):
-        blank = ANY_BLANKS
-    try:
-        shape = Reader(schema).shape(schema)
-        builder = _Builder(repr(constraint), blank)
-        builder.nfa.start = builder.value(shape, ACCEPT)
-        if builder.is_open:
-            control = DFA(builder.nfa)
-            control = control.explore(MAX_STATES) if builder.branches else control
-            return OpenTexts(control, _any_json(blank), constraint)
-        texts = JsonTexts(builder.nfa, constraint)
-        return texts.explore(MAX_STATES) if builder.branches else texts
-    except (TooLarge, RecursionError) as error:
-        raise NotCompilable(str(error)) from None
+    def begin(self, root: Lazy) -> None:
+        """Begin with a shape. Raises ValueError if it has no instances."""
+        if not self.is_live(root):
+            raise ValueError("JSON schema: it has no instances; every text breaks a keyword, or would be infinite")
+        self._root = root
+        self.start = self.closed((local, END) for local in self._starts[root])
 
+    # ---- frames
 
-class _Builder:
-    """Builder of the NFA. `branches`: some alternatives begin alike. `is_open`: some part may be any JSON.
+    def is_live(self, part: Lazy) -> bool:
+        """Return whether some finite value has a shape (or cannot be refuted while the shape is read)."""
+        known = self._live.get(part)
+        if known is None:
+            try:
+                shape = part.shape
+            except Busy:
+                return True
+            is_outermost, known = not self._open, self._is_live(shape)
+            if known or is_outermost:
+                self._live[part] = known
+        return known
 
-    Each method takes the state that follows, and returns the state that reads a part and becomes that state.
-    """
+    def _is_live(self, shape: Shape) -> bool:
+        if shape is ANY or isinstance(shape, Constants):
+            return True
+        if isinstance(shape, Choice):
+            return any(map(self._is_live, shape.options))
+        if id(shape) in self._open:                 # only an infinite value would need itself
+            return False
+        if id(shape) in self._frames:
+            return self._frames[id(shape)][1] is not None
+        is_outermost = not self._open
+        self._open.add(id(shape))
+        try:
+            frame = self._frame(shape)
+        finally:
+            self._open.discard(id(shape))
+        if frame is not None or is_outermost or not isinstance(shape, Array | Object):
+            self._frames[id(shape)] = shape, frame
+        return frame is not None
 
-    def __init__(self, name: str, blank: str | None) -> None:
-        self.nfa, self.branches, self.is_open = NFA(Budget(name)), False, False
-        self._blank = None if blank is None else _blanks(blank)
-        self._whitespace: dict[int, int] = {}
-        self._pairs = 0
-
-    def whitespace(self, follow: int) -> int:
-        """Read whitespace or nothing."""
-        if self._blank is None or follow == DEAD:
-            return follow
-        if follow not in self._whitespace:
-            blank = self._blank
-            some = self.embed(blank, follow) if isinstance(blank, DFA) else self.nfa.read(blank, follow)
-            self._whitespace[follow] = self.nfa.optional(some, follow)
-        return self._whitespace[follow]
-
-    def embed(self, dfa: DFA, follow: int) -> int:
-        """Read a text of an automaton."""
-        rows, ends = _rows(dfa)
-        return self.nfa.graph(rows, dict.fromkeys(ends, follow))[1][dfa.start] if dfa.start else DEAD
-
-    def text(self, data: bytes, follow: int) -> int:
-        return self.nfa.read(_chain(data), follow)
-
-    def value(self, shape: Shape, follow: int) -> int:
-        """Read a value of a shape."""
-        if len(self.nfa) > MAX_PARTS:
-            raise NotCompilable(f"more than {MAX_PARTS:,} states")
-        if follow == DEAD:
-            return DEAD
+    def _frame(self, shape: Shape) -> Frame | None:
+        """Return the frame of a shape; None if it has no instances."""
         match shape:
-            case Words():
-                return self.nfa.split(self.text(word.encode(), follow) for word in sorted(shape.words))
+            case Constants():                       # strings, numbers and words
+                dfa = DFA.from_strings(text for value in shape.values for text in _written(value))
+                return Automaton(dfa)
             case Number():
-                return self.number(shape, follow)
+                dfa = numbers(shape.low, shape.low_in, shape.high, shape.high_in, shape.integer, shape.steps)
+                for value in shape.but_not:
+                    dfa = dfa - numbers(value, True, value, True)
+                return Automaton(dfa) if dfa.start else None
             case String():
-                return self.string(shape, follow)
-            case Choice():
-                self.branches |= sum(isinstance(option, Array | Object) for option in shape.options) > 1
-                return self.nfa.split([self.value(option, follow) for option in shape.options])
+                return quoted(shape)
             case Array():
-                return self.text(b"[", self.items(shape, follow))
-            case Object():
-                return self.text(b"{", self.members(shape, follow))
-        return self.any_value(follow)
+                items = Items(shape, self._blank, self.is_live)
+                return items if items.is_possible else None
+        assert isinstance(shape, Object)
+        members = Members(shape, self._blank, self.is_live, self._in_order)
+        return members if members.is_possible else None
 
-    def any_value(self, follow: int) -> int:
-        """Read any JSON; an object or array is its opening bracket and the mark of its inside."""
-        self.is_open = True
-        scalars_ = (Words(frozenset({"null", "true", "false"})), Number(), String())
-        nested = (self.text(bytes(pair), follow) for pair in zip(b"{[", MARKS, strict=True))
-        return self.nfa.split([*(self.value(shape, follow) for shape in scalars_), *nested])
+    def _find_starts(self, part: Lazy) -> tuple[Local, ...]:
+        """Return the local states in which a value of a shape begins."""
+        found: list[Local] = []
+        todo = [part.shape]
+        while todo:
+            shape = todo.pop()
+            if shape is ANY:
+                todo += TYPES.values()
+            elif isinstance(shape, Choice):
+                todo += shape.options
+            elif isinstance(shape, Constants) and any(isinstance(value, list | dict) for value in shape.values):
+                plain = tuple(value for value in shape.values if not isinstance(value, list | dict))
+                todo += [_parts(value) for value in shape.values if isinstance(value, list | dict)]
+                todo += [Constants(plain)] if plain else []
+            elif self._is_live(shape):
+                known = self._frames.get(id(shape)) or self._frames.setdefault(id(shape), (shape, self._frame(shape)))
+                assert known[1] is not None
+                found.append(known[1].start)
+        return tuple(found)
 
-    def number(self, shape: Number, follow: int) -> int:
-        if shape.low is None or shape.low != shape.high or not shape.above is shape.below is shape.step is None:
-            return self.embed(scalars.number(shape), follow)
-        if shape.integer and shape.low != int(shape.low):
-            return DEAD
-        texts = scalars.spellings(shape.low, shape.integer)
-        return self.nfa.split([self.text(text.encode(), follow) for text in texts])
+    # ---- configurations
 
-    def string(self, shape: String, follow: int) -> int:
-        if len(shape.languages) == 1 and shape.languages[0][0] == "const":
-            constant = shape.languages[0][1]
-            if constant.isprintable() and not {'"', "\\"} & set(constant):
-                fits = shape.least <= len(constant) <= (len(constant) if shape.most is None else shape.most)
-                return self.text(f'"{constant}"'.encode(), follow) if fits else DEAD
-        if shape.languages:
-            return self.nfa.read(scalars.quoted(shape), follow)
-        if not shape.least and shape.most is None:
-            return self.nfa.read(scalars.string(), follow)
-        if shape.most is not None and shape.least > shape.most:
-            return DEAD
-        if max(shape.least, shape.most or 0) * len(scalars.character()) > MAX_PARTS:
-            raise NotCompilable("a long string")
-        end = self.text(b'"', follow)
-        if shape.most is None:
-            state = self.nfa.star(lambda again: self.nfa.read(scalars.character(), again), end)
-        else:
-            state = end
-            for _ in range(shape.most - shape.least):
-                state = self.nfa.split([self.nfa.read(scalars.character(), state), end])
-        for _ in range(shape.least):
-            state = self.nfa.read(scalars.character(), state)
-        return self.text(b'"', state)
+    def closed(self, pairs: Iterable[Pair], is_closing: bool = False) -> Config:
+        """Return the configuration of some pairs, of the values that are complete there, and of those that begin.
 
-    def items(self, shape: Array, follow: int) -> int:
-        """Read an array after its opening bracket."""
-        close, least = self.text(b"]", follow), shape.least
-        last = max(len(shape.first), least) if shape.most is None else shape.most
-        if last < least:
-            return DEAD
-        after = self.whitespace(close)              # after the last item
-        if shape.most is None:                      # more items may follow
-            after = self.nfa.add(())
-            more = self.text(b",", self.whitespace(self.value(shape.rest, after)))
-            self.nfa.epsilon[after] = (self.whitespace(self.nfa.split([more, close])),)
-        for i in range(last - 1, -1, -1):
-            item = self.value(shape.item(i), after)
-            ends = [close] if least <= i else []
-            after = self.whitespace(self.nfa.split([self.text(b",", self.whitespace(item)) if i else item, *ends]))
-        if not last:
-            item = self.value(shape.rest, after) if shape.most is None else DEAD
-            after = self.whitespace(self.nfa.split([item, close]))
-        return after
+        With `is_closing`, there is none that only makes the text longer.
+        """
+        found: dict[Local, Config] = {}
+        accepts, todo, seen = False, list(pairs), set[Pair]()
+        while todo:
+            pair = todo.pop()
+            local, below = pair
+            moves, calls, done = local.closing if is_closing else (local._expanded or local.expanded)
+            if calls or done:
+                if pair in seen:
+                    continue
+                seen.add(pair)
+                if done:
+                    accepts |= below.accepts
+                    todo += below.items
+                for part, after in calls:
+                    if len(self._pushed) > MAX_KEPT:
+                        self.forget()
+                    todo += [(start, self._pushed[after, below]) for start in self._starts[part]]
+            if moves:
+                known = found.get(local)
+                found[local] = below if known is None or known is below else self._union(known, below)
+        return Config(tuple(found.items() if len(found) < 2 else sorted(found.items(), key=_order)), accepts)
 
-    def members(self, shape: Object, follow: int) -> int:
-        """Read an object after its opening bracket."""
-        close = self.text(b"}", follow)
-        self._pairs += sum(not required for _, _, required in shape.named()) ** 2
-        if self._pairs > MAX_PAIRS:
-            raise NotCompilable(f"more than {math.isqrt(MAX_PAIRS):,} optional properties")
-        first, later = self.additional_properties(shape, close)         # at the start, and after a property
-        for name, value, required in reversed(list(shape.named())):
-            item = self.property(_chain(json.dumps(name, ensure_ascii=False).encode()), value, self.whitespace(later))
-            more = self.text(b",", self.whitespace(item))
-            first = self.nfa.split([item] if required else [item, first])
-            later = self.nfa.split([more] if required else [more, later])
-        return self.whitespace(first)
+    def _one(self, local: Local, below: Config, is_closing: bool) -> Config:
+        """Return the configuration of one pair."""
+        _, calls, done = local.closing if is_closing else (local._expanded or local.expanded)
+        return self.closed([(local, below)], is_closing) if calls or done else Config(((local, below),), False)
 
-    def additional_properties(self, shape: Object, close: int) -> tuple[int, int]:
-        """Read unnamed properties or the end: the states for the start of an object, and for after a property."""
-        empty = DEAD if shape.least else close
-        if shape.additional == NEVER:
-            return empty, close
-        again = self.nfa.add(())
-        item = self.property(scalars.other_names(name for name, _, _ in shape.named()), shape.additional, again)
-        later = self.nfa.split([self.text(b",", self.whitespace(item)), close])
-        self.nfa.epsilon[again] = (self.whitespace(later),)
-        return self.nfa.split([item, empty]), later
+    def _union(self, a: Config, b: Config) -> Config:
+        """Return a configuration with the stacks of two."""
+        if a == b:
+            return a
+        found = dict(a.items)
+        for local, below in b.items:
+            known = found.get(local)
+            found[local] = below if known is None else self._union(known, below)
+        return Config(tuple(sorted(found.items(), key=_order)), a.accepts or b.accepts)
 
-    def property(self, name: Fragment, value: Shape, follow: int) -> int:
-        return self.nfa.read(name, self.whitespace(self.text(b":", self.whitespace(self.value(value, follow)))))
+    def accepts(self, state: Config) -> bool:
+        return state.accepts
+
+    @locked
+    def step(self, state: Config, byte: int) -> Config | None:
+        """Return the state after one more byte, or None if no text continues so."""
+        pairs = [(after, below) for local, below in state.items if (after := local.frame.step(local, byte))]
+        return self.closed(pairs) if pairs else None
+
+    @locked
+    def moves(self, state: Config, is_closing: bool = False) -> list[tuple[int, int, Config]]:
+        """Return the states after all bytes: first and last byte, and the state, which may lack the used names."""
+        if len(state.items) == 1:
+            ((local, below),) = state.items
+            moves = (local.closing if is_closing else local.expanded)[0]
+            return [(lo, hi, self._one(after, below, is_closing)) for lo, hi, after in moves]
+        by_byte: list[list[Pair]] = [[] for _ in range(256)]
+        for local, below in state.items:
+            for lo, hi, after in (local.closing if is_closing else local.expanded)[0]:
+                for pairs in by_byte[lo : hi + 1]:
+                    pairs.append((after, below))
+        found: list[tuple[int, int, Config]] = []
+        last: list[Pair] = []
+        for byte, pairs in enumerate(by_byte):
+            if pairs and pairs == last:
+                found[-1] = found[-1][0], byte, found[-1][2]
+            elif pairs:
+                found.append((byte, byte, self.closed(pairs, is_closing)))
+            last = pairs
+        return found
+
+    def plain(self, state: Config, reach: int) -> Config:
+        """Return a state that has the same mask over tokens of at most `reach` bytes, as far as names do not repeat."""
+        found = dict[Config, Config]()
+        order, todo = list[Config](), [state]
+        while todo:                                 # the stack, from the top
+            config = todo.pop()
+            if config not in found:
+                found[config] = config
+                order.append(config)
+                todo += [below for _, below in config.items]
+        for config in reversed(order):
+            pairs = [
+                (local.frame.local(local.frame.plain(local.key, reach)), found[below]) for local, below in config.items
+            ]
+            found[config] = Config(tuple(sorted(pairs, key=_order)), config.accepts)
+        return found[state]
+
+    # ---- as a table
+
+    def endless(self) -> str:
+        """Return the reason why there are endlessly many configurations; "" if there is none."""
+        open_, done = set[int](), set[int]()
+        todo: list[tuple[Shape, bool]] = [(self._root.shape, False)]
+        while todo:
+            shape, is_left = todo.pop()
+            if is_left:
+                open_.discard(id(shape))
+                done.add(id(shape))
+            elif shape is ANY:
+                return "a part of it may be any JSON, which nests; say what is inside"
+            elif id(shape) in open_:
+                return "it nests without end"
+            elif id(shape) not in done and self._is_live(shape):
+                open_.add(id(shape))
+                todo.append((shape, True))
+                todo += [(option, False) for option in (shape.options if isinstance(shape, Choice) else ())]
+                frame = self._frames.get(id(shape), (None, None))[1]
+                if isinstance(frame, Members) and frame.remembers:
+                    return 'an object may have names that it does not list; "additionalProperties": false would work'
+                todo += [(part.shape, False) for part in (frame.parts() if frame else ())]
+        return ""
+
+    def table(self, limit: int) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.bool_], int]:
+        """Return all configurations as a table of next states, which of them accept, and the start. Raises TooLarge."""
+        states = Numbering([Config((), False), self.start])         # the first stands for the dead state
+        rows, accepting = [np.zeros(256, np.int32)], [False]
+        for config in states.keys_in_order:         # grows
+            if config is states.keys_in_order[0]:
+                continue
+            row = np.zeros(256, np.int32)
+            for lo, hi, after in self.moves(config):
+                row[lo : hi + 1] = states[after]
+            rows.append(row)
+            accepting.append(config.accepts)
+            if len(rows) > limit:
+                raise TooLarge("the schema", f"more than {limit:,} states", "fewer or shorter parts would work")
+        return np.stack(rows), np.array(accepting), 1
+
+    def forget(self) -> None:
+        """Drop the configurations and local states that are kept."""
+        self._pushed.clear()
+        self._starts.clear()
+        for _, frame in self._frames.values():
+            if frame is not None:
+                frame.forget()
 
 
-def _chain(data: bytes) -> Fragment:
-    """Return a fragment that reads one string."""
-    return tuple(((byte, byte, i if i < len(data) else -1),) for i, byte in enumerate(data, 1))
+def _written(value: Any) -> Iterable[str]:
+    """Return the texts of a constant that is no array or object."""
+    if isinstance(value, str):
+        return [f'"{spelled(value).decode()}"']
+    words = {None: "null", False: "false", True: "true"}
+    return [words[value]] if value is None or isinstance(value, bool) else spellings(value)
 
 
-@lru_cache(16)
-def _any_json(blank: str | None) -> DFA:
-    """Return the insides of an object and of an array of any JSON, each after its mark."""
-    builder = _Builder("any JSON", blank)
-    insides = builder.members(Object({}, ANY), ACCEPT), builder.items(Array(0, None, (), ANY), ACCEPT)
-    marked = [builder.text(bytes([mark]), inside) for mark, inside in zip(MARKS, insides, strict=True)]
-    builder.nfa.start = builder.nfa.split(marked)
-    return DFA(builder.nfa).explore()
+def _parts(value: Any) -> Shape:
+    """Return the shape of an object or array of constants."""
+    if isinstance(value, list):
+        return Array(len(value), len(value), tuple(Lazy.of(Constants((each,))) for each in value), NONE)
+    parts = {name: Lazy.of(Constants((each,))) for name, each in value.items()}
+    return Object(parts, (Others((), NONE),), tuple(parts))
 
 
-@lru_cache(16)
-def _loops(dfa: DFA) -> Memo[int, Key | None]:
-    """Return the self-loop keys of an automaton that several schemas share."""
-    return Memo(partial(key_of, dfa.row))
-
-
-@lru_cache(16)
-def _blanks(pattern: str) -> DFA | Fragment:
-    """Return the whitespace that matches a pattern, without the empty text."""
-    blanks = Regex(pattern).explore(MAX_STATES).but_not("")
-    ends = np.flatnonzero(blanks.accepting)
-    return blanks if blanks.explore().table[ends].any() else fragment(blanks)
-
-
-@lru_cache(256)
-def _rows(dfa: DFA) -> tuple[list[list[Edge]], list[int]]:
-    return dfa.edges(), np.flatnonzero(dfa.accepting).tolist()
+def _order(item: Pair) -> int:
+    return id(item[0])

@@ -13,14 +13,12 @@ import sys
 import typing
 from datetime import date, datetime, time, timedelta
 from decimal import Decimal
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from llmppl.constraints.automata.formats import FORMATS, digits_between, either, same_length, signed
-from llmppl.constraints.json.checks import places
+from llmppl.constraints.json.ecma import found
+from llmppl.constraints.json.keywords import subschemas
 from llmppl.support.arguments import is_hashable, shown
-
-if TYPE_CHECKING:
-    from pydantic import TypeAdapter
 
 __all__ = ["read", "schema_of"]
 
@@ -41,6 +39,8 @@ _PATTERNS = {                                       # by pydantic's formats
     "ipvanyaddress": FORMATS["ipv4"], "ipvanyinterface": FORMATS["ipv4"] + _MASK,
     "ipvanynetwork": FORMATS["ipv4"] + "/32",
 }  # fmt: skip
+_SPACES = r"\t-\r \x85\xa0\u1680\u2000-\u200a\u2028\u2029\u202f\u205f\u3000"
+_TRIMMED = rf"^(?:[^{_SPACES}](?:[\s\S]*[^{_SPACES}])?)?$"
 
 
 def schema_of(kind: Any) -> tuple[dict[str, Any], list[str]]:
@@ -63,12 +63,12 @@ def read(kind: Any, value: Any, *, json: bool) -> Any:
         raise ValueError(": ".join((".".join(map(str, first["loc"])), first["msg"])).removeprefix(": ")) from error
 
 
-def _of(kind: Any) -> tuple[TypeAdapter[Any], dict[str, Any], list[str]]:
+def _of(kind: Any) -> tuple[Any, dict[str, Any], list[str]]:
     return (_made if is_hashable(kind) else _made.__wrapped__)(kind)
 
 
 @functools.lru_cache(64)
-def _made(kind: Any) -> tuple[TypeAdapter[Any], dict[str, Any], list[str]]:
+def _made(kind: Any) -> tuple[Any, dict[str, Any], list[str]]:
     try:
         from pydantic import TypeAdapter
         from pydantic.errors import PydanticUserError
@@ -89,19 +89,13 @@ def _made(kind: Any) -> tuple[TypeAdapter[Any], dict[str, Any], list[str]]:
             f"a constraint cannot be the type {shown(kind)}: {why}. A pydantic model, a dataclass, a TypedDict, "
             "Literal[...], an Enum, int, list[...] and the like would work; for other texts Regex(...) or Grammar(...)"
         ) from None
-    for _, node in places(schema):
-        _narrow(node)
+    todo: list[Any] = [schema]
+    for node in todo:                               # grows; pydantic closes objects after their fields are read
+        if isinstance(node, dict):
+            if node.get("type") == "object":
+                node.setdefault("additionalProperties", False)
+            todo += [part for _, part in subschemas(node)]
     return adapter, schema, list(dict.fromkeys(made[0].missing))
-
-
-def _narrow(node: dict[str, Any]) -> None:
-    """Forbid unnamed members, replace formats by patterns, and read choices by a tag as `anyOf`."""
-    if node.get("type") == "object":
-        node.setdefault("additionalProperties", False)
-    if node.get("format") in FORMATS:
-        node["pattern"] = f"^{FORMATS[node.pop('format')]}$"
-    if node.pop("discriminator", None):
-        node["anyOf"] = node.pop("oneOf")
 
 
 @functools.lru_cache(1)
@@ -134,9 +128,15 @@ def _type_schema() -> Any:
                 self._warn(f"'__init__' or '__post_init__' of {schema['cls'].__name__!r}")
             if name in _PATTERNS:
                 node["pattern"] = f"^{_PATTERNS[node.pop('format')]}$"
-            if kind == "uuid":
-                node.pop("format", None)
+            if name in ("path", "file-path", "directory-path", "password", "binary", "json-string"):
+                node.pop("format")
             return node
+
+        def tagged_union_schema(self, schema: Any) -> Node:
+            node = super().tagged_union_schema(schema)
+            tag = node.pop("discriminator", {}).get("propertyName")
+            more = {"required": [tag]} if tag else {}
+            return {"anyOf": [{"allOf": [choice, more]} if tag else choice for choice in node.pop("oneOf")]}
 
         # ---- numbers and strings
 
@@ -161,6 +161,24 @@ def _type_schema() -> Any:
                     found.append(f"(?:{signed(low, high, True, True, functools.partial(_magnitude, n))}){zeros}")
             return _text(either(found) if found else "[]")
 
+        def str_schema(self, schema: Any) -> Node:
+            given = schema.get("pattern")
+            bare: Any = {key: each for key, each in schema.items() if key != "pattern"}
+            node = super().str_schema(bare)
+            if schema.get("strip_whitespace") and (given or schema.get("min_length")):
+                node["allOf"] = [{"pattern": _TRIMMED}]
+            if given is not None:
+                text = given if isinstance(given, str) else given.pattern
+                pattern = re.sub(r"\(\?P<", "(?<", text).replace(r"\A", "^").replace(r"\z", "$").replace(r"\Z", "$")
+                try:
+                    if not isinstance(given, str) and given.flags & ~re.UNICODE:
+                        raise ValueError
+                    found(pattern)
+                    node["pattern"] = pattern
+                except ValueError:
+                    self._warn(f"the pattern {text!r}")
+            return node
+
         def bytes_schema(self, schema: Any) -> Node:
             if schema.get("min_length") or schema.get("max_length") is not None:
                 self._warn("the number of bytes")
@@ -177,7 +195,7 @@ def _type_schema() -> Any:
             host = rf"(?:(?:{label}\.)*[A-Za-z][A-Za-z0-9]*(?:-[A-Za-z0-9]+)*|{FORMATS['ipv4']})"
             port = "(?:[1-9][0-9]{0,3}|[1-5][0-9]{4})"
             schemes = "|".join(schema.get("allowed_schemes") or ["http", "https", "ftp"])
-            part = r"(?:[A-Za-z0-9._\~!$\&'()*+,;=:@/-]|%[0-9A-Fa-f]{2})*"
+            part = "(?:[A-Za-z0-9._~!$&'()*+,;=:@/-]|%[0-9A-Fa-f]{2})*"
             return _text(rf"(?:{schemes})://{host}(?::{port})?(?:/{part})?(?:\?{part})?(?:#{part})?")
 
         multi_host_url_schema = url_schema
@@ -249,27 +267,30 @@ def _type_schema() -> Any:
 
         frozenset_schema = set_schema
 
+        def json_schema(self, schema: Any) -> Node:
+            self._warn("the JSON in a string")
+            return {"type": "string"}
+
         def dict_schema(self, schema: Any) -> Node:
-            node, keys = super().dict_schema(schema), schema.get("keys_schema", {"type": "any"})
-            by_pattern = [*node.get("patternProperties", {}).values(), True]
-            values = node.pop("additionalProperties", by_pattern[0])
-            names: Any = self.generate_inner(keys)
+            values = self.generate_inner(schema["values_schema"]) if "values_schema" in schema else {}
+            node: Node = {"type": "object", "additionalProperties": values or True}
+            names: Any = self.generate_inner(schema["keys_schema"]) if "keys_schema" in schema else {"type": "string"}
             names = self.resolve_ref_schema(names) if "$ref" in names else names
-            listed = names.get("enum", [names["const"]] if "const" in names else [])
-            if names.get("type") == "integer" and not listed:
-                whole = signed(*_whole_bounds(names), True, True, functools.partial(_magnitude, 0))
-                node |= {"patternProperties": {f"^(?:{whole})$": values}, "additionalProperties": False}
-            elif listed:
-                listed = [each if isinstance(each, str) else to_json(each).decode() for each in listed]
-                node |= {"properties": dict.fromkeys(listed, values), "additionalProperties": False}
-                node.pop("propertyNames", None)
-            elif "patternProperties" in node or "pattern" in names:
-                node |= {"patternProperties": {names["pattern"]: values}, "additionalProperties": False}
-                node.pop("propertyNames", None)
-            else:
-                node["additionalProperties"] = values
-                if names.get("type", "string") != "string" or names.get("format"):
-                    self._warn("the key of a dict")
+            if names.get("type") == "integer" and not names.keys() & {"enum", "const", "multipleOf"}:
+                bound = names.get
+                low = max(bound("minimum", -(10**18)), bound("exclusiveMinimum", -(10**18)) + 1)
+                high = min(bound("maximum", 10**18), bound("exclusiveMaximum", 10**18) - 1)
+                whole = signed(low, high, True, True, functools.partial(_magnitude, 0)) if low <= high else "[]"
+                names = {"type": "string", "pattern": f"^(?:{whole})$"}
+            if names.get("type") == "string" or "const" in names or "enum" in names:
+                listed = names.get("enum", [names["const"]] if "const" in names else [])
+                more = {"enum": [each if isinstance(each, str) else to_json(each).decode() for each in listed]}
+                skipped = ("title", "description", "default", "type", "const")
+                found = {key: each for key, each in names.items() if key not in skipped}
+                node |= {"propertyNames": found | (more if listed else {})} if found or listed else {}
+            elif names:
+                self._warn("the key of a dict")
+            self.update_with_validations(node, schema, self.ValidationsMapping.object)
             return node
 
         def dataclass_field_schema(self, schema: Any) -> Node:
@@ -304,12 +325,6 @@ def _digits_after(text: str, n: int) -> str:
         return (date.fromisoformat(text) + timedelta(days=n)).isoformat()
     moment = datetime.fromisoformat(text if len(text) == 16 else f"2000-01-01T{text}") + timedelta(minutes=n)
     return moment.isoformat()[:16][-len(text) :]
-
-
-def _whole_bounds(names: Node) -> tuple[int, int]:
-    """Return the least and the greatest integer of a node."""
-    low = max(names.get("minimum", -(10**18)), names.get("exclusiveMinimum", -(10**18)) + 1)
-    return low, min(names.get("maximum", 10**18), names.get("exclusiveMaximum", 10**18) - 1)
 
 
 def _readable(kind: Any) -> Any:

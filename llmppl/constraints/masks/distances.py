@@ -26,7 +26,7 @@ from llmppl.constraints.vocabulary.trie_walk import CHUNK, Graph, MemoGraph, Tab
 from llmppl.support.locks import Lock, locked
 from llmppl.support.shared import Shared
 
-__all__ = ["PrecomputedIndex", "SearchDistances", "StateExplorer", "TableDistances", "build"]
+__all__ = ["PrecomputedIndex", "SearchDistances", "StateExplorer", "TableDistances", "build", "bytes_to_accept"]
 
 OnRows = Callable[[Ints, Walk, Ints], None]
 
@@ -230,11 +230,11 @@ def _bounds(index: Searchable) -> tuple[Floats, Floats]:
     alone = {token[0] for token in tokens if len(token) == 1}
     if not alone.issuperset(np.flatnonzero(table.any(0)).tolist()):
         return np.zeros(len(table)), np.full(len(table), np.inf)
-    num_bytes = _bytes_to_accept(table, recognizer.accepting)
+    num_bytes = bytes_to_accept(table, recognizer.accepting)
     return np.ceil(num_bytes / max(1, max(map(len, tokens)))), num_bytes
 
 
-def _bytes_to_accept(table: Ints, accepting: Bools) -> Floats:
+def bytes_to_accept(table: Ints, accepting: Bools) -> Floats:
     """Return the least number of bytes from each state to one that accepts: (S,), inf if there is no path."""
     runs = np.ones(table.shape, bool)                   # neighbouring bytes mostly lead to the same state
     np.not_equal(table[:, 1:], table[:, :-1], out=runs[:, 1:])

@@ -98,18 +98,21 @@ class TokenIndex(Index):
         self._within: dict[tuple[State, float], PackedMask] = {}
         self._steps: dict[tuple[State, int], State] = {}
         self._precomputed: PrecomputedIndex | None = None
-        self.graph: TableGraph | MemoGraph
-        self._distances: Any
-        if isinstance(recognizer, TabledRecognizer):
-            distances = getattr(recognizer, "distances", TableDistances)
-            self.graph, self._distances = TableGraph(recognizer), distances(self._lock)
-            self._loops: Loops | None = Loops(self.graph, self.trie)
-        else:
-            self.graph, self._distances = MemoGraph(recognizer), SearchDistances(self._lock)
-            self._loops = None
+        self._begin()
         if self.start is None or (self.start == 0 and isinstance(self.graph, TableGraph)):
             raise ValueError(f"{self.name} accepts no string at all")
         _check_spellable(self)
+
+    def _begin(self) -> None:
+        """Make the graph of the recognizer, its distances, and its loops."""
+        self.graph: TableGraph | MemoGraph
+        self._distances: Any
+        self._loops: Loops | None = None
+        if isinstance(self.recognizer, TabledRecognizer):
+            self.graph, self._distances = TableGraph(self.recognizer), TableDistances(self._lock)
+            self._loops = Loops(self.graph, self.trie)
+        else:
+            self.graph, self._distances = MemoGraph(self.recognizer), SearchDistances(self._lock)
 
     @property
     def name(self) -> str:

@@ -12,13 +12,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import cache, lru_cache, partial
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from llmppl.constraints.constraint import Bools
 from llmppl.constraints.vocabulary.trie import Trie
-from llmppl.constraints.vocabulary.trie_walk import FEW, TableGraph, walk_from, walk_state
+from llmppl.constraints.vocabulary.trie_walk import FEW, walk_from, walk_state
 from llmppl.support.graphs import Memo
 
 __all__ = ["Key", "Loop", "Loops", "key_of"]
@@ -110,12 +111,12 @@ def _table(key: Key) -> npt.NDArray[np.int32]:
 class Loops:
     """Masks of the states of a table that have a loop, or differ little from a state that has one.
 
-    A recognizer may have its own method `loop(state)`, with the result of `key_of`.
+    A graph may have its own method `loop(number)`, with the result of `key_of`.
     """
 
-    def __init__(self, graph: TableGraph, trie: Trie) -> None:
-        self._graph, self._trie, self._rows = graph, trie, graph.recognizer.row
-        self._keys: Memo[int, Key | None] = Memo(getattr(graph.recognizer, "loop", partial(key_of, self._rows)))
+    def __init__(self, graph: Any, trie: Trie) -> None:
+        self._graph, self._trie, self._rows = graph, trie, graph.row
+        self._keys: Memo[int, Key | None] = Memo(getattr(graph, "loop", partial(key_of, self._rows)))
 
     def mask(self, state: int, mask_of: Callable[[int], Bools]) -> Bools | None:
         """Return the mask of a state, (V,) bool, or None if no loop helps; `mask_of` returns that of another state."""

@@ -55,6 +55,7 @@ class TableGraph:
 
     def __init__(self, recognizer: TabledRecognizer) -> None:
         self.recognizer = recognizer
+        self.row = recognizer.row
 
     @property
     def table(self) -> npt.NDArray[np.int32]:
@@ -202,19 +203,19 @@ def walk(graph: Graph, trie: Trie, starts: Ints, above: Ints | None = None) -> W
 
 def walk_state(graph: Graph, trie: Trie, number: int) -> tuple[Ids, Ids]:
     """Return the ids of the tokens that fit a state, and the numbers of the states they lead to."""
-    found = walk_from(graph, trie, [(len(trie), number)]) if isinstance(graph, TableGraph) else None
+    found = walk_from(graph, trie, [(len(trie), number)]) if hasattr(graph, "row") else None
     if found is None:
         walked = walk(graph, trie, np.array([number]))
         found = trie.tokens_at(walked.nodes, walked.states, walked.begin)[:2]
     return found
 
 
-def walk_from(graph: TableGraph, trie: Trie, places: list[tuple[int, int]]) -> tuple[Ids, Ids] | None:
+def walk_from(graph: Any, trie: Trie, places: list[tuple[int, int]]) -> tuple[Ids, Ids] | None:
     """Return the result of `walk_state` for the tokens at or below `places`, pairs of a place and its state.
 
     Nodes are read one by one until they are many. Return None if a walk may be wide.
     """
-    rows, (bytes, first, sizes, below) = graph.recognizer.row, trie.views
+    rows, (bytes, first, sizes, below) = graph.row, trie.views
     takes: dict[int, list[int]] = {}                # state -> the bytes that it accepts
     reached, later = places.copy(), places[:0]
     for done, (place, state) in enumerate(reached, 1):          # `reached` grows in the loop

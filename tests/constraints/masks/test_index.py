@@ -19,7 +19,6 @@ from hypothesis import strategies as st
 from lark.indenter import Indenter
 
 from llmppl.constraints import DFA, END, Grammar, JsonSchema, Regex, TabledRecognizer, TokenIndex, Vocabulary
-from llmppl.constraints.json import schema as json_schema
 from llmppl.constraints.lark.grammar import GrammarIndex
 from llmppl.constraints.masks import distances, mask_store
 from llmppl.constraints.masks import index as index_module
@@ -290,7 +289,6 @@ def test_dropped_masks_are_computed_again(monkeypatch):
 
 
 def kinds_of_index():
-    pytest.importorskip("llguidance")
     vocab = Vocabulary([*(bytes([i]) for i in range(256)), b"aa", b"ab", b""], [258])
     schema = JsonSchema({"type": "array", "items": {"enum": [1, "a", True, None]}}, whitespace=False)
     indented = Grammar("start: (NAME _NL [_INDENT start _DEDENT])+\nNAME: /[ab]+/\n%declare _INDENT _DEDENT\n"
@@ -309,15 +307,14 @@ class Indented(Indenter):
 
 @pytest.mark.parametrize("kind", ["regex", "recognizer", "grammar", "indented", "schema"])
 def test_a_mask_is_one_array_for_as_long_as_anyone_holds_it(kind, monkeypatch):
-    for module in (mask_store, json_schema):
-        monkeypatch.setattr(module, "MASK_BYTES", 0)
+    monkeypatch.setattr(mask_store, "MASK_BYTES", 0)
     index = kinds_of_index()[kind]
     states = [*explore(index, limit=12), END]
     held = {state: index.mask(state) for state in states}
     for _ in range(3):
         for state in states:
             assert index.mask(state) is held[state]
-            assert kind == "schema" or index.mask_within(state, math.inf).size == held[state].size
+            assert index.mask_within(state, math.inf).size == held[state].size
     assert len({id(mask) for mask in held.values()}) == len({mask.tobytes() for mask in held.values()})
 
 

@@ -1,0 +1,140 @@
+"""Check of a finished JSON text: jsonschema, with exact numbers, our patterns and our formats.
+
+Numbers are compared as written (99.99 is 99.99, 1.0 is 1). Patterns are those of ECMA-262, as in masks.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections.abc import Iterator
+from decimal import Decimal
+from fractions import Fraction
+from functools import lru_cache
+from typing import Any
+
+from jsonschema import FormatChecker, ValidationError, validators
+from jsonschema.exceptions import best_match
+
+from llmppl.constraints.automata.formats import format_language
+from llmppl.constraints.json.ecma import found
+from llmppl.constraints.json.keywords import pointer
+from llmppl.constraints.json.references import draft_of
+from llmppl.support.arguments import shown
+
+__all__ = ["failure", "read_json"]
+
+DRAFTS = {4: "Draft4", 6: "Draft6", 7: "Draft7", 2019: "Draft201909", 2020: "Draft202012"}
+
+
+def read_json(text: str, *, exact: bool = False) -> Any:
+    """Return the value of a JSON text; with `exact`, numbers with a fraction or exponent are Decimal.
+
+    Raises ValueError if the text is not JSON, repeats a name in an object, has a number that no double is near, or is
+    nested too deep.
+    """
+    try:
+        return json.loads(
+            text, object_pairs_hook=_object, parse_constant=_constant, parse_float=Decimal if exact else _float
+        )
+    except RecursionError:
+        raise ValueError("the text is nested too deep to be read") from None
+
+
+def _object(members: list[tuple[str, Any]]) -> dict[str, Any]:
+    value = dict(members)
+    if len(value) < len(members):
+        name = next(name for i, (name, _) in enumerate(members) if name in dict(members[:i]))
+        raise ValueError(f"the text has the name {shown(name)} twice in one object")
+    return value
+
+
+def _constant(name: str) -> Any:
+    raise ValueError(f"the text has {name}, which is not JSON")
+
+
+def _float(number: str) -> float:
+    if math.isinf(float(number)):
+        raise ValueError(f"the text has the number {shown(number, 40)}, which is beyond the range of doubles")
+    return float(number)
+
+
+def failure(schema: Any, registry: Any, text: str) -> str:
+    """Return the place and keyword of a schema (with exact numbers) that a text does not satisfy; "" if there is none.
+
+    Raises ValueError if the text is not JSON, or too deep.
+    """
+    value = read_json(text, exact=True)
+    made: Any = _validator(draft_of(schema))
+    try:
+        error = best_match(made(schema, registry=registry, format_checker=_formats()).iter_errors(value))
+    except RecursionError:
+        raise ValueError("the text is nested too deep for the check against its schema") from None
+    return f"#{''.join(map(pointer, list(error.absolute_schema_path)[:-1]))}, {error.validator!r}" if error else ""
+
+
+@lru_cache(8)
+def _validator(draft: int) -> Any:
+    """Return jsonschema's validator of a draft with the keywords below."""
+    official: Any = getattr(validators, f"{DRAFTS[draft]}Validator")
+
+
+    def number(checker: Any, value: Any) -> bool:
+        return isinstance(value, int | Decimal) and not isinstance(value, bool)
+
+    def whole(checker: Any, value: Any) -> bool:
+        return number(checker, value) and (draft > 4 or isinstance(value, int)) and value % 1 == 0
+
+    types = official.TYPE_CHECKER.redefine_many({"number": number, "integer": whole})
+    known = {
+        "multipleOf": _multiple_of, "pattern": _pattern, "patternProperties": _pattern_properties,
+        "additionalProperties": _additional_properties,
+    }  # fmt: skip
+    return validators.extend(official, known, type_checker=types)
+
+
+@lru_cache(1)
+def _formats() -> FormatChecker:
+    checker = FormatChecker(())
+
+    def holds(name: str) -> Any:
+        return lambda text: not isinstance(text, str) or text in format_language(name)     # type: ignore[operator]
+
+    for name in FormatChecker.checkers:
+        if format_language(name) is not None:
+            checker.checkers[name] = holds(name), ()
+    checker.checkers["regex"] = lambda text: not isinstance(text, str) or _is_regex(text), ()
+    return checker
+
+
+def _is_regex(text: str) -> bool:
+    try:
+        found(text)
+    except ValueError:
+        return False
+    return not re.match(r"\(\?[a-z]+\)", text)
+
+
+def _multiple_of(validator: Any, step: Any, value: Any, schema: Any) -> Iterator[ValidationError]:
+    if validator.is_type(value, "number") and Fraction(value) % Fraction(step):
+        yield ValidationError(f"{value} is not a multiple of {step}")
+
+
+def _pattern(validator: Any, pattern: str, value: Any, schema: Any) -> Iterator[ValidationError]:
+    if validator.is_type(value, "string") and value not in found(pattern):
+        yield ValidationError(f"{value!r} does not match {pattern!r}")
+
+
+def _pattern_properties(validator: Any, given: Any, value: Any, schema: Any) -> Iterator[ValidationError]:
+    for pattern, part in given.items() if validator.is_type(value, "object") else ():
+        for name in value:
+            if name in found(pattern):
+                yield from validator.descend(value[name], part, path=name, schema_path=pattern)
+
+
+def _additional_properties(validator: Any, given: Any, value: Any, schema: Any) -> Iterator[ValidationError]:
+    named, patterns = schema.get("properties", {}), schema.get("patternProperties", {})
+    for name in value if validator.is_type(value, "object") else ():
+        if name not in named and not any(name in found(pattern) for pattern in patterns):
+            yield from validator.descend(value[name], given, path=name)

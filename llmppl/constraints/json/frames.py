@@ -1,0 +1,141 @@
+"""Frames: the parts of a JSON text as small automata that are numbered while they are read.
+
+A *frame* reads one value: a string, a number, an array without its items. Its states are `Local`s, one for each `key`.
+A local state has *moves* to other local states by bytes, *calls* of frames for an inner value, each with the local
+state that follows it, and it may be *done*: the value is complete. `Texts` puts frames on a stack.
+
+A frame never moves to a local state from which its value cannot be completed. Its *closing* moves and calls are those
+that complete the value and add what the schema still needs, and nothing else.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import lru_cache
+from typing import Any, NamedTuple
+
+from llmppl.constraints.automata.dfa import DFA
+from llmppl.constraints.automata.regex import Regex
+from llmppl.constraints.json.shapes import Lazy
+from llmppl.support.graphs import Memo
+
+__all__ = ["BLANK", "DONE", "Automaton", "Expansion", "Frame", "Key", "Local", "Move", "Whitespace", "spaces"]
+
+BLANK = " ?"                                        # whitespace of a record in one line
+
+Key = Any
+Move = tuple[int, int, Key]                         # first and last byte, and the key after them
+Moves = tuple[list[tuple[int, int, "Local"]], list[tuple[Lazy, "Local"]], bool]
+
+
+class Expansion(NamedTuple):
+    """Moves by bytes (disjoint), calls of the frames of a shape, and whether the value is complete."""
+
+    moves: list[Move] = []
+    calls: list[tuple[Lazy, Key]] = []
+    done: bool = False
+
+
+DONE = Expansion([], [], True)
+
+
+class Local:
+    """State of a frame. `expanded` and `closing` are its moves, calls and whether it is done; computed on first use."""
+
+    __slots__ = ("_closing", "_expanded", "frame", "key")
+
+    def __init__(self, frame: Frame, key: Key) -> None:
+        self.frame, self.key = frame, key
+        self._expanded: Moves | None = None
+        self._closing: Moves | None = None
+
+    @property
+    def expanded(self) -> Moves:
+        if self._expanded is None:
+            self._expanded = self._with_locals(self.frame.expand(self.key))
+        return self._expanded
+
+    @property
+    def closing(self) -> Moves:
+        if self._closing is None:
+            self._closing = self._with_locals(self.frame.closing(self.key))
+        return self._closing
+
+    def _with_locals(self, found: Expansion) -> Moves:
+        local, (moves, calls, done) = self.frame.local, found
+        moves = sorted(moves, key=lambda move: move[0])
+        return [(lo, hi, local(key)) for lo, hi, key in moves], [(of, local(key)) for of, key in calls], done
+
+    def __repr__(self) -> str:
+        return f"{type(self.frame).__name__}{self.key}"
+
+
+class Frame:
+    """Automaton of a value, from the key `first`."""
+
+    first: Key = "open"
+
+    def __init__(self) -> None:
+        self._locals: Memo[Key, Local] = Memo(lambda key: Local(self, key))
+
+    def local(self, key: Key) -> Local:
+        """Return the state of a key."""
+        return self._locals[key]
+
+    @property
+    def start(self) -> Local:
+        return self.local(self.first)
+
+    def expand(self, key: Key) -> Expansion:
+        raise NotImplementedError
+
+    def closing(self, key: Key) -> Expansion:
+        """Return the expansion without moves and calls that only make the value longer."""
+        found = self.expand(key)
+        return DONE if found.done else found
+
+    def step(self, local: Local, byte: int) -> Local | None:
+        """Return the state after a byte, None if there is none."""
+        return next((target for lo, hi, target in local.expanded[0] if lo <= byte <= hi), None)
+
+    def plain(self, key: Key, reach: int) -> Key:
+        """Return a key that differs from `key` only in ways that no token of `reach` bytes can tell."""
+        return key
+
+    def parts(self) -> Iterator[Lazy]:
+        """Yield the shapes of the inner values."""
+        yield from ()
+
+    def forget(self) -> None:
+        """Drop the states that are kept."""
+        self._locals.clear()
+
+
+class Automaton(Frame):
+    """Numbers and constants of an automaton over bytes; a key is its state."""
+
+    def __init__(self, dfa: DFA) -> None:
+        super().__init__()
+        self._dfa, self.first = dfa, dfa.start
+
+    def expand(self, key: int) -> Expansion:
+        return Expansion(self._dfa.moves(key), [], self._dfa.accepts(key))
+
+
+class Whitespace:
+    """Whitespace between the tokens of JSON, which may always be left out; its states are those of a DFA, or 0."""
+
+    def __init__(self, pattern: str | None) -> None:
+        self._dfa = Regex(pattern) if pattern else DFA.from_strings([""])
+        self.moves = Memo[int, list[tuple[int, int, int]]](lambda state: self._dfa.moves(state or self._dfa.start))
+
+    def may_end(self, state: int) -> bool:
+        return not state or self._dfa.accepts(state)
+
+
+@lru_cache(16)
+def spaces(pattern: str | None) -> Whitespace:
+    """Return the whitespace that matches a pattern. Raises ValueError if it matches other characters."""
+    if pattern and not (Regex(pattern) - Regex(r"[ \t\n\r]*")).is_empty():
+        raise ValueError(f"whitespace={pattern!r} matches other characters than JSON's; {BLANK!r} would work")
+    return Whitespace(pattern)

@@ -1,0 +1,163 @@
+"""Keywords of JSON Schema, drafts 4 to 2020-12: the values that each may have, and names that are none.
+
+A *place* is a JSON pointer into the schema, such as `#/properties/a`. Values of `enum`, `const`, `default`, `examples`
+and of unknown names are no schemas, and are not examined.
+"""
+
+from __future__ import annotations
+
+import difflib
+import json
+import math
+from collections.abc import Callable, Iterator
+from decimal import Decimal
+from typing import Any
+
+from llmppl.support.arguments import shown
+
+__all__ = ["KEYWORDS", "TYPES", "check_keywords", "foreign", "pointer", "subschemas"]
+
+TYPES = "string", "number", "integer", "boolean", "object", "array", "null"
+MAX_DEPTH = 200                                     # of schemas inside each other
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float | Decimal) and not isinstance(value, bool) and math.isfinite(value)
+
+
+def _is_names(value: Any) -> bool:
+    return isinstance(value, list) and all(isinstance(each, str) for each in value)
+
+
+def _is_schema(value: Any) -> bool:
+    return isinstance(value, bool | dict)
+
+
+def _is_schemas(value: Any) -> bool:
+    return isinstance(value, list) and all(map(_is_schema, value))
+
+
+def _is_type(value: Any) -> bool:
+    return value in TYPES if isinstance(value, str) else bool(value) and _is_names(value) and set(value) <= {*TYPES}
+
+
+def _members(is_member: Callable[[Any], bool]) -> Callable[[Any], bool]:
+    return lambda value: isinstance(value, dict) and all(map(is_member, value.values()))
+
+
+_RULES: dict[tuple[Callable[[Any], bool], str], str] = {        # test of a value, and the words for what it should be
+    (_is_schema, "a schema: an object or a boolean"):
+        "not if then else additionalItems unevaluatedItems contains additionalProperties unevaluatedProperties "
+        "propertyNames",
+    (lambda value: _is_schemas(value) and bool(value), "a list of schemas, at least one"): "allOf anyOf oneOf",
+    (_is_schemas, "a list of schemas"): "prefixItems",
+    (lambda value: _is_schema(value) or _is_schemas(value), "a schema, or a list of them"): "items",
+    (_members(_is_schema), "an object of schemas by name"): "properties patternProperties dependentSchemas",
+    (lambda value: isinstance(value, dict), "an object of schemas by name"): "$defs definitions",
+    (_members(_is_names), "an object of lists of names"): "dependentRequired",
+    (_members(lambda value: _is_schema(value) or _is_names(value)), "an object of schemas, or lists of names"):
+        "dependencies",
+    (_is_names, 'a list of names, in the schema of the object: {"properties": {"a": ...}, "required": ["a"]}'):
+        "required",
+    (_is_type, f"one of {', '.join(TYPES)}, or a list of some of them"): "type",
+    (lambda value: isinstance(value, list), "a list of values"): "enum",
+    (lambda value: True, "any value"): "const",
+    (lambda value: isinstance(value, str), "a string"):
+        "$ref $dynamicRef $recursiveRef $schema $id id $anchor $dynamicAnchor format pattern",
+    (_is_number, "a finite number"): "minimum maximum",
+    (lambda value: isinstance(value, bool) or _is_number(value), "a finite number"):
+        "exclusiveMinimum exclusiveMaximum",
+    (lambda value: _is_number(value) and value > 0, "a number above 0"): "multipleOf",
+    (lambda value: _is_number(value) and value >= 0 and value == int(value), "a whole number, 0 or more"):
+        "minLength maxLength minItems maxItems minProperties maxProperties minContains maxContains",
+    (lambda value: isinstance(value, bool), "true or false"): "uniqueItems",
+}  # fmt: skip
+RULES = {key: rule for rule, keys in _RULES.items() for key in keys.split()}
+_IDENTIFIERS = {"$schema", "$id", "id", "$anchor", "$dynamicAnchor"}
+KEYWORDS = frozenset(RULES.keys() - _IDENTIFIERS)   # that restrict instances, or hold schemas
+NOTES = _IDENTIFIERS | frozenset(                   # annotations, including OpenAPI's
+    "$comment $vocabulary $recursiveAnchor title description default examples example deprecated readOnly writeOnly "
+    "contentEncoding contentMediaType contentSchema nullable discriminator xml externalDocs x-guidance".split()
+)
+FOREIGN = {                                         # of other libraries, in plain letters
+    "min": "minimum", "max": "maximum", "gt": "exclusiveMinimum", "ge": "minimum", "lt": "exclusiveMaximum",
+    "le": "maximum", "regex": "pattern", "choices": "enum", "options": "enum", "values": "enum",
+}  # fmt: skip
+_PLAIN = {key.lower(): key for key in sorted(KEYWORDS) if not key.startswith("$")} | FOREIGN
+NEAR = 0.85                                         # difflib's ratio of a misspelt keyword
+
+
+def pointer(step: object) -> str:
+    """Return one step of a JSON pointer."""
+    return "/" + str(step).replace("~", "~0").replace("/", "~1")
+
+
+def subschemas(node: dict[str, Any]) -> Iterator[tuple[str, Any]]:
+    """Yield (place, schema) of the schemas directly inside a schema; the place begins at this schema."""
+    for key, value in node.items():
+        if key not in KEYWORDS or key in ("enum", "const"):
+            continue
+        rule = RULES[key][1]
+        if rule.startswith("a schema") and _is_schema(value):
+            yield f"/{key}", value
+        elif isinstance(value, dict | list):
+            parts = value.items() if isinstance(value, dict) else enumerate(value)
+            yield from ((f"/{key}{pointer(step)}", part) for step, part in parts if _is_schema(part))
+
+
+def check_keywords(schema: Any, at: str = "") -> None:
+    """Check the value of each keyword, in time linear in the schema. Raises ValueError for the first wrong one."""
+    if not _is_schema(schema):
+        raise ValueError(f"a JSON schema is an object or a boolean, not {shown(schema)}")
+    todo = [(f"{at}#", schema, 0)]
+    while todo:
+        place, node, depth = todo.pop()
+        if depth > MAX_DEPTH:
+            raise ValueError(f"the schema is nested more than {MAX_DEPTH} deep; a $ref to $defs would work")
+        for key, value in node.items() if isinstance(node, dict) else ():
+            rule = RULES.get(key)
+            if rule and not rule[0](value):
+                text = json.dumps(value, ensure_ascii=False, default=str)
+                words = [value] if isinstance(value, str) else value if _is_names(value) else []
+                near = [each for word in words if key == "type" for each in difflib.get_close_matches(word, TYPES, 1)]
+                raise ValueError(
+                    f"JSON schema at {place}, {key!r}: {text if len(text) <= 60 else text[:57] + '...'} should be "
+                    f"{rule[1]}{f'; did you mean {near[0]!r}?' if near else ''}"
+                )
+        if isinstance(node, dict):
+            todo += [(place + way, part, depth + 1) for way, part in subschemas(node)]
+
+
+def foreign(schema: Any) -> tuple[str | None, list[str]]:
+    """Return a message about the first name that is almost surely a wrong keyword, or None, and remarks about others.
+
+    JSON Schema ignores unknown names. The message is about a name of another library, a name one edit from a keyword
+    with a value that the keyword could have, or a schema without any keyword. Remarks are about parts that may be any
+    JSON.
+    """
+    notes, wrong, todo = list[str](), None, [("#", schema)]
+    for place, node in todo:                        # grows
+        if not isinstance(node, dict):
+            continue
+        unknown = [key for key in node if key not in KEYWORDS and key not in NOTES]
+        unknown = [key for key in unknown if key[:1].isalpha() and not key.lower().startswith("x-")]    # no extensions
+        for key in unknown:
+            if meant := _meant(key, node):
+                return f"{place}: {key!r} is no keyword: did you mean {meant!r}?", notes
+        if node and not any(key in KEYWORDS and key not in ("$defs", "definitions") for key in node):
+            if place == "#" or any(isinstance(node[key], dict) for key in unknown):
+                hint = f"are {', '.join(map(repr, unknown[:3]))} properties? " if unknown else ""
+                wrong = wrong or (
+                    f'{place} has no keyword, so that any JSON would do: {hint}{{"type": "object", "properties": '
+                    "{...}} or a $ref would work, and true for any JSON"
+                )
+            notes.append(f"{place} has no keyword, and may be any JSON")
+        todo += [(place + way, part) for way, part in subschemas(node)]
+    return wrong, notes
+
+
+def _meant(name: str, node: dict[str, Any]) -> str | None:
+    """Return the keyword that another name of a schema probably means, and whose value fits; None if none is near."""
+    plain = name.replace("_", "").replace("-", "").lower()
+    fits = [_PLAIN[word] for word in difflib.get_close_matches(plain, _PLAIN, 3, NEAR)]
+    return next((key for key in fits if key not in node and RULES[key][0](node[name])), None)

@@ -1,0 +1,335 @@
+"""Objects of JSON: their properties in an order, counted, each name once.
+
+The names that a shape lists come first, in their order (`order="schema"`), or at any place (`order="any"`). While a
+name is read, all listed names that begin like it are a range of the sorted names, and all others a state of `Names`.
+"""
+
+from __future__ import annotations
+
+import math
+from bisect import bisect_left
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any, NamedTuple
+
+from llmppl.constraints.json.frames import DONE, Expansion, Frame, Key, Local, Move, Whitespace
+from llmppl.constraints.json.names import Names
+from llmppl.constraints.json.shapes import Lazy, Object, fits
+from llmppl.constraints.json.strings import ESCAPED, cut, escapes, spelled
+from llmppl.support.graphs import Memo
+from llmppl.support.locks import cached_property
+
+__all__ = ["Members"]
+
+QUOTE, COMMA, COLON, CLOSE, BACKSLASH = b'",:}\\'
+
+
+class Progress(NamedTuple):
+    """Part of an object that is read: the properties so far.
+
+    `after`: ordered names before this number are past. `seen`: bits of the listed names without an order. `need`,
+    `room`: properties that are still needed, and still possible. `used`: other names so far, None if not remembered.
+    """
+
+    after: int
+    seen: int
+    need: int
+    room: float
+    used: frozenset[bytes] | None
+
+
+class Name(NamedTuple):
+    """Part of a name that is read.
+
+    `low` to `high`: sorted listed names that begin so, `depth`: bytes read. `other`: state of the other names.
+    `escape`: a part of an escape, or None. `text`: the bytes, None if not remembered. `blocked`: rests of used names.
+    """
+
+    low: int
+    high: int
+    depth: int
+    other: int
+    escape: str | None
+    text: bytes | None
+    blocked: frozenset[bytes]
+
+
+class Members(Frame):
+    """Objects of a shape."""
+
+    def __init__(self, shape: Object, blank: Whitespace, is_live: Callable[[Lazy], bool], in_order: bool) -> None:
+        super().__init__()
+        self._shape, self._blank, self._is_live_part, self._in_order = shape, blank, is_live, in_order
+        self._listed = list(dict.fromkeys([*shape.properties, *shape.required]))
+        self._num_ordered = len(self._listed) if in_order else 0
+        self._parts = Memo(shape.of_name)
+        self._choices = Memo(self._find_choices)
+
+    @property
+    def is_possible(self) -> bool:
+        """True if the shape has instances. Often the required properties tell, and no other is read."""
+        shape, required = self._shape, len(set(self._shape.required))
+        if not all(map(self._allows, shape.required)) or required > shape.most:
+            return False
+        return shape.least <= required or self._can_end(self._begin)
+
+    def _allows(self, name: str) -> bool:
+        return fits(name, self._shape.names) and self._is_live_part(self._parts[name])
+
+    @cached_property
+    def _others(self) -> Names | None:
+        """Names that are not listed. If they are few, they are listed too, without an order, and this is None."""
+        names = Names(self._shape, self._is_live_part)
+        few = names.rests[names.start] if names.start else frozenset[bytes]()
+        if few is None:
+            return names
+        self._listed += sorted({name.decode() for name in few} - set(self._listed))
+        return None
+
+    @cached_property
+    def _number(self) -> dict[str, int]:
+        self._others                                # noqa: B018  it may list more names
+        return {name: i for i, name in enumerate(self._listed)}
+
+    @cached_property
+    def _live(self) -> int:
+        """Bits of the listed names that an instance may have."""
+        return _bits(i for name, i in self._number.items() if self._allows(name))
+
+    @cached_property
+    def _required(self) -> int:
+        return _bits(map(self._number.__getitem__, self._shape.required))
+
+    @cached_property
+    def _begin(self) -> Progress:
+        has_room = self._others is None and self._shape.most >= len(self._number)
+        used = None if self._others is None else frozenset[bytes]()
+        return Progress(0, 0, self._shape.least, math.inf if has_room else self._shape.most, used)
+
+    @cached_property
+    def _order(self) -> tuple[list[bytes], list[int]]:
+        """Spellings of the listed names, sorted, and their numbers."""
+        pairs = sorted((spelled(name), i) for name, i in self._number.items())
+        return [name for name, _ in pairs], [i for _, i in pairs]
+
+    @property
+    def remembers(self) -> bool:
+        """True if the states remember names that the shape does not list."""
+        return self._others is not None
+
+    def parts(self) -> Iterator[Lazy]:
+        yield from (self._parts[self._listed[i]] for i in _indices(self._live))
+        yield from self._others.parts() if self._others else ()
+
+    def forget(self) -> None:
+        super().forget()
+        self._choices.clear()
+
+    def step(self, local: Local, byte: int) -> Local | None:
+        """Return the state after a byte. Only here are the names remembered that the object does not list."""
+        found = super().step(local, byte)
+        if found is None or local.key[0] != "name" or local.key[2].text is None:
+            return found
+        _, at, name = local.key
+        if found.key[0] == "name":
+            return self.local(("name", at, found.key[2]._replace(text=name.text + bytes([byte]))))
+        return self.local(self._ended(at, name, self._choices[at][0], self._ranges(name)[1]))
+
+    # ---- progress
+
+    def _missing(self, at: Progress) -> int:
+        """Return the bits of the properties that must still come."""
+        return self._required & ~at.seen & ~((1 << at.after) - 1)
+
+    def _left(self, at: Progress) -> int:
+        """Return the bits of the listed names that may still come."""
+        return self._live & ~at.seen & ~((1 << at.after) - 1)
+
+    def _can_end(self, at: Progress) -> bool:
+        """Return whether the object can be completed."""
+        missing, left = self._missing(at), self._left(at)
+        if missing & ~left or at.room < max(at.need, missing.bit_count()):
+            return False
+        return self._others is not None or at.need <= left.bit_count()
+
+    def _keeps_order(self, missing: int, i: int | None = None) -> bool:
+        """Return whether no missing property must come before number i, or before all others."""
+        first = self._num_ordered if i is None else min(i, self._num_ordered)
+        return not missing & ((1 << first) - 1)
+
+    def _with(self, at: Progress, i: int) -> Progress:
+        """Return the progress after a listed property."""
+        seen = at.seen | (1 << i >> self._num_ordered << self._num_ordered)
+        return self._counted(at, after=min(i + 1, self._num_ordered), seen=seen)
+
+    def _with_other(self, at: Progress, name: bytes | None) -> Progress:
+        used = at.used if name is None or at.used is None else at.used | {name}
+        return self._counted(at, after=self._num_ordered, used=used)
+
+    def _counted(self, at: Progress, **more: Any) -> Progress:
+        return at._replace(need=max(0, at.need - 1), room=at.room - 1, **more)
+
+    def _find_choices(self, at: Progress) -> tuple[int, bool, bool]:
+        """Return the sorted names that may come next, as bits, and whether others may, and whether it may end."""
+        missing, named = self._missing(at), 0
+        if not at.need and at.room == math.inf:
+            ordered = missing & ((1 << self._num_ordered) - 1)
+            named = self._left(at) & (((ordered & -ordered) << 1) - 1 if ordered else -1)
+        elif at.room > 0:
+            for i in _indices(self._left(at)):
+                if not self._keeps_order(missing, i):
+                    break
+                named |= self._can_end(self._with(at, i)) << i
+        others = (
+            self._others is not None and at.room > 0 and self._keeps_order(missing)
+            and self._can_end(self._with_other(at, None))
+        )  # fmt: skip
+        places = enumerate(self._order[1]) if named else ()
+        return _bits(i for i, place in places if named >> place & 1), others, not missing and not at.need
+
+    # ---- moves
+
+    def expand(self, key: Key) -> Expansion:
+        match key:
+            case "open":
+                return Expansion([(123, 123, ("first", 0, self._begin))])
+            case "end":
+                return DONE
+            case "name", at, name:
+                return Expansion(self._in_name(at, name._replace(text=None)))
+        return self._between(*key)
+
+    def _between(self, kind: str, blank: int, at: Progress, part: Lazy | None = None) -> Expansion:
+        """Return the moves between two tokens of JSON, where whitespace may stand."""
+        rest = (at,) if part is None else (at, part)
+        moves: list[Move] = [(lo, hi, (kind, to, *rest)) for lo, hi, to in self._blank.moves[blank]]
+        if not self._blank.may_end(blank):
+            return Expansion(moves)
+        if kind == "colon":
+            moves.append((COLON, COLON, ("value", 0, *rest)))
+        elif kind == "value":
+            assert part is not None
+            return Expansion(moves, [(part, ("after", 0, at))])
+        else:
+            named, others, may_end = self._choices[at]
+            if (named or others) and kind == "after":
+                moves.append((COMMA, COMMA, ("next", 0, at)))
+            elif named or others:
+                other, used = (self._others.start, at.used) if others and self._others else (0, None)
+                text = None if used is None else b""
+                begun = Name(0, len(self._number), 0, other, None, text, used or frozenset())
+                moves.append((QUOTE, QUOTE, ("name", at, begun)))
+            if may_end and kind != "next":
+                moves.append((CLOSE, CLOSE, "end"))
+        return Expansion(moves)
+
+    def _ranges(self, name: Name) -> tuple[dict[int, tuple[int, int]], int | None]:
+        """Return the ranges of listed names by their next byte, and the sorted name that ends here."""
+        low, depth, names = name.low, name.depth, self._order[0]
+        end, ranges = None, {}
+        if low < name.high and len(names[low]) == depth:
+            end, low = low, low + 1
+        while low < name.high:
+            byte = names[low][depth]
+            above = bisect_left(names, names[low][:depth] + bytes([byte + 1]), low, name.high)
+            ranges[byte] = low, above
+            low = above
+        return ranges, end
+
+    def _in_name(self, at: Progress, name: Name) -> list[Move]:
+        ranges, end = self._ranges(name)
+        moves: dict[tuple[int, int], Key] = {}
+        named = self._choices[at][0]
+        if name.escape is None and (ended := self._ended(at, name, named, end)):
+            moves[QUOTE, QUOTE] = ended
+        if not ranges and not name.blocked:
+            return [*((*edge, key) for edge, key in moves.items()), *(
+                (lo, hi, ("name", at, Name(0, 0, 0, other, escape, None, name.blocked)))
+                for lo, hi, other, escape in self._other_moves(name)
+            )]
+        special = tuple(sorted({*ranges, *(rest[0] for rest in name.blocked if rest)}))
+        for lo, hi, other, escape in (*self._other_moves(name), *((byte, byte, 0, None) for byte in ranges)):
+            singles = ((byte, byte) for byte in special if lo <= byte <= hi)
+            for first, last in (*cut(lo, hi, special), *singles):
+                low, high = ranges.get(first, (0, 0)) if first == last else (0, 0)
+                blocked = frozenset(rest[1:] for rest in name.blocked if rest[:1] == bytes([first]))
+                depth, blocked = (name.depth + 1) * (high > low), blocked if other else frozenset()
+                after = Name(low, high, depth, other, escape, None, blocked)
+                if (first, last) not in moves and self._may_end(named, after):
+                    moves[first, last] = "name", at, after
+        return [(lo, hi, key) for (lo, hi), key in moves.items()]
+
+    def _may_end(self, named: int, name: Name) -> bool:
+        """Return whether some allowed name begins so."""
+        if named >> name.low & ((1 << name.high - name.low) - 1):
+            return True
+        if not name.other or self._others is None:
+            return False
+        rests = self._others.rests[name.other]
+        if rests is None or name.escape is not None:
+            return True
+        return bool(rests - name.blocked - {each[name.depth :] for each in self._order[0][name.low : name.high]})
+
+    def _ended(self, at: Progress, name: Name, named: int, end: int | None) -> Key | None:
+        """Return the key after the closing quote; None if the name may not end here."""
+        if end is not None:
+            number = self._order[1][end]
+            return ("colon", 0, self._with(at, number), self._parts[self._listed[number]]) if named >> end & 1 else None
+        part = self._others.part(name.other) if self._others and name.other else None
+        return None if part is None or b"" in name.blocked else ("colon", 0, self._with_other(at, name.text), part)
+
+    def _other_moves(self, name: Name) -> Iterator[tuple[int, int, int, str | None]]:
+        """Yield the moves of the other names: first and last byte, state, and the part of an escape."""
+        others, state = self._others, name.other
+        if others is None or not state:
+            return
+        found = escapes(name.escape or "", lambda byte: others.after(state, byte))
+        if name.escape is not None:
+            for byte, to in found:
+                yield (byte, byte, state, to) if isinstance(to, str) else (byte, byte, to, None)
+            return
+        yield from ((a, b, to, None) for lo, hi, to in others.moves(state) for a, b in cut(lo, hi))
+        if any(others.after(state, byte) for byte in ESCAPED):
+            yield BACKSLASH, BACKSLASH, state, ""
+
+    def closing(self, key: Key) -> Expansion:
+        found = self.expand(key)
+        kind = key[0]
+        if kind in ("first", "after") and self._choices[key[2]][2]:
+            return Expansion([move for move in found.moves if move[2][0] not in ("name", "next")])
+        if kind == "name":
+            missing = self._missing(key[1])
+            ends = [move for move in found.moves if move[2][0] == "colon"]
+            wanted = [move for move in found.moves if move[2][0] == "colon" or self._leads_to(missing, move[2][2])]
+            moves = wanted if missing else ends
+            return Expansion(moves) if moves else found
+        return found
+
+    def _leads_to(self, missing: int, name: Name) -> bool:
+        return any(missing >> self._order[1][i] & 1 for i in range(name.low, name.high))
+
+    def plain(self, key: Key, reach: int) -> Key:
+        if len(key) < 3 or key in ("open", "end"):
+            return key
+        if key[0] == "name":
+            return "name", self._plain(key[1], reach), key[2]._replace(text=None)
+        return key[0], key[1], self._plain(key[2], reach), *key[3:]
+
+    def _plain(self, at: Progress, reach: int) -> Progress:
+        """Return the progress without the names that are used, and with counts up to `reach`."""
+        if not self._others or not self._others.is_endless:
+            return at
+        most = self._left(at).bit_count() + reach
+        room = min(at.room, most) if at.room < math.inf else at.room
+        return at._replace(need=min(at.need, most), room=room, used=None)
+
+
+def _bits(numbers: Iterable[int]) -> int:
+    bits = 0
+    for number in numbers:
+        bits |= 1 << number
+    return bits
+
+
+def _indices(bits: int) -> list[int]:
+    """Return the numbers of the bits that are set, ascending."""
+    return [i for i, bit in enumerate(bin(bits)[:1:-1]) if bit == "1"]

@@ -1,0 +1,130 @@
+"""References: the documents that a `$ref` may point to, and the draft that a JSON schema is written in.
+
+The package referencing knows `$id`, `$anchor`, `$dynamicRef` and JSON pointers. `registry_of` gives it the schema, the
+metaschemas, and the `resources` of the caller: a mapping of URIs, or a folder. No document is read from the network.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from decimal import Decimal
+from pathlib import Path
+from typing import Any
+from urllib.parse import unquote, urlsplit
+
+from llmppl.constraints.json.keywords import check_keywords, subschemas
+
+try:
+    from jsonschema_specifications import REGISTRY
+    from referencing import Registry, Specification
+    from referencing import jsonschema as drafts
+    from referencing.exceptions import NoSuchResource, Unresolvable
+except ImportError as error:
+    raise ImportError("JSON schemas need more packages: pip install llmppl[json-schema]") from error
+
+__all__ = ["DRAFTS", "draft_of", "lookup", "registry_of", "resolver_of"]
+
+DRAFTS: dict[int, Specification[Any]] = {
+    4: drafts.DRAFT4, 6: drafts.DRAFT6, 7: drafts.DRAFT7, 2019: drafts.DRAFT201909, 2020: drafts.DRAFT202012,
+}  # fmt: skip
+_DRAFT = re.compile(r"json-schema\.org/draft[-/]0?([0-9]+)")
+Resources = Mapping[str, Any] | str | Path | None
+
+
+def draft_of(schema: Any, default: int | None = None) -> int:
+    """Return the draft that `$schema` names: 4, 6, 7, 2019 or 2020.
+
+    Without one, it is the default, or else 2020, or 7 if some `items` is a list.
+    """
+    given = schema.get("$schema") if isinstance(schema, dict) else None
+    named = _DRAFT.search(given) if isinstance(given, str) else None
+    if named and int(named[1]) in DRAFTS:
+        return int(named[1])
+    if default is not None:
+        return default
+    todo = [schema]
+    for node in todo:                               # grows
+        if isinstance(node, dict):
+            if isinstance(node.get("items"), list):
+                return 7
+            todo += [part for _, part in subschemas(node)]
+    return 2020
+
+
+def registry_of(schema: Any, resources: Resources = None) -> Registry[Any]:
+    """Return the registry of a schema (the resource ""), the metaschemas and the caller's resources.
+
+    Parameters
+    ----------
+    resources : mapping of URI to schema (dict, bool or str of JSON), or folder
+        A file of the folder stands for any URI whose last parts are its path, and is read when a `$ref` needs it.
+
+    Raises
+    ------
+    TypeError, ValueError
+        `resources` is neither, or a resource is no schema.
+    """
+    draft, folder = draft_of(schema), None
+    named: dict[str, Any] = {}
+    if isinstance(resources, Mapping):
+        named = {uri.removesuffix("#"): _resource(each, draft, uri) for uri, each in resources.items()}
+    elif isinstance(resources, str | Path):
+        folder = Path(resources).resolve()
+        if not folder.is_dir():
+            raise ValueError(f"resources: there is no folder {str(resources)!r}; a mapping of URIs would work")
+    elif resources is not None:
+        raise TypeError(f"resources is a mapping of URIs to schemas or a folder, not {type(resources).__name__}")
+
+    def retrieve(uri: str) -> Any:
+        parts = [part for part in unquote(urlsplit(uri).path).split("/") if part not in ("", ".")]
+        for i in range(len(parts) if folder and ".." not in parts else 0):
+            file = (folder / "/".join(parts[i:])).resolve()         # type: ignore[operator]
+            if file.is_relative_to(folder) and file.is_file():      # type: ignore[arg-type]
+                return _resource(file.read_text(encoding="utf-8-sig"), draft, uri)
+        raise NoSuchResource(uri)
+
+    make: Any = Registry                            # of attrs, which mypy does not read
+    registry = make(retrieve=retrieve).combine(REGISTRY)
+    try:
+        found: Registry[Any] = registry.with_resources(
+            [*named.items(), ("", DRAFTS[draft].create_resource(schema))]
+        ).crawl()
+    except (AttributeError, TypeError, ValueError) as error:
+        raise ValueError(f"JSON schema: a $schema or $id inside is wrong ({error})") from None
+    return found
+
+
+def _resource(given: Any, draft: int, uri: str) -> Any:
+    """Return a resource, from a schema or its JSON. Raises ValueError if it is neither."""
+    try:
+        text = given if isinstance(given, str) else json.dumps(given)
+        schema = json.loads(text, parse_float=Decimal)
+    except (TypeError, ValueError, RecursionError) as error:
+        raise ValueError(f"the resource {uri!r} is not JSON: {error}") from None
+    check_keywords(schema, uri)
+    return DRAFTS[draft_of(schema, draft)].create_resource(schema)
+
+
+def resolver_of(schema: Any, registry: Registry[Any]) -> Any:
+    """Return the resolver with which the reading of a schema begins."""
+    return registry.resolver(DRAFTS[draft_of(schema)].create_resource(schema).id() or "")
+
+
+def lookup(resolver: Any, ref: str, place: str, keyword: str = "$ref") -> Any:
+    """Return the schema (`.contents`) that a `$ref`, `$dynamicRef` or `$recursiveRef` points to, and its `.resolver`.
+
+    Raises ValueError if it leads nowhere, or to no schema.
+    """
+    try:
+        found = drafts.lookup_recursive_ref(resolver) if keyword == "$recursiveRef" else resolver.lookup(ref)
+        if isinstance(found.contents, bool | dict):
+            check_keywords(found.contents, ref)     # a pointer may lead to a part that was none before
+            return found
+        reason = f"leads to {type(found.contents).__name__}, which is no schema"
+    except (Unresolvable, LookupError, TypeError, AttributeError) as error:
+        cause = error.__cause__.__cause__ if error.__cause__ else None
+        reason = f"cannot be read: {cause}" if isinstance(cause, ValueError) else "leads nowhere"
+    uri = "" if ref.startswith("#") else f"; resources={{{ref.partition('#')[0]!r}: schema}} or a folder would work"
+    raise ValueError(f"JSON schema at {place}, {keyword!r}: {ref!r} {reason}{uri}")

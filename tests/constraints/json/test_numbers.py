@@ -1,0 +1,117 @@
+"""Numbers between bounds and multiples of steps, against exact arithmetic and against readers of doubles."""
+
+import itertools
+import re
+from fractions import Fraction
+
+import pytest
+from helpers.common import repetitions
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from llmppl.constraints.json.numbers import MAX_DIGITS, MAX_FRACTION, numbers
+
+SHAPE = re.compile(r"-?(0|[1-9][0-9]*)(\.[0-9]+)?")
+SHORT = ["".join(chars) for size in range(6) for chars in itertools.product("-0159.eE+", repeat=size)]
+VALUES = {text: Fraction(text) for text in SHORT if SHAPE.fullmatch(text)}
+
+hundredths = st.integers(-1200, 1200).map(lambda n: Fraction(n, 100))
+bounds = st.none() | hundredths | st.integers(-2000, 2000).map(Fraction)
+STEPS = ["1", "7", "10", "12", "100", "0.5", "0.25", "0.3", "2.5", "0.01", "1e-9"]
+steps = st.lists(st.sampled_from(STEPS), max_size=2)
+
+
+def fits(value, low, low_in, high, high_in, multiples=()):
+    above = low is None or low < value or (low_in and low == value)
+    below = high is None or value < high or (high_in and high == value)
+    return above and below and all((value / step).denominator == 1 for step in multiples)
+
+
+@settings(max_examples=repetitions(400, 30), deadline=None)
+@given(bounds, st.booleans(), bounds, st.booleans(), st.booleans(), steps)
+def test_short_texts_are_in_iff_their_value_fits(low, low_in, high, high_in, integer, several):
+    several = tuple(map(Fraction, several))
+    found = numbers(low, low_in, high, high_in, integer, several)
+    for text in SHORT:
+        value = VALUES.get(text)
+        if value is None:
+            is_free = not integer and not several
+            assert text not in found or (is_free and fits(Fraction(text), low, low_in, high, high_in))
+        else:
+            expected = fits(value, low, low_in, high, high_in, several) and not (integer and "." in text)
+            assert (text in found) == expected, text
+
+
+@pytest.mark.parametrize(
+    "schema, inside, outside",
+    [
+        ({"low": 0, "high": "99.99"}, "99.9 99.90 99.99 99.990 0 -0 -0.0 0.00001", "99.991 100 -1 01 1. .5 1e1"),
+        ({"high": "3.11"}, "3.1 3.10 3.11 -99", "3.12 3.111 4"),
+        ({"high": "10.625"}, "10.62 10.625", "10.63"),
+        ({"low": "-5.25"}, "-5.2 -5.25 -5.20", "-5.3 -5.251"),
+        ({"high": "1.05", "high_in": False}, "1.0 1 1.04 1.049", "1.05 1.050"),
+        ({"steps": "0.25"}, "1.5 2.0 2 0.250 -7.75", "0.1 1.26 0.255"),
+        ({"low": "1e-9", "high": "2e-9"}, "0.000000001 0.0000000015 0.0000000020", "0.000000003 0"),
+        ({"low": "1e20", "integer": True}, "100000000000000000000 900000000000000000000", "99999999999999999999 1.0"),
+        ({"low": -(2**63), "high": 2**63 - 1}, "9223372036854775807 -9223372036854775808", "9223372036854775808"),
+        ({"low": "1e300"}, "1" + "0" * 300, "9" * 300),
+        ({"low": "-1e-300"}, "0 1e-7 1e300 " + "-0." + "0" * 299 + "1", "-1e-299 -0." + "0" * 298 + "1"),
+        ({"integer": True, "steps": "1000"}, "0 3000 -1000", "100 1001"),
+        ({"steps": "0.333"}, "0.333 0.9990 333 -3.330", "0.3 1 0.334"),
+    ],
+)
+def test_usual_spellings_of_a_value_are_all_in(schema, inside, outside):
+    low, high = (None if (bound := schema.get(key)) is None else Fraction(bound) for key in ("low", "high"))
+    several = (Fraction(schema["steps"]),) if "steps" in schema else ()
+    found = numbers(low, True, high, schema.get("high_in", True), schema.get("integer", False), several)
+    assert [text for text in inside.split() if text not in found] == []
+    assert [text for text in outside.split() if text in found] == []
+
+
+numerals = st.from_regex(r"-?(0|[1-9][0-9]{0,21})(\.[0-9]{1,18})?", fullmatch=True)
+doubles = st.floats(-1e25, 1e25).filter(lambda value: not 0 < abs(value) < 1e-25).map(lambda x: Fraction(str(x)))
+long_bounds = doubles | st.integers(-(2**70), 2**70).map(Fraction) | numerals.map(Fraction)
+
+
+@settings(max_examples=repetitions(2000, 60), deadline=None)
+@given(long_bounds, st.booleans(), st.booleans(), st.integers(-3, 3), st.data())
+def test_a_reader_of_doubles_finds_every_number_within_its_bounds(bound, included, is_low, near, data):
+    args = (bound, included, None, True) if is_low else (None, True, bound, included)
+    found = numbers(*args)
+    read = bound.numerator if bound.denominator == 1 else float(bound)
+    digits = data.draw(st.integers(0, 18))
+    shown = data.draw(numerals) if near == 3 else _decimal(bound + Fraction(near, 10**digits))
+    if shown in found:
+        value = float(shown) if "." in shown else int(shown)
+        assert fits(Fraction(shown), *args)
+        assert (value > read if is_low else value < read) or (included and value == read)
+
+
+def _decimal(value):
+    scaled = round(value * 10**MAX_FRACTION)
+    whole, fraction = divmod(abs(scaled), 10**MAX_FRACTION)
+    return "-" * (scaled < 0) + f"{whole}.{fraction:0{MAX_FRACTION}}"
+
+
+def test_every_text_is_finite():
+    free = numbers(None, True, None, True, False, ())
+    for text in ("9" * MAX_DIGITS, "0." + "1" * MAX_FRACTION, "-1e99", "1.5E-07", "1e+3", "1.5e+307", "1e-319"):
+        assert text in free
+        assert float(text) not in (float("inf"), float("-inf"))
+    for text in ("9" * (MAX_DIGITS + 1), "0." + "1" * (MAX_FRACTION + 1), "12e280", "1e308", "1e", "01", "+1", "1."):
+        assert text not in free
+    assert free.is_finite()
+    assert numbers(Fraction(0), True, None, True, False, (Fraction(7),)).is_finite()
+
+
+def test_bounds_without_a_number_between_give_no_text():
+    assert numbers(Fraction(3), True, Fraction(2), True).is_empty()
+    assert numbers(Fraction(3), False, Fraction(3), True).is_empty()
+    assert numbers(Fraction("0.2"), True, Fraction("0.8"), True, True).is_empty()
+    assert numbers(Fraction(1), True, Fraction(6), True, False, (Fraction(7),)).is_empty()
+
+
+@pytest.mark.parametrize("step, message", [(9999999967, "remainders"), (10**6, "remainders"), (12345, "too large")])
+def test_steps_without_an_automaton_are_refused(step, message):
+    with pytest.raises(ValueError, match=message):
+        numbers(None, True, None, True, True, (Fraction(step),))
