@@ -1,13 +1,11 @@
 """check_program: test the contract of a program by rebuilding its particles from their choices.
 
-If a program keeps the contract, the choices of a particle determine its whole state. So each particle that a run makes
-is rebuilt from its choices: alone, beside all others, and beside them in the reverse order. Each time, the *outside*
-(all objects that the functions, classes and shared attributes of the program lead to) has its contents from before the
-runs, random streams in attributes have moved on, and the clocks are ahead. Then the attributes, weights and
-distributions must be equal.
-
-Two comparisons need no run. A copy of the model must have its shape: the same objects behind several names, the same
-shared memory, and no way to the model itself. A distribution of the user's own draws what its log-probabilities say.
+If a program keeps the contract, the choices of a particle determine its whole state. So each particle of a run is
+rebuilt from its choices: alone, beside all others, and beside them in the reverse order. Each time, the *outside* (all
+objects that the functions, classes and shared attributes of the program lead to) has its contents from before the runs,
+random streams in attributes have moved on, and the clocks are ahead. Attributes, weights and distributions must be
+equal. Besides, a copy of the model must have its shape, and a distribution of the user's own must draw what its
+log-probabilities say.
 """
 
 from __future__ import annotations
@@ -20,7 +18,6 @@ import functools
 import itertools
 import math
 import random
-import sys
 import threading
 import time
 import types
@@ -42,6 +39,7 @@ from llmppl.models.choices import ParticleStream, Replayed, Steps, call_site, de
 from llmppl.support.arguments import shown
 from llmppl.support.runtime import Runtime
 from llmppl.support.shared import Shared
+from llmppl.support.values import is_users
 
 MAX_PARTICLES = 40                      # of each algorithm, rebuilt
 MAX_UNENDED = 200                       # steps after which a program in which no particle ended is refused
@@ -59,8 +57,7 @@ class ProgramReport:
     """Result of `check_program`.
 
     steps : number of steps that were run and rebuilt, under all algorithms
-    notes : remarks on statements that are right for some programs, such as a positive score that looks like a
-        probability
+    notes : remarks on statements that may be right, such as a positive score that looks like a probability
     not_run : dict from the name of an algorithm to the reason why it cannot run the program
     """
 
@@ -74,7 +71,7 @@ def check_program(
 ) -> ProgramReport:
     """Run a program under every algorithm, rebuild its particles from their choices, and compare.
 
-    Run this check first on every new program. A run itself does not look for breaches of the contract of programs.
+    Check every new program: a run itself does not look for breaches of the contract of programs.
 
     Parameters
     ----------
@@ -106,10 +103,10 @@ def check_program(
             check.rebuild(made, f"{expand}, {select}")
         try:
             beams = beam_search(first, N, K, max_steps=max_steps, progress=False)
+            made = [check.made(beam.particle) for beam in beams if not beam.particle.cut]
         except (TypeError, ValueError) as error:        # a choice cannot be listed, or all beams died
-            check.report.not_run["beam_search"] = str(error)
-        else:
-            check.rebuild([check.made(beam.particle) for beam in beams if not beam.particle.cut], "beams")
+            check.report.not_run["beam_search"], made = str(error), []
+        check.rebuild(made, "beams")
         check.finish(seed)
     for note in check.report.notes:
         warnings.warn(note, stacklevel=2)
@@ -229,12 +226,10 @@ def _check_contexts(asked: Contents) -> None:
     for t, context, *_ in asked.values():
         steps[t] |= {context} - {None}
     for t, now in [*steps.items()]:
-        before = steps[t - 1]
-        if before & now and not _begun(before - _begun(before, before), now):
-            raise RuntimeError(
-                f"two steps draw after the same context of {len(min(before & now, key=len))} tokens: add the token "
-                "that was drawn, as in self.context += token"
-            )
+        before, same = steps[t - 1], steps[t - 1] & now
+        if same and not _begun(before - _begun(before, before), now):
+            add = "add the token that was drawn, as in self.context += token"
+            raise RuntimeError(f"two steps draw after the same context of {len(min(same, key=len))} tokens: {add}")
 
 
 def _begun(contexts: set[Any], others: set[Any]) -> set[Any]:
@@ -245,6 +240,7 @@ def _begun(contexts: set[Any], others: set[Any]) -> set[Any]:
 # ---- the parts of an object
 
 _ATOMS = (type(None), bool, int, float, complex, str, bytes, type(Ellipsis), np.generic)
+_ARRAYS = (float, np.floating, np.ndarray)
 _SHARED = (Shared, type, types.FunctionType, types.ModuleType)
 _SETS = (*_SHARED, AbstractSet)
 _STREAMS = (np.random.Generator, np.random.RandomState, np.random.BitGenerator, random.Random)
@@ -254,19 +250,11 @@ _NAMED = (types.FunctionType, types.CellType, types.SimpleNamespace, threading.l
 _OPEN = (*_NAMED, MutableMapping, AbstractSet, MutableSequence, tuple, weakref.ref, Proposal)
 
 
-@functools.cache
-def _is_users(module: str) -> bool:
-    """Return True if a module is neither of this library, nor of Python, nor of an installed package."""
-    root = module.partition(".")[0]
-    file = getattr(sys.modules.get(root), "__file__", None) or ""
-    return root not in sys.stdlib_module_names and root != __name__.partition(".")[0] and "-packages" not in file
-
-
 def _is_own(value: Any) -> bool:
     """Return True for a module of the user's, a class that has a base in one, and an object of such a class."""
     if isinstance(value, types.ModuleType):
-        return _is_users(value.__name__)
-    return any(_is_users(cls.__module__) for cls in (value if isinstance(value, type) else type(value)).__mro__)
+        return is_users(value.__name__)
+    return any(is_users(cls.__module__) for cls in (value if isinstance(value, type) else type(value)).__mro__)
 
 
 def _shared_names(model: Model) -> set[str]:
@@ -276,10 +264,9 @@ def _shared_names(model: Model) -> set[str]:
 def _attributes(value: Any) -> dict[str, Any]:
     """Return the attributes of an object or a class, those in slots included, and the parts of a method or partial."""
     slots = [name for cls in type(value).__mro__ for name in vars(cls).get("__slots__", ()) if hasattr(value, name)]
-    hidden = [name for name in _HIDDEN if hasattr(type(value), name)]
-    held = {name: each for name, each in getattr(value, "__dict__", {}).items()
-            if name[:2] != "__" or name in _HIDDEN}  # fmt: skip
-    return {name: getattr(value, name) for name in (*slots, *hidden) if name not in ("__dict__", "__weakref__")} | held
+    names = [*slots, *(name for name in _HIDDEN if hasattr(type(value), name))]
+    held = {name: getattr(value, name) for name in names} | {**getattr(value, "__dict__", {})}
+    return {name: each for name, each in held.items() if name[:2] != "__" or name in _HIDDEN}
 
 
 def _memory(value: Any) -> np.ndarray | None:
@@ -295,7 +282,7 @@ def _memory(value: Any) -> np.ndarray | None:
 
 def _parts(value: Any) -> Ways:
     """Return the objects that `value` leads to, each with the end of its way."""
-    if isinstance(value, (ParticleStream, *_STREAMS)) or _memory(value) is not None:
+    if isinstance(value, _STREAMS) or _memory(value) is not None:
         return []
     if isinstance(value, MutableMapping):
         return [(f"{[*_contents([('', key)]).values()]}", each) for key, each in value.items()]
@@ -390,10 +377,10 @@ def _difference(x: Contents, y: Contents) -> str:
 def _same(x: Any, y: Any) -> bool:
     if isinstance(x, list) and isinstance(y, list):
         return len(x) == len(y) and all(map(_same, x, y))
-    if isinstance(x, float | np.floating | np.ndarray) and isinstance(y, float | np.floating | np.ndarray):
-        x, y = np.asarray(x), np.asarray(y)
-        is_number = x.dtype.kind in "biufc" and y.dtype.kind in "biufc"
-        return x.shape == y.shape and bool(np.allclose(x, y, 1e-5, 1e-6, True) if is_number else (x == y).all())
+    if isinstance(x, _ARRAYS) and isinstance(y, _ARRAYS):
+        if not {np.asarray(x).dtype.kind, np.asarray(y).dtype.kind} <= {*"biufc"}:
+            return np.array_equal(x, y)
+        return np.shape(x) == np.shape(y) and np.allclose(x, y, 1e-5, 1e-6, True)
     return type(x) is type(y) and bool(x == y)
 
 
@@ -406,10 +393,8 @@ def _check_copy(model: Model) -> None:
         both = itertools.combinations(arrays, 2)
         pairs.append({(path, other) for (path, a), (other, b) in both if np.may_share_memory(a, b)})
     for path, other in pairs[0] ^ pairs[1]:
-        raise RuntimeError(
-            f"{path} and {other} share memory, and their copies do not: keep one of them, and make the other from it "
-            "where it is used"
-        )
+        how = "keep one of them, and make the other from it where it is used"
+        raise RuntimeError(f"{path} and {other} share memory, and their copies do not: {how}")
     if difference := _difference(_state(model), _state(new)):
         raise RuntimeError(f"a copy of the model is not as the model: {difference}")
 
@@ -417,10 +402,8 @@ def _check_copy(model: Model) -> None:
 def _check_ways(paths: Iterable[str]) -> None:
     """Raise a RuntimeError that names the first of these ways to the model."""
     for path in paths:
-        raise RuntimeError(
-            f"{path.replace('.cell_contents', '')} leads from a copy back to the first particle: write a method, or "
-            "compute it in the step"
-        )
+        leads = f"{path.replace('.cell_contents', '')} leads from a copy back to the first particle"
+        raise RuntimeError(f"{leads}: write a method, or compute it in the step")
 
 
 # ---- the outside of a program
@@ -444,11 +427,9 @@ class _Outside:
 
     def changed(self) -> str:
         """Return the first list, set or array that changed, other than a global or a shared one, in words."""
-        found = [
-            _difference(_contents([(path, old)]), _contents([(path, _changeable(value))]))
-            for path, value, old in self.saved if isinstance(old, list | set | np.ndarray) and "->" not in path
-        ]  # fmt: skip
-        return next(filter(None, found), "")
+        own = [each for each in self.saved if isinstance(each[2], list | set | np.ndarray) and "->" not in each[0]]
+        before, now = [(path, old) for path, _, old in own], [(path, _changeable(value)) for path, value, _ in own]
+        return _difference(_contents(before), _contents(now))
 
     def restore(self) -> None:
         """Bring all objects to their contents before the first run."""
@@ -460,18 +441,7 @@ class _Outside:
     @contextlib.contextmanager
     def later(self, number: int) -> Iterator[None]:
         """Set the clocks forward, for modules that import them by name, too."""
-        seconds, now = 98_765.4321 * number, time.time
-        scales = {"": seconds, "_ns": int(1e9 * seconds)}
-        ahead: dict[int, Any] = {}
-        for name, end in itertools.product(("time", "perf_counter", "monotonic", "process_time"), scales):
-            read: Any = getattr(time, name + end)
-            ahead[id(read)] = lambda read=read, by=scales[end]: read() + by
-        for read in (time.localtime, time.gmtime, time.ctime):
-            ahead[id(read)] = lambda *at, read=read: read(*(at or [now() + seconds]))
-        ahead[id(time.strftime)] = lambda form, *at, read=time.strftime: read(form, *(at or [time.localtime()]))
-        for cls in (datetime.datetime, datetime.date):
-            ahead[id(cls)] = _dates_ahead(cls, datetime.timedelta(seconds=seconds))
-        places = [vars(time), vars(datetime), *self.globals]
+        ahead, places = _clocks_ahead(98_765.4321 * number), [vars(time), vars(datetime), *self.globals]
         found = [(names, name, each) for names in places for name, each in names.items() if id(each) in ahead]
         try:
             for names, name, clock in found:
@@ -487,11 +457,20 @@ class _Dates(type):
         return isinstance(value, cls.__mro__[1])
 
 
-def _dates_ahead(cls: Any, ahead: datetime.timedelta) -> type:
-    """Return a subclass of `datetime` or `date` whose present is ahead."""
-    reads = {name: getattr(cls, name) for name in ("now", "today", "utcnow") if hasattr(cls, name)}
-    later = {name: classmethod(lambda _, *zone, read=read: read(*zone) + ahead) for name, read in reads.items()}
-    return _Dates(cls.__name__, (cls,), later)
+def _clocks_ahead(seconds: float) -> dict[int, Any]:
+    """Return clocks that are `seconds` ahead, by the ids of the functions and classes whose place they take."""
+    now, ahead, moved = time.time, dict[int, Any](), datetime.timedelta(seconds=seconds)
+    for name in ("time", "perf_counter", "monotonic", "process_time"):
+        for read, by in ((getattr(time, name), seconds), (getattr(time, f"{name}_ns"), int(1e9 * seconds))):
+            ahead[id(read)] = lambda read=read, by=by: read() + by
+    for read in (time.localtime, time.gmtime, time.ctime):
+        ahead[id(read)] = lambda *at, read=read: read(*(at or [now() + seconds]))
+    ahead[id(time.strftime)] = lambda form, *at, read=time.strftime: read(form, *(at or [time.localtime()]))
+    for cls, names in ((datetime.datetime, ("now", "today", "utcnow")), (datetime.date, ("today",))):
+        reads = {name: getattr(cls, name) for name in names}
+        later = {name: classmethod(lambda _, *zone, read=read: read(*zone) + moved) for name, read in reads.items()}
+        ahead[id(cls)] = _Dates(cls.__name__, (cls,), later)
+    return ahead
 
 
 def _changeable(value: Any) -> Any:
@@ -557,16 +536,15 @@ def _wrong_with(dist: Proposal) -> str:
     draws, again = ([*map(dist.propose, [rng] * NUM_DRAWS)] for rng in map(np.random.default_rng, (0, 0)))
     if repr(draws) != repr(again):
         return "it draws other values from an equal random stream: draw with the given rng alone, and keep no state"
-    counts, weights = collections.Counter(repr(value) for value, _ in draws), collections.defaultdict[str, float](float)
+    weights: dict[str, list[float]] = {}                # of the draws of each value
     for value, log_w in draws:
-        weights[repr(value)] += math.exp(log_w)
-    support = [] if dist.support is None else [*dist.support]
-    drawn = {repr(value): value for value, _ in draws}
+        weights.setdefault(repr(value), []).append(math.exp(log_w))
+    support, drawn = [*(dist.support or ())], {repr(value): value for value, _ in draws}
     values = support + [drawn[key] for key in drawn.keys() - set(map(repr, support))]
     measures = [math.exp(dist.log_measure(value)) for value in values]
     if support and not np.allclose(np.exp(dist.log_measures()), measures[: len(support)], atol=1e-6):
         return "its log_measures() are not the log_measure of each value of its support"
-    once, n = sum(count == 1 for count in counts.values()), NUM_DRAWS
+    once, n = [*map(len, weights.values())].count(1), NUM_DRAWS
     if once > n / 2:
         return _wrong_with_density(dist, [value for value, _ in draws])
     missing = 1e-5 if support else 0.01 + 3 * once / n              # of the values that were not drawn
@@ -574,8 +552,9 @@ def _wrong_with(dist: Proposal) -> str:
         whose = "of its support and its draws" if support else f"of the {len(values)} values that it drew"
         return f"the probabilities {whose} sum to {sum(measures):.6g}: they must sum to 1"
     for value, measure in zip(values, measures, strict=True):
-        count, mean = counts[repr(value)], weights[repr(value)] / n
-        spread = max(mean, measure) * max(mean * n / max(count, 1), 1.0)            # of a draw's weight at the value
+        found = weights.get(repr(value), [0.0])
+        mean = sum(found) / n
+        spread = max(mean, measure) * max(sum(found) / len(found), 1.0)             # of a draw's weight at the value
         if not abs(mean - measure) <= 5.0 * math.sqrt(max(spread, 1e-6) / n):       # by chance once in two million
             return f"its draws give {value!r} the measure {mean:.4g}, and its log_measure {measure:.4g}"
     return ""

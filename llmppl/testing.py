@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import signal
 import threading
 import time
 import warnings
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -17,6 +19,7 @@ from numpy.typing import NDArray
 from llmppl.checking import ProgramReport as ProgramReport
 from llmppl.checking import check_program as check_program
 from llmppl.constraints.vocabulary import Vocabulary
+from llmppl.distributions.blocks import logsumexp
 from llmppl.lm import CachedTransformer, Engine
 
 Ids = list[int]
@@ -76,16 +79,13 @@ def check_engine(
     AssertionError
         At the first wrong answer; the message names the tokens and the check.
     """
-    checker = _Checker(engine, reference, list(ids), size, tolerance, np.random.default_rng(seed))
+    checker = _Checker(engine, reference, list(ids), size, tolerance, contexts, np.random.default_rng(seed))
     for check in (
         checker.unequal_lengths, checker.earlier_places, checker.given_tokens, checker.forks, checker.many_at_once,
         checker.the_longest, checker.released, checker.interrupts, checker.through_the_cache, checker.threads,
     ):  # fmt: skip
         start, checker.name = time.perf_counter(), check.__name__.replace("_", " ")
-        if check == checker.many_at_once:
-            checker.many_at_once(contexts)
-        else:
-            check()                                     # type: ignore[call-arg]
+        check()
         checker.report.seconds[checker.name] = time.perf_counter() - start
     engine.clear()
     return checker.report
@@ -96,10 +96,10 @@ class _Checker:
 
     def __init__(
         self, engine: Engine, reference: Callable[[Ids], Any] | None, ids: Ids, size: int, tolerance: float,
-        rng: np.random.Generator,
+        num_contexts: int, rng: np.random.Generator,
     ) -> None:  # fmt: skip
         self.engine, self.ids, self.size, self.tolerance, self.rng = engine, ids, size, tolerance, rng
-        self.report, self.name = EngineReport(), ""
+        self.report, self.name, self.num_contexts = EngineReport(), "", num_contexts
         self._reference = reference or self._uncached
         self._truths: dict[tuple[int, ...], Logs] = {}
         self._most = min(engine.max_length or _LONGEST, 40)
@@ -117,24 +117,22 @@ class _Checker:
         return self._truths[key]
 
     def _normalised(self, logits: NDArray[Any]) -> Logs:
-        row = logits[: self.size].astype(np.float64)
-        top = row.max()
-        found: Logs = row - top - np.log(np.exp(row - top).sum())
-        return found
+        row: Logs = logits[: self.size].astype(np.float64)
+        row -= logsumexp(row)
+        return row
+
+    def _need(self, holds: bool, said: str) -> None:
+        assert holds, f"{self.name}: {said}"
 
     def _compare(self, logits: NDArray[Any], ids: Ids) -> None:
-        assert logits.dtype in (np.float32, np.float64), f"{self.name}: logits are {logits.dtype}, not float32 or 64"
-        assert len(logits) >= min(self.size, len(self._truth(ids))), (
-            f"{self.name}: a row of {len(logits)} logits, for a vocabulary of {self.size}"
-        )
+        self._need(logits.dtype in (np.float32, np.float64), f"logits are {logits.dtype}, not float32 or 64")
+        enough = len(logits) >= min(self.size, len(self._truth(ids)))
+        self._need(enough, f"a row of {len(logits)} logits, for a vocabulary of {self.size}")
         found, right = self._normalised(logits), self._truth(ids)
-        likely = np.maximum(found, right) > -20
-        distance = float(np.abs(found - right)[likely].max())
+        distance = float(np.abs(found - right)[np.maximum(found, right) > -20].max())
         variation = float(np.abs(np.exp(found) - np.exp(right)).sum() / 2)
-        assert distance <= self.tolerance, (
-            f"{self.name}: after the tokens {ids} a log-probability is off by {distance:.2g}, more than "
-            f"{self.tolerance:g} (total variation {variation:.2g})"
-        )
+        off = f"off by {distance:.2g}, more than {self.tolerance:g} (total variation {variation:.2g})"
+        self._need(distance <= self.tolerance, f"after the tokens {ids} a log-probability is {off}")
         self.report.distance = max(self.report.distance, distance)
         self.report.total_variation = max(self.report.total_variation, variation)
         self.report.rows += 1
@@ -146,15 +144,13 @@ class _Checker:
             self._truth(contexts[i][:n])                # computed first: the engine may be the reference
         before, copies = self.engine.tokens, [list(each) for each in contexts]
         logits = _numpy(self.engine.forward(contexts, asked))
-        assert len(logits) == len(asked), f"{self.name}: {len(logits)} rows for {len(asked)} places asked for"
-        assert contexts == copies, f"{self.name}: forward has changed the contexts it was given"
+        self._need(len(logits) == len(asked), f"{len(logits)} rows for {len(asked)} places asked for")
+        self._need(contexts == copies, "forward has changed the contexts it was given")
         for row, (i, n) in zip(logits, asked, strict=True):
             self._compare(row, contexts[i][:n])
         ran, whole = self.engine.tokens - before, sum(n for _, n in asked)
-        assert len(contexts) <= ran <= whole, (
-            f"{self.name}: {ran} tokens run by its own count for {len(contexts)} contexts of {whole} tokens; the last "
-            "token of each is run, and none more than once"
-        )
+        said = f"{ran} tokens run by its own count for {len(contexts)} contexts of {whole} tokens"
+        self._need(len(contexts) <= ran <= whole, f"{said}; the last token of each is run, and none more than once")
         self.report.tokens += ran
         self.report.whole += whole
 
@@ -185,33 +181,28 @@ class _Checker:
         found = self.engine.log_probs(contexts, starts[: len(contexts)])
         for ids, start, given in zip(contexts, starts, found or [], strict=False):
             right = np.array([self._truth(ids[:n])[ids[n]] for n in range(start, len(ids))])
-            assert given.shape == right.shape, f"{self.name}: {len(given)} log-probabilities of {len(right)} tokens"
+            self._need(given.shape == right.shape, f"{len(given)} log-probabilities of {len(right)} tokens")
             off = float(np.abs(given - right).max())
-            assert off <= self.tolerance, (
-                f"{self.name}: of the tokens {ids} from place {start} on, a log-probability is off by {off:.2g}, more "
-                f"than {self.tolerance:g}"
-            )
+            said = f"a log-probability is off by {off:.2g}, more than {self.tolerance:g}"
+            self._need(off <= self.tolerance, f"of the tokens {ids} from place {start} on, {said}")
             self.report.distance = max(self.report.distance, off)
-        assert found is None or self.engine.size == self.size, (
-            f"{self.name}: they are normalised over {self.engine.size} ids, and the vocabulary has {self.size}"
-        )
+        said = f"they are normalised over {self.engine.size} ids, and the vocabulary has {self.size}"
+        self._need(found is None or self.engine.size == self.size, said)
 
     def forks(self) -> None:
         """Check contexts that continue others, or part of them, over many calls."""
         known = [self._random(4)]
         for _ in range(12):
             parents = [known[int(self.rng.integers(len(known)))] for _ in range(int(self.rng.integers(1, 6)))]
-            new = [each[: int(self.rng.integers(1, len(each) + 1))] + self._random(1) for each in parents]
-            new = [each[: self._most - 1] + self._random(int(self.rng.integers(1, 3)))[: self._most] for each in new]
-            new = [each for each in new if len(each) <= self._most]
-            new = _without_prefixes(new)
+            new = [each[: int(self.rng.integers(1, len(each) + 1))] + self._random(2) for each in parents]
+            new = _without_prefixes([each[: self._most] for each in new])
             if new:
                 self._ask(new)
-                known += new
+            known += new
 
-    def many_at_once(self, most: int) -> None:
+    def many_at_once(self) -> None:
         start = self._random(6)
-        ends = itertools.islice(itertools.product(self.ids, repeat=2), most)
+        ends = itertools.islice(itertools.product(self.ids, repeat=2), self.num_contexts)
         contexts = [start + list(end) for end in ends]
         self._ask(contexts)
         self._ask(contexts[:5] + [each + self._random(1) for each in contexts[-5:]])
@@ -240,7 +231,7 @@ class _Checker:
 
         before = signal.signal(signal.SIGALRM, interrupt)
         try:
-            for part in np.linspace(0.05, 0.95, 7):
+            for part in np.linspace(0.05, 0.95, 7).tolist():
                 contexts = self._distinct([12, 17, 9, 14])
                 asked = [(i, len(each)) for i, each in enumerate(contexts)]
                 self.engine.clear()
@@ -248,12 +239,10 @@ class _Checker:
                 self.engine.forward(contexts, asked)
                 took = time.perf_counter() - start
                 self.engine.clear()
-                try:
-                    signal.setitimer(signal.ITIMER_REAL, max(1e-4, float(part) * took))
+                with contextlib.suppress(KeyboardInterrupt):
+                    signal.setitimer(signal.ITIMER_REAL, max(1e-4, part * took))
                     self.engine.forward(contexts, asked)
                     signal.setitimer(signal.ITIMER_REAL, 0)
-                except KeyboardInterrupt:
-                    pass
                 self.engine.clear()
                 self._ask(contexts)
         finally:
@@ -267,16 +256,15 @@ class _Checker:
         for room in (4096, 1 << 28):
             lm = self._lm(cache_bytes=room)
             held = [lm.at(self._random(3))]
-            for _ in range(10):
+            for _ in range(10):                         # contexts of at most 13 tokens
                 held.append(held[int(self.rng.integers(len(held)))] + lm.vocab[self._random(1)[0]])
                 held = held[-6:]
                 at = held[int(self.rng.integers(len(held)))]
                 tokens = [int(token) for token in at.tokens]
-                if len(tokens) < self._most:
-                    self._truth(tokens)
-                    with warnings.catch_warnings():
-                        warnings.filterwarnings("ignore", "cache_bytes=")           # too small on purpose
-                        self._compare(at.log_probs(), tokens)
+                self._truth(tokens)
+                with warnings.catch_warnings():
+                    warnings.filterwarnings("ignore", "cache_bytes=")               # too small on purpose
+                    self._compare(at.log_probs(), tokens)
             del lm, held, at
             self.engine.clear()
 
@@ -286,24 +274,14 @@ class _Checker:
         for ids in itertools.chain(*jobs):
             self._truth(ids)
         self.engine.clear()
-        lm, answers, errors = self._lm(), dict[tuple[int, ...], Logs](), list[BaseException]()
-
-        def work(job: list[Ids]) -> None:
-            try:
-                for ids in job:
-                    answers[tuple(ids)] = lm.at(ids).log_probs()
-            except BaseException as error:
-                errors.append(error)
-
-        threads = [threading.Thread(target=work, args=(job,)) for job in jobs]
-        for each in threads:
-            each.start()
-        for each in threads:
-            each.join()
-        if errors:
-            raise AssertionError(f"{self.name}: {errors[0]!r}") from errors[0]
-        for ids in itertools.chain(*jobs):
-            self._compare(answers[tuple(ids)], ids)
+        lm = self._lm()
+        try:
+            with ThreadPoolExecutor(len(jobs)) as pool:
+                answers = [*pool.map(lambda job: [lm.at(ids).log_probs() for ids in job], jobs)]
+        except Exception as error:
+            raise AssertionError(f"{self.name}: {error!r}") from error
+        for ids, logs in zip(itertools.chain(*jobs), itertools.chain(*answers), strict=True):
+            self._compare(logs, ids)
 
 
 def _without_prefixes(contexts: list[Ids]) -> list[Ids]:
