@@ -68,9 +68,9 @@ MISTAKES = [
     (lambda: ConstrainedText(LM, [{"role": "user"}]), TypeError, r"prompt must be .*: lm.chat\(messages\) makes one"),
     (lambda: Infilling("a[BLANK]b", LM), TypeError, r"lm must be a CachedTransformer, not 'a\[BLANK\]b'"),
     (lambda: PromptIntersection(["a"], LM), TypeError, "lm must be a CachedTransformer, not 'a'"),
-    (lambda: CachedTransformer("gpt2", "gpt2"), TypeError, r"tokenizer must be .*from_pretrained\('gpt2'\) loads both"),
-    (lambda: CachedTransformer(tiny_model(V), tiny_model(V)), TypeError, r"tokenizer must be .*, not a Llama\w+$"),
-    (lambda: CachedTransformer.from_pretrained(tiny_model(V)), TypeError, r"not a Llama\w+: CachedTransformer\(mod"),
+    (lambda: CachedTransformer("gpt2", "gpt2"), TypeError, r"tokenizer must be .*from_pretrained\(name\) loads a"),
+    (lambda: CachedTransformer(tiny_model(V), tiny_model(V)), TypeError, r"tokenizer must be .*, not a Llama\w+: "),
+    (lambda: CachedTransformer.from_pretrained(tiny_model(V)), TypeError, r"name must be .*, not a Llama\w+$"),
     (lambda: CachedTransformer.from_pretrained(cache_bytes="2GB"), TypeError, "cache_bytes must be an integer, not"),
     (lambda: load(n_ctx=512), TypeError, "takes no n_ctx: it is an option of engine='llama.cpp'"),
     # ---- options
