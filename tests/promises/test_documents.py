@@ -89,26 +89,6 @@ def write_document(tmp_path: Path, *lines: str) -> Path:
     return path
 
 
-def test_python_blocks_share_a_namespace_in_order(tmp_path, document):
-    path = write_document(
-        tmp_path, "```python", "x = 1", "```", "```bash", "exit 1", "```", "```python", "assert x == 1", "```"
-    )
-    assert [block.line for block in python_blocks(path)] == [2, 8]
-    run_document(path, document)
-
-
-def test_a_block_marked_not_run_is_skipped_if_it_has_a_reason(tmp_path):
-    block = ["```python", "1 / 0", "```"]
-    assert python_blocks(write_document(tmp_path, "<!-- not run: needs a network -->", *block)) == []
-    assert len(python_blocks(write_document(tmp_path, "<!-- not run: -->", *block))) == 1
-
-
-def test_an_indented_block_runs(tmp_path, document):
-    path = write_document(tmp_path, "1. so:", "", "   ```python", "   if True:", "       x = 1", "   ```")
-    assert python_blocks(path) == [Block(4, "if True:\n    x = 1")]
-    run_document(path, document)
-
-
 def test_a_block_of_a_missing_model_is_skipped_after_the_others_ran(tmp_path, document, monkeypatch):
     marked = ["<!-- model: smollm2 -->", "```python", "x = 2", "```"]
     path = write_document(tmp_path, *marked, "```python", "open('ran', 'w').close()", "```")

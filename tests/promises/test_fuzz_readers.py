@@ -14,10 +14,8 @@ from helpers.common import repetitions
 from llmppl import Grammar
 from llmppl.cli.generate import _prompts
 from llmppl.cli.options import constraint
-from llmppl.lm.embedded import verify
 from llmppl.report import load
 from llmppl.report.html_page import page
-from llmppl.support.arguments import shown
 
 GRAMMAR = 'start: sum\nsum: item ("+" item)*\nitem: NAME | NUMBER | "(" sum ")"\nNAME: /[abc]+/\nNUMBER: /[01]+(?!a)/\n'
 SCHEMA = json.dumps({
@@ -96,17 +94,3 @@ def test_lone_surrogates_are_named_with_their_file(tmp_path):
     path.write_text('{"prompt": "a"}\n{"prompt": "\\ud83d"}\n')
     with pytest.raises(ValueError, match=re.escape(f"{path}: ") + ".* surrogates not allowed"):
         _prompts(path)
-
-
-def test_a_value_nested_without_bound_is_named_in_a_sentence():
-    deep = []
-    for _ in range(100_000):
-        deep = [deep]
-    assert shown(deep) == "a list"
-
-
-def test_an_empty_checksum_of_the_embedded_weights_is_refused(tmp_path):
-    (tmp_path / "model.safetensors").write_bytes(b"")
-    (tmp_path / "model.safetensors.sha256").write_bytes(b"")
-    with pytest.raises(ValueError, match="the weights of the embedded model are damaged"):
-        verify(tmp_path)

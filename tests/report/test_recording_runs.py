@@ -1,11 +1,12 @@
 """Recording of a run against the steps themselves, its page, and the command."""
 
+import functools
 import html
 import json
-import math
 import pickle
 import re
 import sys
+from collections import Counter
 from dataclasses import replace
 
 import numpy as np
@@ -51,47 +52,51 @@ class Letters(Model):
             self.finish()
 
 
-def steer(path, model=None, N=4, K=3, **options):
-    """Return a recorded run, its steps, and the recording that is read back."""
+RUNS = {
+    "copies": functools.partial(smc_steer, N=4, K=3, expand="copies"),
+    "distinct": functools.partial(smc_steer, N=4, K=3),
+    "standard": functools.partial(smc_standard, N=8, ess_threshold=1.0),
+}
+
+
+def steer(path, model=None, run=RUNS["distinct"], **options):
+    """Return the particles of a recorded run, its steps as data, and the recording that is read back."""
     steps, recorder = [], Recorder(path, title="letters")
 
     def on_step(step):
         recorder(step)
-        steps.append(
-            [(str(c), dict(c.attribution), c.log_twist, c.finished, c.death) for c in step.candidates]
-            + [step.parents, step.candidate_log_weights, step.ancestors]
-            + [step.particles.log_weights, step.log_ml, step.ess]
-        )
+        copies = np.bincount(step.ancestors, minlength=len(step.candidates))
+        after = [np.logaddexp.reduce(step.particles.log_weights[step.ancestors == i], initial=-np.inf)
+                 for i in range(len(step.candidates))]  # fmt: skip
+        candidates = [
+            (str(c), c.log_twist, c.finished and not c.death, c.death, dict(c.attribution), w, int(n))
+            for c, w, n in zip(step.candidates, step.candidate_log_weights, copies, strict=True)
+        ]
+        steps.append((step.log_ml, step.ess, step.parents, step.ancestors, candidates, after))
 
-    particles = smc_steer(model or Letters(), N, K, seed=1, max_steps=6, on_step=on_step, **options)
+    particles = run(model or Letters(), seed=1, max_steps=6, on_step=on_step, **options)
     return particles, steps, load(path)
 
 
 @pytest.mark.parametrize("model", [Letters(), Letters("x"), Letters(twisted=True)], ids=["plain", "begun", "twisted"])
-@pytest.mark.parametrize("expand", ["copies", "distinct"])
-def test_a_recording_agrees_with_the_steps_of_the_run(tmp_path, model, expand):
-    _, steps, recording = steer(tmp_path / "run.jsonl", model, expand=expand)
+@pytest.mark.parametrize("run", RUNS)
+def test_a_recording_agrees_with_the_steps_of_the_run(tmp_path, model, run):
+    _, steps, recording = steer(tmp_path / "run.jsonl", model, RUNS[run])
     assert (recording.program, recording.title, len(recording.steps)) == ("Letters", "letters", len(steps))
-    before, totals = None, [{}]                         # what each statement added so far, for each candidate
-    for step, (*candidates, parents, log_weights, ancestors, after, log_ml, ess) in zip(
-        recording.steps, steps, strict=True
-    ):
+    before, totals = np.array([None]), [Counter()]      # what each statement added so far, for each candidate
+    for step, (log_ml, ess, parents, ancestors, candidates, after) in zip(recording.steps, steps, strict=True):
         assert (step.log_ml, step.ess) == (log_ml, ess)
-        read = [(c.text, c.twist, c.finished, c.death) for c in step.candidates]
-        assert read == [(text, twist, finished and not death, death) for text, _, twist, finished, death in candidates]
-        assert [c.log_weight for c in step.candidates] == log_weights.tolist()
-        assert [c.parent for c in step.candidates] == [None if before is None else before[i] for i in parents]
-        assert [c.copies for c in step.candidates] == [np.sum(ancestors == i) for i in range(len(candidates))]
-        chosen = [np.logaddexp.reduce(after[ancestors == i], initial=-np.inf) for i in range(len(candidates))]
-        assert [c.log_weight_after for c in step.candidates] == pytest.approx(chosen)
-        old = [totals[c.parent or 0] for c in step.candidates]
-        totals = [_added(total, c.attribution) for total, c in zip(old, step.candidates, strict=True)]
-        assert totals == [pytest.approx(attribution) for _, attribution, *_ in candidates]
+        assert [c.parent for c in step.candidates] == before[parents].tolist()
+        totals = [Counter(totals[c.parent or 0]) for c in step.candidates]
+        for total, c in zip(totals, step.candidates, strict=True):
+            total.update(c.attribution)
+        assert [
+            (c.text, c.twist, c.finished, c.death, pytest.approx(total), c.log_weight, c.copies)
+            for c, total in zip(step.candidates, totals, strict=True)
+        ] == candidates
+        assert [c.log_weight_after for c in step.candidates] == pytest.approx(after)
         before = ancestors
-
-
-def _added(total, attribution):
-    return {name: total.get(name, 0.0) + attribution.get(name, 0.0) for name in {**total, **attribution}}
+    assert run != "standard" or max(c.copies for step in recording.steps for c in step.candidates) > 1
 
 
 def test_particles_and_attribution_agree_with_the_run(tmp_path):
@@ -102,17 +107,6 @@ def test_particles_and_attribution_agree_with_the_run(tmp_path):
     (name,) = recording.mean_attribution()
     assert recording.mean_attribution()[name] == pytest.approx(particles.expect(lambda p: p.attribution[name]))
     assert sum(recording.deaths().values()) == sum(death.count for death in particles.deaths)
-
-
-def test_a_particle_that_was_resampled_twice_is_one_candidate_of_two_copies(tmp_path):
-    recorder = Recorder(tmp_path / "run.jsonl")
-    particles = smc_standard(Letters(), 8, ess_threshold=1.0, seed=0, max_steps=4, on_step=recorder)
-    recording = load(tmp_path / "run.jsonl")
-    assert max(candidate.copies for step in recording.steps for candidate in step.candidates) > 1
-    for step in recording.steps[:-1]:
-        assert sum(candidate.copies for candidate in step.candidates) == 8
-    assert sum(weight for _, weight in recording.particles()) == pytest.approx(1.0)
-    assert sum(c.copies for c in recording.steps[-1].candidates) == len(particles)
 
 
 class Fickle(Model):
@@ -197,21 +191,32 @@ def page_data(text):
 
 
 def test_the_page_contains_every_candidate_and_loads_nothing(tmp_path):
-    _, steps, recording = steer(tmp_path / "run.jsonl")
+    _, _, recording = steer(tmp_path / "run.jsonl")
     text = page(recording)
     assert not re.search(r"https?://|<link|<img|@import|url\(|src=", text)
     assert "{{" not in text and text.count("<script") == 2
-    data = page_data(text)
-    assert [len(step["candidates"]) for step in data["steps"]] == [len(step.candidates) for step in recording.steps]
-    texts = [""]
+    data, texts = page_data(text), [""]
     for drawn, step in zip(data["steps"], recording.steps, strict=True):
-        texts = [
-            ("" if parent < 0 else texts[parent])[: keep if keep >= 0 else None] + added
-            for parent, added, keep, *_ in drawn["candidates"]
-        ]
+        texts = [(texts[parent] if parent >= 0 else "")[: keep if keep >= 0 else None] + added
+                 for parent, added, keep, *_ in drawn["candidates"]]  # fmt: skip
         assert texts == [candidate.text for candidate in step.candidates]
-    assert all(math.isclose(sum(c[4] for c in step["candidates"]), 1, abs_tol=1e-2) for step in data["steps"])
-    assert len(data["steps"]) == len(steps)
+        assert sum(c[4] for c in drawn["candidates"]) == pytest.approx(1, abs=1e-2)
+
+
+WORDS = [
+    (lambda lm: ConstrainedText(lm, "a", Regex("a|b c"), max_tokens=4, complete=True),
+     {"Regex('a|b c') and an end within max_tokens=4"}),
+    (lambda lm: ConstrainedText(lm, "a", min_tokens=2, max_tokens=3), {"min_tokens=2"}),
+    (lambda lm: Infilling(lm, ["a", "b", "c"], lengths=Geometric(0.5, max_value=3)),
+     {"the fragments after the holes", "the lengths of the holes, which the target leaves open", "no end in a hole"}),
+    (lambda lm: PromptIntersection(lm, ["a", "b"], max_tokens=2),
+     {"the first prompt, over the proposal", "the other prompts"}),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("program, statements", WORDS)
+def test_statements_of_ready_made_programs_are_described_in_words(program, statements):
+    assert {*smc_steer(program(cold_lm()), N=6, K=3, seed=0).mean_attribution()} == statements
 
 
 class Hostile(Model):
@@ -360,45 +365,3 @@ def test_in_a_notebook_the_page_is_a_frame_below_the_cell(monkeypatch):
     (shown,) = cell.shown
     (document,) = re.findall(r'<iframe srcdoc="([^"]*)"', shown)
     assert html.unescape(document) == page(replace(recorder.recording, ended=""))
-
-
-def test_an_interrupted_run_shows_its_steps_as_well(monkeypatch, tmp_path):
-    recorder, shown = Recorder(), []
-    monkeypatch.setattr("llmppl.report.html_page.show", shown.append)
-
-    class Stops(Letters):
-        def step(self):
-            super().step()
-            if len(self.s) == 3:
-                raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt) as error:
-        smc_steer(Stops(), 3, 2, seed=1, on_step=recorder)
-    error.value.particles.show()
-    assert len(shown[0].steps) == 2
-
-
-def test_statements_of_ready_made_programs_are_described_in_words():
-    lm = cold_lm()
-
-    def statements(program, **options):
-        return [*smc_steer(program, N=6, K=3, seed=0, **options).mean_attribution()]
-
-    assert statements(ConstrainedText(lm, "a", Regex("a|b c"), max_tokens=4, complete=True)) == [
-        "Regex('a|b c') and an end within max_tokens=4"
-    ]
-    assert statements(ConstrainedText(lm, "a", min_tokens=2, max_tokens=3)) == ["min_tokens=2"]
-    told = statements(Infilling(lm, ["a", "b", "c"], lengths=Geometric(0.5, max_value=3)))
-    lengths = "the lengths of the holes, which the target leaves open"
-    assert {*told} == {"the fragments after the holes", lengths, "no end in a hole"}
-    told = statements(PromptIntersection(lm, ["a", "b"], max_tokens=2))
-    assert {*told} == {"the first prompt, over the proposal", "the other prompts"}
-
-    class Mine(ConstrainedText):
-        def step(self):
-            super().step()
-            self.score(-1.0)
-
-    told = statements(Mine(lm, "a", Regex("a|b c"), max_tokens=4))
-    assert any(re.fullmatch(r"score \(test_recording_runs\.py, line \d+\)", each) for each in told)
-    assert "Regex('a|b c') and an end within max_tokens=4" in told

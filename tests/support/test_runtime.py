@@ -1,6 +1,5 @@
 """Tests of the runtime, with evaluators that record their questions."""
 
-import contextlib
 import contextvars
 import signal
 import time
@@ -61,18 +60,6 @@ def test_waiting_functions_share_one_batch_in_order():
     run(function, range(4))
     assert lm.batches == [[0, 1, 2, 3], [100, 102, 104, 106]]
     assert done == [(i, 2 * i, 200 + 4 * i) for i in range(4)]
-
-
-def test_functions_with_unequal_numbers_of_questions_share_rounds():
-    lm, seen = Doubling(), []
-
-    def function(i):
-        for k in range(i):
-            seen.append((i, k, request(lm, 10 * i + k)))
-
-    run(function, (0, 2, 1, 3))
-    assert lm.batches == [[20, 10, 30], [21, 31], [32]]
-    assert all(answer == 2 * (10 * i + k) for i, k, answer in seen)
 
 
 def test_every_evaluator_gets_only_its_own_questions():
@@ -153,22 +140,6 @@ def test_only_waiting_functions_use_a_greenlet():
     first, second, third = dict.fromkeys(greenlets[:8])
     assert greenlets == [first] * 3 + [second] * 3 + [third] * 2 + [first, second]
     assert getcurrent() not in greenlets and all(each.dead for each in greenlets)
-
-
-def test_a_function_that_delays_the_end_starts_no_others():
-    lm, begun = Doubling(), []
-
-    def function(i):
-        begun.append(i)
-        if i == 0:
-            with contextlib.suppress(BaseException):
-                request(lm, i)
-        if i == 1:
-            raise KeyError("mine")
-
-    with pytest.raises(KeyError, match="mine"):
-        run(function, range(4))
-    assert begun == [0, 1]
 
 
 def test_runs_inside_functions_share_their_batches():
@@ -327,19 +298,6 @@ def test_each_yields_results_as_functions_end_and_starts_the_next():
     assert lm.batches == [[1, 3], [6, 5], [12, 10], [24, 9], [18]]
 
 
-def test_each_takes_a_new_function_only_after_one_ended():
-    lm, events = Doubling(), []
-
-    def functions():
-        for n in range(5):
-            events.append(f"take {n}")
-            yield asking(lm, n, 0)
-
-    for result in Runtime().each(functions(), together=3):
-        events.append(f"give {result}")
-    assert events == [event for n in range(5) for event in (f"take {n}", f"give {n}")]
-
-
 class Choosy(Doubling):
     """Evaluator that fails for odd questions, and for more than `most` at a time."""
 
@@ -441,12 +399,3 @@ def test_time_in_masks_is_counted_only_inside_a_run():
     before = runtime.seconds_masks
     function()
     assert runtime.seconds_masks == before
-
-
-def test_masking_does_not_swallow_exceptions():
-    def function():
-        with mask_timer():
-            raise ValueError("in a mask")
-
-    with pytest.raises(ValueError, match="in a mask"):
-        Runtime().run([function], NAMES)
