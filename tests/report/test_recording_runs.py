@@ -83,7 +83,7 @@ def steer(path, model=None, run=RUNS["distinct"], **options):
 def test_a_recording_agrees_with_the_steps_of_the_run(tmp_path, model, run):
     _, steps, recording = steer(tmp_path / "run.jsonl", model, RUNS[run])
     assert (recording.program, recording.title, len(recording.steps)) == ("Letters", "letters", len(steps))
-    before, totals = np.array([None]), [Counter()]      # what each statement added so far, for each candidate
+    before, totals = np.full(8, None), [Counter()]     # what each statement added so far, for each candidate
     for step, (log_ml, ess, parents, ancestors, candidates, after) in zip(recording.steps, steps, strict=True):
         assert (step.log_ml, step.ess) == (log_ml, ess)
         assert [c.parent for c in step.candidates] == before[parents].tolist()
