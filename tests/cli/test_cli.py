@@ -19,7 +19,7 @@ from llmppl.queries import Matches
 
 TEMPLATE = "The dog was very[BLANK] because he had lost his[BLANK]."
 PROMPTS = ["The little boy went to the park and", "The old king went to the sea and"]
-SMALL = ["--particles", "3", "--factor", "2", "--max-tokens", "6", "--seed", "1"]
+SMALL = ["--particles", "3", "-K", "2", "--max-tokens", "6", "--seed", "1"]
 COMMANDS = [
     ["generate", "Once upon a time"],
     ["generate", "The cat was", "--regex", " [0-9]{1,2} years old[.]"],
@@ -48,7 +48,8 @@ def test_a_command_prints_its_particles_heaviest_first_and_log_Z_hat(command):
     found = re.fullmatch(r"log Z-hat -?\d+\.\d\d, ess \d\.\d of (\d) particles", total)
     assert int(found[1]) == len(rows)
     assert result.stderr.startswith("seed 1: ") and "tokens run" in result.stderr
-    assert run(*command, *SMALL).stdout == result.stdout != run(*command, *SMALL[:-1], "2").stdout
+    small = ["-N", "3", "--factor", "2", *SMALL[4:]]
+    assert run(*command, *small).stdout == result.stdout != run(*command, *small[:-1], "2").stdout
 
 
 @each_command
@@ -80,23 +81,29 @@ def test_the_other_commands_of_the_README_run():
     assert len(others) == 2 and [run(*command).exit_code for command in others] == [1, 0]     # 1: no match, it says why
 
 
-def test_generate_keeps_to_a_grammar_and_ends_within_max_tokens(tmp_path):
-    grammar = tmp_path / "sentence.lark"
-    grammar.write_text('start: (" " WORD)+ "."\nWORD: /[a-z]+/')
-    rows = particles("generate", "Tim was", "--grammar", str(grammar), "--max-tokens", "6", "--seed", "1")
+@pytest.fixture
+def files(tmp_path, monkeypatch):
+    """Write grammars and schemas into the folder of the process."""
+    monkeypatch.chdir(tmp_path)
+    for name, text in {
+        "words.lark": 'start: (" " WORD)+ "."\nWORD: /[a-z]+/', "list.lark": 'start: "[" /[0-9]+/ ("," /[0-9]+/)* "]"',
+        "age.json": '{"properties": {"age": {"enum": [3, 4]}}, "required": ["age"], "additionalProperties": false, '
+                    '"type": "object"}',
+        "wrong.json": '{"type": "strng"}', "small.json": '{"type": "integer", "minimum": 1, "maximum": 30}',
+        "late.json": '{"type": "string", "minLength": 60}',
+    }.items():  # fmt: skip
+        (tmp_path / name).write_text(text)
+
+
+def test_generate_keeps_to_a_grammar_and_ends_within_max_tokens(files):
+    rows = particles("generate", "Tim was", "--grammar", "words.lark", "--max-tokens", "6", "--seed", "1")
     assert rows and all(re.fullmatch("( [a-z]+)+[.]", row["text"]) and not row["cut"] for row in rows)
 
 
-def test_generate_keeps_to_a_json_schema(tmp_path):
+def test_generate_keeps_to_a_json_schema(files):
     pytest.importorskip("jsonschema")
-    schema = tmp_path / "age.json"
-    schema.write_text('{"type": "object", "properties": {"age": {"enum": [3, 4]}}, "required": ["age"], '
-                      '"additionalProperties": false}')
-    rows = particles("generate", "Tim: ", "--grammar", str(schema), "--max-tokens", "60", "--seed", "1")
+    rows = particles("generate", "Tim: ", "--grammar", "age.json", "--max-tokens", "60", "--seed", "1")
     assert len(rows) == 8 and all(json.loads(row["text"])["age"] in (3, 4) and not row["cut"] for row in rows)
-    schema.write_text('{"type": "strng"}')
-    wrong = run("generate", "Tim: ", "--grammar", str(schema))
-    assert wrong.exit_code == 2 and wrong.stderr.startswith(f"llmppl: {schema}: ") and wrong.stderr.count("\n") == 1
 
 
 def test_stop_ends_a_text_before_a_string():
@@ -127,24 +134,18 @@ def test_a_prompt_may_come_from_standard_input():
     assert texts == [row["text"] for row in particles("generate", "The cat", *SMALL)]
 
 
-def test_N_and_K_are_particles_and_factor():
-    long, short = ["--particles", "3", "--factor", "2"], ["-N", "3", "-K", "2"]
-    command = ["generate", "Once upon a time", "--max-tokens", "4", "--seed", "5"]
-    assert run(*command, *short).stdout == run(*command, *long).stdout
-
-
 def test_demo_shows_three_programs():
     result = run("demo")
     assert result.exit_code == 0, result.output
     assert result.stdout.count("weight  log weight  text") == result.stdout.count("log Z-hat") == 3
 
 
-def test_a_requested_model_is_named_in_the_title_and_in_the_recording(tmp_path):
-    for command in (["generate", "The cat"], ["infill", "A[BLANK] cat."], ["intersect", "The", "A"]):
-        result = run(*command, *SMALL, "--lm", str(EMBEDDED), "--trace", str(tmp_path / "run.jsonl"))
-        title = result.stdout.splitlines()[0]
-        assert title.endswith(f", by {EMBEDDED}")
-        assert json.loads((tmp_path / "run.jsonl").read_text().splitlines()[0])["title"] == title
+@each_command
+def test_a_requested_model_is_named_in_the_title_and_in_the_recording(command, tmp_path):
+    result = run(*command, *SMALL, "--lm", str(EMBEDDED), "--trace", str(tmp_path / "run.jsonl"))
+    title = result.stdout.splitlines()[0]
+    assert title.endswith(f", by {EMBEDDED}")
+    assert json.loads((tmp_path / "run.jsonl").read_text().splitlines()[0])["title"] == title
 
 
 def test_options_after_the_name_of_a_model_go_to_the_loader(monkeypatch):
@@ -174,24 +175,17 @@ def test_unprintable_characters_are_escaped():
         (["generate", "Hi", "--chat"], 2, ".*chat template"),
         (["generate", "Hi", "--temperature", "0"], 2, "temperature must be positive and finite"),
         (["generate", "Hi", "--trace", "no/such/folder"], 2, "no/such/folder: No such file or directory"),
+        (["generate", "Tim: ", "--grammar", "wrong.json"], 2, "wrong.json: "),
+        (["generate", "Tim: ", "--grammar", "late.json", "--max-tokens", "4"], 2, ".*max_tokens=4"),
         (["check", "a", "--regex", "a(?!a)a"], 2, "accepts no string at all"),
         (["query", "The cat", "--prefix", "A"], 2, "no prefix of the pattern"),
         (["query", "The zzzz", "--prefix", "The", "--top-k", "1"], 1, "no match: --top-k leaves none"),
     ],
 )
-def test_an_error_of_the_library_is_one_line_on_stderr(arguments, code, message, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)                         # an empty folder
+def test_an_error_of_the_library_is_one_line_on_stderr(files, arguments, code, message):
     result = run(*arguments)
     assert result.exit_code == code and result.stdout in ("", "log prob  text\n")
     assert re.match("llmppl: .*" + message, result.stderr.splitlines()[-1])
-
-
-def test_when_all_particles_die_the_cause_is_named(tmp_path):
-    grammar = tmp_path / "late.json"
-    grammar.write_text('{"type": "string", "minLength": 60}')
-    pytest.importorskip("jsonschema")
-    late = run("generate", "Tim: ", "--grammar", str(grammar), "--max-tokens", "4")
-    assert late.exit_code in (1, 2) and "max_tokens=4" in late.stderr
 
 
 @pytest.mark.parametrize(
@@ -216,14 +210,13 @@ def test_an_option_out_of_range_is_named_before_anything_is_loaded(arguments, na
     assert result.exit_code == 2 and result.stdout == "" and name in result.stderr and "Traceback" not in result.stderr
 
 
-def test_a_faulty_pattern_is_shown_with_a_caret_before_loading(monkeypatch):
+@pytest.mark.parametrize("command", ["generate", "check"])
+def test_a_faulty_pattern_is_shown_with_a_caret_before_loading(command, monkeypatch):
     monkeypatch.setattr(options, "load", None)
-    for command in (["generate", "Hi", "--regex", "ab(c"], ["check", "x", "--regex", "ab(c"]):
-        result = run(*command)
-        assert result.exit_code == 2 and result.stdout == ""
-        message, pattern, caret = result.stderr.splitlines()
-        assert message.startswith("llmppl: error in regex: missing )")
-        assert pattern[caret.index("^")] == "(" and pattern.strip() == "ab(c"
+    result = run(command, "Hi", "--regex", "ab(c")
+    message, pattern, caret = result.stderr.splitlines()
+    assert result.exit_code == 2 and message.startswith("llmppl: error in regex: missing )")
+    assert pattern[caret.index("^")] == "(" and pattern.strip() == "ab(c"
 
 
 def test_an_unexpected_error_propagates(monkeypatch):
@@ -231,9 +224,8 @@ def test_an_unexpected_error_propagates(monkeypatch):
     assert isinstance(run("generate", "Hi").exception, ZeroDivisionError)
 
 
-def test_it_runs_as_a_module_and_prints_its_version():
-    done = subprocess.run([sys.executable, "-m", "llmppl", "--version"], capture_output=True, text=True, timeout=HANG)
-    assert (done.returncode, done.stdout) == (0, f"llmppl {__version__}\n")
+def test_the_version_is_that_of_the_package():
+    assert run("--version").stdout == f"llmppl {__version__}\n"
 
 
 def test_help_and_check_load_neither_torch_nor_transformers():
@@ -274,16 +266,15 @@ def test_check_agrees_with_re_on_every_short_text(pattern):
     assert matched == [bool(re.fullmatch(pattern, text)) for text in texts]
 
 
-def test_check_reads_grammars_and_schemas(tmp_path):
-    grammar, schema = tmp_path / "list.lark", tmp_path / "small.json"
-    grammar.write_text('start: "[" [NUMBER ("," NUMBER)*] "]"\nNUMBER: /[0-9]+/')
-    assert run("check", "[1,22]", "--grammar", str(grammar)).exit_code == 0
-    result = run("check", "[1;2]", "--grammar", str(grammar))
-    assert result.exit_code == 1 and "the next byte must be one of b',', b'0'..b'9', b']', not ';'" in result.stdout
+@pytest.mark.parametrize("text, file, code, shown", [
+    ("[1,22]", "list.lark", 0, "complete: "),
+    ("[1;2]", "list.lark", 1, "the next byte must be one of b',', b'0'..b'9', b']', not ';'"),
+    ("30", "small.json", 0, "complete: "), ("31", "small.json", 1, "31\n ^\n"),
+])  # fmt: skip
+def test_check_reads_grammars_and_schemas(files, text, file, code, shown):
     pytest.importorskip("jsonschema")
-    schema.write_text('{"type": "integer", "minimum": 1, "maximum": 30}')
-    assert run("check", "30", "--grammar", str(schema)).exit_code == 0
-    assert run("check", "31", "--grammar", str(schema)).stdout.splitlines()[1] == " ^"
+    result = run("check", text, "--grammar", file)
+    assert result.exit_code == code and shown in result.stdout
 
 
 # ---- query
