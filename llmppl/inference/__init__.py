@@ -13,7 +13,6 @@ from llmppl.inference.exact import enumerate_exact as enumerate_exact
 from llmppl.inference.expansion import Copies as Copies
 from llmppl.inference.expansion import Distinct as Distinct
 from llmppl.inference.expansion import Extension as Extension
-from llmppl.inference.genealogy import Genealogy as Genealogy
 from llmppl.inference.genealogy import StepRecord as StepRecord
 from llmppl.inference.genealogy import StepRecords as StepRecords
 from llmppl.inference.particles import Death as Death

@@ -152,12 +152,8 @@ def beam_search(
     Returns
     -------
     Beams, a list of Beam
-        From 1 to N different runs, the best first; two of them may have the same text.
-
-    Raises
-    ------
-    ValueError
-        If all runs that were followed reached weight zero. Others may have positive weight.
+        From 1 to N different runs, the best first; two of them may have the same text. ValueError if all runs that were
+        followed reached weight zero. Others may have positive weight.
     """
     check_model(model)
     count("N", N)

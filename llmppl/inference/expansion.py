@@ -41,7 +41,7 @@ from llmppl.models.choices import (
     spawned,
 )
 from llmppl.models.model import Model, untwist, wrap_step
-from llmppl.support.arguments import count, shown
+from llmppl.support.arguments import count, is_hashable, shown
 
 M = TypeVar("M", bound=Model)
 
@@ -49,17 +49,11 @@ M = TypeVar("M", bound=Model)
 class Extension:
     """A candidate of a step: a particle that runs the step, or one that is only carried along.
 
-    particle : Model
-    parent : int
-        Index of its parent among the particles.
-    group : int
-        Equal for extensions that run the step independently from the same start.
-    pick : Pick, optional
-        Its first choice, if that is fixed. It was kept with probability exp(log_kept).
-    moving : bool
-        True if its step is to run.
-    log_start : float
-        Its log-weight before the step, without a twist.
+    parent : int, index of its parent among the particles
+    group : int, equal for extensions that run the step independently from the same start
+    pick : Pick, its first choice, or None; it was kept with probability exp(log_kept)
+    moving : bool, True if its step is to run
+    log_start : float, its log-weight before the step, without a twist
     copies : int
         Number of independent runs of the step that it represents. 0 if the step does not run, or drew nothing after a
         selected first choice.
@@ -81,11 +75,8 @@ class Extension:
             return None
         choices = last_choices(self.particle)
         key = self.parent, *(choice.value for choice in choices if isinstance(choice, Choice))
-        try:
-            hash(key)
-        except TypeError:                               # EOS or an array
-            return None
-        return key if len(key) == len(choices) + 1 else None        # None: it drew from its stream directly
+        drew_itself = len(key) <= len(choices)          # from its stream, without `sample`
+        return None if drew_itself or not is_hashable(key) else key
 
     def split_weight(self, number: int) -> None:
         """Divide the weight by `number`."""
@@ -102,14 +93,10 @@ class Branch:
     The branch stands at the end of the step, or at its next choice. It runs again once for each value of that choice.
     Enumeration follows all branches, a beam the likeliest, and `Distinct` one choice.
 
-    log_q : float
-        Log-probability of the picks.
-    particle : Model
-        The copy, with log_q in its weight.
-    listing : ListedChoice or None
-        The choice at which the step stopped, if its values can be listed.
-    suspended : bool
-        True if the step stopped at a choice.
+    log_q : float, log-probability of the picks
+    particle : Model, the copy, with log_q in its weight
+    listing : ListedChoice or None, the choice at which the step stopped, if its values can be listed
+    suspended : bool, True if the step stopped at a choice
     """
 
     def __init__(self, start: Any, asker: str = "", picks: tuple[Pick, ...] = (), log_q: float = 0.0) -> None:
@@ -263,18 +250,19 @@ class Distinct:
 
     def _reruns(self, run: Any, fixed: list[Extension], streams: Iterator[State]) -> list[Extension]:
         """Run extensions that made further choices again, until there are about N K in all, and return these runs."""
-        unfinished = [each for each in fixed if len(last_choices(each.particle)) > 1]
+        notes = [each.particle._noted_ for each in fixed]
+        unfinished = [each for each, last in zip(fixed, notes, strict=True) if last.item and last.before.item]
         log_starts = np.array([each.log_start for each in unfinished])
         shares = np.exp(log_starts - logsumexp(log_starts))
         numbers = 1 + np.floor(max(self.N * self.K - len(fixed), 0) * shares).astype(int)
         for each in fixed:
-            each.copies = 0
+            each.copies = 0                             # without a further choice, it drew nothing
         more = list[Extension]()
         for each, number in zip(unfinished, numbers.tolist(), strict=True):
             each.split_weight(number)
             each.copies = 1
-            start, same = each.pick, (each.log_start, each.log_kept, each.parent, each.group)
-            more += [_picked(run.particles[each.parent], next(streams), start, *same) for _ in range(number - 1)]
+            start, how = run.particles[each.parent], (each.log_start, each.log_kept, each.parent, each.group)
+            more += [_picked(start, next(streams), each.pick, *how) for _ in range(number - 1)]
         run.advance([each.particle.step for each in more])
         return more
 
@@ -326,13 +314,9 @@ def choose(
 ) -> tuple[Ints, Ints, Floats]:
     """Return the rows, the indices in them, and the new log-weights of the kept values, in increasing order.
 
-    `most` values are kept in all, and the sum of all weights stays the same. If at most `most` are alive, all are kept
-    as they are.
-
-    A candidate of weight w is kept with probability min(c w, 1), its *share*, where c makes the shares sum to
-    `most`. A candidate with c w >= 1 keeps its weight, another gets the weight 1/c. This is the optimal
-    down-sampler of `llmppl.inference.resampling`. Values stand in blocks of BLOCK, of which only the sums are known
-    at first.
+    This is the optimal down-sampler of `llmppl.inference.resampling` to `most` values: a value of weight w is kept with
+    probability min(c w, 1), its *share*, and then has the larger of w and 1/c. Values stand in blocks of BLOCK, of
+    which only the sums are known at first.
 
     - *Threshold.* A value with c w >= 1 is in a block whose sum is at least 1/c. Let d be the factor for which the
       sum over blocks of min(d sum, 1) is `most`. Then d >= c, since the share of a block is at most the sum of the
@@ -347,13 +331,11 @@ def choose(
 
     Parameters
     ----------
-    rng : np.random.Generator
     log_sums : sequence of (n_i,) float64
         For each row, the log of the sum of the weights of each of its blocks; -inf if no value in it is alive.
     read : callable
         `read(rows, blocks)`, for two (m,) arrays, returns the log-weights in these blocks: (m, BLOCK) float64, -inf
         after the end of a row. It is called at most twice.
-    most : int, at least 1
     """
     width = max(map(len, log_sums), default=1)
     padded = np.full((len(log_sums), width), -np.inf)
@@ -468,8 +450,8 @@ def cut(particles: Iterable[Model]) -> None:
     """End the unfinished particles, and mark them as cut."""
     for particle in particles:
         untwist(particle)
-        if not particle.finished:
-            particle.finished = particle._cut_ = True
+        particle._cut_ |= not particle.finished
+        particle.finished = True
 
 
 class Warnings:
@@ -480,7 +462,7 @@ class Warnings:
         self._warned = self._ended = False
 
     def step(self, t: int, candidates: Sequence[Model]) -> None:
-        self._ended = self._ended or any(candidate.finished for candidate in candidates)
+        self._ended |= any(candidate.finished for candidate in candidates)
         if t == MAX_WITHOUT_END and not (self._ended or self.bounded):
             name = type(candidates[0]).__name__
             warnings.warn(

@@ -70,6 +70,7 @@ class StepRecord:
     candidate_log_weights : (M,) float, after the step and before selection, twists included
     ancestors, log_chosen : (n,) int and float, results of the selection
     log_survivors : (n,) float, log-weights without twists
+    roots : (n,) int, the initial particle from which each survivor descends
     """
 
     index: int
@@ -87,6 +88,7 @@ class StepRecord:
     ancestors: Indices = _none()
     log_chosen: Floats = _none()
     log_survivors: Floats = _none()
+    roots: Indices = _none()
 
 
 class StepRecords(TableView, tuple[StepRecord, ...]):
@@ -102,12 +104,13 @@ class StepRecords(TableView, tuple[StepRecord, ...]):
         """Return charts of ess and log Z-hat as HTML, empty for fewer than two steps."""
         if len(self) < 2:
             return ""
-        charts = {
-            "ess": chart("ess", [step.ess for step in self], low=0.0),
-            "log Z-hat": chart("log Z-hat", [step.log_ml for step in self]),
-        }
-        each = "".join(f"<div>{name} over {len(self)} steps<br>{svg}</div>" for name, svg in charts.items())
-        return f'<div style="display: flex; flex-wrap: wrap; gap: 4px 24px">{each}</div>'
+        over = f"over {len(self)} steps<br>"
+        ess = chart("ess", [step.ess for step in self], low=0.0)
+        log_ml = chart("log Z-hat", [step.log_ml for step in self])
+        return (
+            f'<div style="display: flex; flex-wrap: wrap; gap: 4px 24px"><div>ess {over}{ess}</div>'
+            f"<div>log Z-hat {over}{log_ml}</div></div>"
+        )
 
     def to_pandas(self) -> pandas.DataFrame:
         """Return a data frame with a row for each step."""
@@ -122,41 +125,27 @@ class StepRecords(TableView, tuple[StepRecord, ...]):
         return HEADS, [tuple(map(str, row)) for row in rows]
 
 
-class Genealogy:
-    """Genealogy of a run that began with `n` particles.
+def record_step(
+    before: Sequence[StepRecord], extensions: Sequence[Any], candidate_log_weights: Floats, ancestors: Indices,
+    log_chosen: Floats, survivors: Sequence[Any],
+) -> StepRecord:  # fmt: skip
+    """Return the record of a step with M extensions and n survivors, after the steps `before` it."""
 
-    Attributes
-    ----------
-    records : list of StepRecord
-    roots : (n,) int, the initial particle from which each particle descends
-    """
+    def column(name: str, kind: type) -> Any:
+        return np.array([getattr(each, name) for each in extensions], dtype=kind)
 
-    def __init__(self, n: int) -> None:
-        self.records: list[StepRecord] = []
-        self.roots: Indices = np.arange(n)
-
-    def add(
-        self, extensions: Sequence[Any], candidate_log_weights: Floats, ancestors: Indices, log_chosen: Floats,
-        survivors: Sequence[Any],
-    ) -> StepRecord:  # fmt: skip
-        """Record a step with M extensions and n survivors, and return its record."""
-
-        def column(name: str, kind: type) -> Any:
-            return np.array([getattr(each, name) for each in extensions], dtype=kind)
-
-        parents, log_survivors = column("parent", np.int64), np.array([p.log_weight - p.log_twist for p in survivors])
-        log_total = logsumexp(candidate_log_weights)
-        log_shares = 2.0 * (candidate_log_weights - log_total) if log_total > -np.inf else np.array([np.inf])
-        self.roots = self.roots[parents[ancestors]]
-        record = StepRecord(
-            len(self.records) + 1, float(np.exp(-logsumexp(log_shares))), logsumexp(log_survivors),
-            len(np.unique(parents[ancestors])), sum(p.finished for p in survivors),
-            int(np.sum(candidate_log_weights == -np.inf)), parents, column("group", np.int64),
-            column("log_start", np.float64), column("log_kept", np.float64), column("copies", np.int64),
-            candidate_log_weights, ancestors, log_chosen, log_survivors,
-        )  # fmt: skip
-        self.records.append(record)
-        return record
+    parents, log_survivors = column("parent", np.int64), np.array([p.log_weight - p.log_twist for p in survivors])
+    log_total = logsumexp(candidate_log_weights)
+    log_shares = 2.0 * (candidate_log_weights - log_total) if log_total > -np.inf else np.array([np.inf])
+    of_survivors = parents[ancestors]
+    return StepRecord(
+        len(before) + 1, float(np.exp(-logsumexp(log_shares))), logsumexp(log_survivors),
+        len(np.unique(of_survivors)), sum(p.finished for p in survivors),
+        int(np.sum(candidate_log_weights == -np.inf)), parents, column("group", np.int64),
+        column("log_start", np.float64), column("log_kept", np.float64), column("copies", np.int64),
+        candidate_log_weights, ancestors, log_chosen, log_survivors,
+        before[-1].roots[of_survivors] if before else of_survivors,
+    )  # fmt: skip
 
 
 def log_ml_error(records: Sequence[StepRecord]) -> tuple[float | None, str]:

@@ -52,15 +52,9 @@ class Particles(Shared, Sequence[P]):
     ----------
     particles : iterable of particles
         Those of log-weight -inf are left out. ValueError for NaN and +inf.
-    stats : Stats, optional
-        Cost of the run, shown by `str`.
-    deaths : iterable of Death, optional
-        Deaths of the other particles.
-    steps : iterable of StepRecord, optional
+    stats, deaths, steps, recorder : of the run, optional
     accuracy : callable, optional
         Computes `log_ml_se` and `log_ml_se_reason` when one of them is read.
-    recorder : Recorder, optional
-        For `show`.
 
     Attributes
     ----------

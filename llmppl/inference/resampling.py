@@ -40,10 +40,8 @@ def multinomial(rng: np.random.Generator, log_weights: ArrayLike, N: int) -> Res
 
     Parameters
     ----------
-    rng : np.random.Generator
     log_weights : (M,) array_like of float
         -inf for a dead particle; ValueError for NaN and +inf.
-    N : int, at least 1
 
     Returns
     -------
@@ -107,7 +105,7 @@ def optimal(rng: np.random.Generator, log_weights: ArrayLike, N: int) -> Resampl
     """
     alive, log_weights, N = _checked(log_weights, N)
     if alive.size <= N:
-        return alive, log_weights.copy()
+        return alive, log_weights
     log_c, certain = threshold(log_weights, N)
     n = N - certain.size                            # at least 1
     shares = log_weights + log_c
@@ -200,7 +198,7 @@ def _checked(log_weights: ArrayLike, N: int) -> tuple[NDArray[np.int64], NDArray
         wrong = np.flatnonzero(~(log_weights < np.inf))
         raise ValueError(f"log_weights[{wrong[0]}] is {log_weights[wrong[0]]}; a log weight is finite, or -inf if dead")
     alive = np.flatnonzero(log_weights > -np.inf).astype(np.int64, copy=False)
-    return alive, log_weights if alive.size == log_weights.size else log_weights[alive], N
+    return alive, log_weights[alive], N
 
 
 def _owners(log_weights: NDArray[np.float64], points: NDArray[np.float64]) -> NDArray[np.int64]:

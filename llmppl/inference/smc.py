@@ -26,7 +26,7 @@ from numpy.typing import NDArray
 
 from llmppl.distributions import logsumexp
 from llmppl.inference.expansion import Extension, Warnings, cut, start_particles
-from llmppl.inference.genealogy import Genealogy, StepRecord, log_ml_error
+from llmppl.inference.genealogy import StepRecord, log_ml_error, record_step
 from llmppl.inference.particles import Death, Particles, deaths_of
 from llmppl.models.choices import Sampled, State, spawned
 from llmppl.models.model import Model, untwist
@@ -60,12 +60,10 @@ class Step(StepRecord):
 
     candidates : (M,) tuple of Model, after the step and before selection; dead ones have log_weight -inf and a `death`
     particles : Particles, the n survivors with their new log-weights, twists included
-    roots : (n,) int, the initial particle from which each survivor descends
     """
 
     candidates: tuple[Any, ...]
     particles: Particles[Any]
-    roots: Indices
 
 
 class SMC(Generic[M]):
@@ -94,7 +92,7 @@ class SMC(Generic[M]):
     particles : list of Model, with their log-weights, twists, choices and random streams
     t : int, the number of steps made
     rng : np.random.Generator, the stream of the run
-    genealogy : Genealogy, the records of the steps, and the root of each particle
+    records : list of StepRecord
     deaths : list of Death
     """
 
@@ -105,11 +103,11 @@ class SMC(Generic[M]):
         if not hasattr(expand, "num_starts"):
             raise TypeError(f"expand must be an expansion, as Distinct(N, K) is, not {expand!r}")
         self.expand, self.select = expand, function("select", select, "DownSample(N)")
-        self.rng, self.t, self.deaths, self.runtime = generator(seed, rng), 0, list[Death](), Runtime()
+        self.rng, self.t, self.runtime = generator(seed, rng), 0, Runtime()
+        self.records, self.deaths = list[StepRecord](), list[Death]()
         self.particles = start_particles(model, [Sampled(stream) for stream in self.rng.spawn(expand.num_starts)])
         for particle in self.particles:
             particle._log_weight_ -= math.log(len(self.particles))
-        self.genealogy = Genealogy(len(self.particles))
         self.recorder: Any = None                       # the Recorder of the run, for the repr of its Particles
         self._warnings = Warnings(bounded=True)
         self._before()
@@ -144,7 +142,8 @@ class SMC(Generic[M]):
         log_weights = np.array([p.log_weight for p in candidates], dtype=np.float64)        # weigh
         ancestors, chosen = self.select(self.rng, log_weights, any(not p.finished for p in candidates))
         self.particles = _take(candidates, ancestors, chosen, spawned(self.rng))            # resample
-        record = self.genealogy.add(extensions, log_weights, ancestors, chosen, self.particles)
+        record = record_step(self.records, extensions, log_weights, ancestors, chosen, self.particles)
+        self.records.append(record)
         self._after(candidates)
         return record, candidates
 
@@ -165,8 +164,7 @@ class SMC(Generic[M]):
 
     def as_step(self, record: StepRecord, candidates: Sequence[M]) -> Step:
         """Return the `Step` of the last record."""
-        particles, roots = self._result(self.particles), self.genealogy.roots
-        return Step(**vars(record), candidates=tuple(candidates), particles=particles, roots=roots)
+        return Step(**vars(record), candidates=tuple(candidates), particles=self._result(self.particles))
 
     def run(self, *, max_steps: int | None = None, observers: Sequence[Observer] = ()) -> Particles[M]:
         """Run to the end, or up to step `max_steps`, where unfinished particles are marked `cut`.
@@ -191,7 +189,7 @@ class SMC(Generic[M]):
         return self._result(particles)
 
     def _result(self, particles: list[M]) -> Particles[M]:
-        records = tuple(self.genealogy.records)
+        records = tuple(self.records)
         deaths = [*self.deaths, *deaths_of(self.t, particles)]          # some may have died between two steps
         accuracy = functools.partial(log_ml_error, records)
         return Particles(
@@ -213,7 +211,7 @@ class SMC(Generic[M]):
                 vars(particle).update(attributes)
             self.particles = [particle for particle, _ in snapshot]
             self.deaths = [death for death in self.deaths if death.step <= self.t]
-            self.genealogy.records = self.genealogy.records[: self.t]
+            self.records = self.records[: self.t]
             cut(self.particles)
             setattr(error, "particles", self._result(self.particles))       # noqa: B010
             raise

@@ -148,11 +148,8 @@ def batched(function: Any = None, /, *, max_batch: int | None = None) -> Any:
     max_batch : int, optional
         Largest number of arguments of a call. More arguments are split over several calls.
 
-    Raises
-    ------
-    TypeError, ValueError
-        If `function` does not take one list. On a call: for an argument without a hash, for a result that is no list of
-        as many answers, and for the answers None and NaN. Exceptions of the function get a note with its arguments.
+    A call raises a ValueError for a result that is no list of as many answers, and for the answers None and NaN.
+    Exceptions of the function get a note with its arguments.
     """
     if function is None:
         return functools.partial(batched, max_batch=max_batch)

@@ -84,9 +84,9 @@ def stream_of(state: State) -> np.random.Generator:
 
 def spawned(rng: np.random.Generator) -> Iterator[State]:
     """Yield the streams of `rng.spawn(1)[0].spawn(n)`, without end. `rng` spawns when the first is requested."""
-    family = state_of(*rng.spawn(1))
+    kind, entropy, key, size, *_ = state_of(*rng.spawn(1))
     for number in itertools.count():
-        yield State(family.kind, family.entropy, (*family.spawn_key, number), family.pool_size)
+        yield State(kind, entropy, (*key, number), size)
 
 
 class ParticleStream(np.random.Generator):

@@ -40,20 +40,14 @@ class Lookahead(Shared):
     Parameters
     ----------
     index : Index
-        The index of a Regex or a DFA, which has finitely many states.
+        The index of a Regex or a DFA, which has finitely many states; else TypeError.
     dist : TokenDistribution over the vocabulary of `index`
-        The distribution r, such as `mean_next_token`. Tokens that r excludes count as impossible.
+        The distribution r, such as `mean_next_token`. Tokens that r excludes count as impossible. ValueError if it
+        never ends a text of the language within `max_tokens`.
     max_tokens : int
         Largest number of tokens that may be left, EOS not counted.
     end : "boundary", "prefix" or "eos"
         The event that ends a text, as in ConstrainedText.
-
-    Raises
-    ------
-    TypeError
-        If `index` is not an index, or its constraint has states that cannot be listed (a Grammar).
-    ValueError
-        If `dist` is over another vocabulary, or never ends a text of the language within `max_tokens`.
     """
 
     def __init__(self, index: Index, dist: TokenDistribution, max_tokens: int, end: End = "boundary") -> None:
@@ -80,12 +74,8 @@ class Lookahead(Shared):
     def log_mass(self, state: State, left: float) -> float:
         """Return log V_left(state), for an end within `left` more tokens, EOS not counted; 0.0 after EOS.
 
-        It is -inf if that is impossible. A twist must be finite, so call `condition(False)` then.
-
-        Raises
-        ------
-        ValueError
-            If `left` is not in 0 .. max_tokens.
+        It is -inf if that is impossible. A twist must be finite, so call `condition(False)` then. ValueError if `left`
+        is not in 0 .. max_tokens.
         """
         num_left = count("left", left, least=0)
         if num_left > self.max_tokens:

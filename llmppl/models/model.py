@@ -234,15 +234,9 @@ class Model:
         return value
 
     def extend(
-        self,
-        context: Context,
-        *,
-        until: str | Until | None = None,
-        max_tokens: int | None = None,
-        constraint: Any = None,
-        complete: bool | None = None,
-        rule: DecisionRule = NO_RULE,
-    ) -> Span:
+        self, context: Context, *, until: str | Until | None = None, max_tokens: int | None = None,
+        constraint: Any = None, complete: bool | None = None, rule: DecisionRule = NO_RULE,
+    ) -> Span:  # fmt: skip
         """Draw a span of text after `context`, token by token. Each token is a `sample` of this step.
 
         The distribution is the language model's, restricted by `constraint` and `complete`. Tokens are proposed from

@@ -183,16 +183,10 @@ class ConstrainedText(Program):
 
     @with_program_options
     def __init__(
-        self,
-        lm: CachedTransformer,
-        prompt: str | Context,
-        constraint: Any = None,
-        *,
-        mask: Callable[[str], Mask] | None = None,
-        end: End = "boundary",
-        complete: bool | None = None,
+        self, lm: CachedTransformer, prompt: str | Context, constraint: Any = None, *,
+        mask: Callable[[str], Mask] | None = None, end: End = "boundary", complete: bool | None = None,
         **options: Unpack[Options],
-    ) -> None:
+    ) -> None:  # fmt: skip
         super().__init__(**options)
         self.end: End = arguments.one_of("end", end, ENDS)
         if mask is not None:
@@ -332,8 +326,7 @@ class Infilling(Program):
     fragment.
 
     The target is the joint distribution of the tokens in all holes, each hole followed by the tokens that its fragment
-    adds to the context. A string therefore counts once for every way in which it can be cut into hole tokens and
-    fragments. With fragments "a" and "a", the text "aaaa" has the hole "aa", written as one token or two.
+    adds to the context. So a string counts once for every way in which it can be cut into hole tokens and fragments.
 
     Parameters
     ----------
@@ -358,15 +351,9 @@ class Infilling(Program):
 
     @with_program_options
     def __init__(
-        self,
-        lm: CachedTransformer,
-        fragments: str | Sequence[str],
-        *,
-        lengths: Distribution | None = None,
-        prior: bool = False,
-        end: Literal["prefix", "eos"] = "prefix",
-        **options: Unpack[Options],
-    ) -> None:
+        self, lm: CachedTransformer, fragments: str | Sequence[str], *, lengths: Distribution | None = None,
+        prior: bool = False, end: Literal["prefix", "eos"] = "prefix", **options: Unpack[Options],
+    ) -> None:  # fmt: skip
         super().__init__(**options)
         if self.stop:
             raise ValueError(f"{type(self).__name__} takes no stop: a hole ends where its fragment begins")
@@ -461,14 +448,10 @@ class PromptIntersection(Program):
 
     @with_program_options
     def __init__(
-        self,
-        lm: CachedTransformer | Sequence[CachedTransformer],
-        prompts: Sequence[str | Context],
-        *,
-        proposal: Literal["product", "first"] = "product",
-        until: str | Until | None = None,
+        self, lm: CachedTransformer | Sequence[CachedTransformer], prompts: Sequence[str | Context], *,
+        proposal: Literal["product", "first"] = "product", until: str | Until | None = None,
         **options: Unpack[Options],
-    ) -> None:
+    ) -> None:  # fmt: skip
         super().__init__(**options)
         lms = list(map(language_model, lm if isinstance(lm, Sequence) else [lm] * len(prompts)))
         if isinstance(prompts, str) or not prompts:

@@ -41,10 +41,8 @@ Until = Callable[[str], bool | np.bool_]
 class Span(NamedTuple):
     """Result of `Model.extend`.
 
-    text : str
-        The text of the tokens.
-    context : Context
-        The given context plus these tokens; an EOS is not added.
+    text : str, the text of the tokens
+    context : Context, the given one plus these tokens; an EOS is not added
     log_prob : float
         The log-probability of the tokens, and of the EOS if there is one, after the given context and under the rule.
         Constraints do not change it.
@@ -67,25 +65,12 @@ class Guide(Shared):
 
     A reason is one sentence that names the constraint or the bound, and nothing that differs between particles.
 
-    Parameters
-    ----------
-    constraint, complete, max_tokens : as in `Model.extend`
-    vocab : Vocabulary
-    room : float
-        Number of tokens that the model can still read.
-
-    Attributes
-    ----------
+    constraint, complete, max_tokens : as in `Model.extend`, with the same errors
+    room : float, number of tokens that the model can still read
     index : Index of the constraint, or None
     function : the constraint if it is a function of the text, or None
     start : state of the constraint before the text
-    must_end_by : float
-        Number of tokens after which the text must have ended; infinity if it may be cut.
-
-    Raises
-    ------
-    TypeError, ValueError
-        For a wrong constraint, and if the text must end, but has no bound or cannot end within it.
+    must_end_by : float, number of tokens after which the text must have ended; infinity if it may be cut
     """
 
     def __init__(
@@ -117,16 +102,15 @@ class Guide(Shared):
     @property
     def name(self) -> str:
         """Short name of the constraint."""
-        given: Any = self.index or self.function
-        if not isinstance(given, Index):
-            return "the text" if given is None else arguments.name_of(given)
-        made_from = getattr(given, "constraint", None) or getattr(given, "recognizer", given)
+        index: Any = self.index
+        if index is None:
+            return "the text" if self.function is None else arguments.name_of(self.function)
+        made_from = getattr(index, "constraint", None) or getattr(index, "recognizer", index)
         made_from = getattr(made_from, "constraint", made_from)
-        strings = getattr(made_from, "strings", None)
-        name = repr(made_from) if strings is None else f"the list {[*strings]}"
-        if len(name) <= MAX_NAME and not name.startswith("<"):
-            return name
-        return type(made_from).__name__ if strings is None else f"the list of {len(strings)} strings"
+        name, short, strings = repr(made_from), type(made_from).__name__, getattr(made_from, "strings", None)
+        if strings is not None:
+            name, short = f"the list {[*strings]}", f"the list of {len(strings)} strings"
+        return short if len(name) > MAX_NAME or name[0] == "<" else name
 
     @property
     def bound(self) -> str:

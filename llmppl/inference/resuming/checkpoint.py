@@ -1,7 +1,7 @@
 """Checkpoint: a file from which a run continues, and ends as it would have ended.
 
 The file is JSON, and no code. It contains the identity of the program, and the state of the run after a complete step:
-particles, genealogy, deaths, streams, and the lines of a `Recorder`. A particle is its choices, from which it is
+particles, records of steps, deaths, streams, and the lines of a `Recorder`. A particle is its choices, from which it is
 rebuilt, its weights, its stream, and a digest of its attributes, which the rebuilt particle must have. Particles share
 most of their past: the choices of all are one tree of [place of the choice before, choice].
 """
@@ -102,8 +102,8 @@ class Checkpoint:
             particles.append({"at": at, "weights": weights, "stream": stream, "digest": digest, "text": particle.s})
         contents = {
             "llmppl_checkpoint": FORMAT, "program": self._program, "t": run.t, "rng": state_of(run.rng),
-            "roots": run.genealogy.roots, "particles": particles, "choices": tree,
-            "steps": [vars(record) for record in run.genealogy.records], "deaths": [vars(each) for each in run.deaths],
+            "particles": particles, "choices": tree, "steps": [vars(record) for record in run.records],
+            "deaths": [vars(each) for each in run.deaths],
             "recorded": None if self._recorder is None else self._recorder.lines,
         }  # fmt: skip
         try:
@@ -176,8 +176,7 @@ class Checkpoint:
             run.rng.bit_generator.state = rng.state
         else:
             run.rng, self._first = stream_of(rng), found["first"]
-        run.t, run.particles, run.genealogy.roots = found["t"], rebuilt, found["roots"]
-        run.genealogy.records = [StepRecord(**each) for each in found["steps"]]
+        run.t, run.particles, run.records = found["t"], rebuilt, [StepRecord(**each) for each in found["steps"]]
         run.deaths[:] = [Death(**each) for each in found["deaths"]]
         if self._recorder is not None:
             self._recorder.go_on(found["recorded"], rebuilt)
@@ -223,7 +222,7 @@ def _add(tree: list[Any], places: dict[int, int], noted: Noted) -> int:
 
 def _vocabularies(value: Any, depth: int = 6) -> Iterator[Vocabulary]:
     """Yield the vocabularies inside a value: those of language models, contexts, and tokens."""
-    found = value if isinstance(value, Vocabulary) else getattr(getattr(value, "lm", value), "vocab", None)
+    found = getattr(getattr(value, "lm", value), "vocab", value)
     if isinstance(found, Vocabulary):
         yield found
     elif depth and not isinstance(value, Shared | type):
