@@ -97,41 +97,6 @@ def test_local_masking_multiplies_masked_distributions_and_has_Z_one():
     assert_same(posterior(particles), truth)
 
 
-class Hole(Model):
-    """Program of a hole of 0 to 2 tokens between "a" and "b", whose length is drawn as a prior or not."""
-
-    def __init__(self, lm, prior):
-        super().__init__()
-        self.context, self.prior = lm.context("a"), prior
-
-    def step(self):
-        lengths = Geometric(0.4, max_value=2)
-        self.length = self.sample(lengths)
-        if not self.prior:
-            self.score(-lengths.log_prob(self.length))
-        for _ in range(self.length):
-            token = self.sample(self.transformer(self.context))
-            self.condition(token != EOS)
-            self.s += token
-            self.context += token
-        self.observe(self.transformer(self.context), self.transformer(self.context).support[B])
-        self.finish()
-
-
-@pytest.mark.parametrize("prior", [True, False])
-def test_a_hole_of_latent_length_gives_the_sum_over_lengths_and_tokens(prior):
-    lm, pairs = tiny_lm(V), []
-    mass = 0.4 + 0.4 * 0.6 + 0.4 * 0.36
-    for length in range(3):
-        for hole in cartesian(range(V - 1), repeat=length):
-            log_prior = math.log(0.4 * 0.6**length / mass) if prior else 0.0
-            pairs.append(((length, spelled(hole)), log_prior + log_prob_by_hand(lm, [0], [*hole, B])))
-    truth = add_up(pairs)
-    particles = enumerate_exact(Hole(lm, prior))
-    assert particles.log_ml == pytest.approx(math.log(sum(truth.values())), abs=1e-9)
-    assert_same(posterior(particles, lambda particle: (particle.length, str(particle))), truth)
-
-
 class Branches(Model):
     """Program in which a die leads to a coin, to nothing, or to another die, with different weights."""
 

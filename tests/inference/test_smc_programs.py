@@ -10,6 +10,7 @@ import warnings
 import numpy as np
 import pytest
 from helpers.common import repetitions
+from helpers.samplers import SAMPLERS
 from helpers.tiny import table_lm
 
 from llmppl import (
@@ -25,29 +26,11 @@ from llmppl import (
 from llmppl.inference import expansion, repeat
 from llmppl.lm import NextToken
 
-
-def steer(expand="distinct", N=4, K=3, **options):
-    def run(model, seed=0):
-        return smc_steer(model, N, K, expand=expand, seed=seed, progress=False, **options)
-
-    return run
-
-
-def exact(model, seed=0):
-    return enumerate_exact(model)
-
-
-def beam(model, seed=0):
-    return beam_search(model, 4, 3)
-
-
-def standard(model, seed=0):
-    return smc_standard(model, 8, seed=seed, progress=False)
-
-
-RUNS = {expand: steer(expand) for expand in ("distinct", "merged", "copies")} | {
-    "standard": standard, "exact": exact, "beam": beam
+RUNS = {name: functools.partial(run, seed=0) for name, run in SAMPLERS.items()} | {
+    "exact": enumerate_exact, "beam": functools.partial(beam_search, N=4, K=3)
 }  # fmt: skip
+
+
 @functools.cache
 def two_contexts():
     """Return a language model that mostly writes a after a, and b after b."""
@@ -72,7 +55,7 @@ def test_a_distribution_is_recognised_without_running_the_language_model():
             if len(self.s) == 4:
                 self.finish()
 
-    posterior = steer(N=3, K=2)(Local())
+    posterior = smc_steer(Local(), 3, 2, seed=0)
     rows, rounds = posterior.stats.rows, posterior.stats.rounds     # in a round one asks, and the others find theirs;
     assert posterior.stats.hits == rows - rounds        # a step that is run again needs no row for its first choice
 
@@ -88,16 +71,8 @@ def generator(self):
     yield self.finish()
 
 
-def delegating(self):
-    yield from generator(self)
-
-
-async def both(self):
-    yield self.finish()
-
-
 @pytest.mark.parametrize("assigned", [False, True])
-@pytest.mark.parametrize("step", [coroutine, generator, delegating, both])
+@pytest.mark.parametrize("step", [coroutine, generator])
 def test_a_foreign_kind_of_step_is_refused_with_a_remedy(step, assigned):
     foreign = type("Foreign", (Model,), {} if assigned else {"step": step})
     foreign.step = step if assigned else foreign.step

@@ -7,6 +7,7 @@ import sys
 import numpy as np
 import pytest
 from helpers.fire import Interrupt, impatience, in_threads
+from helpers.samplers import every_sampler
 from helpers.tiny import add_up, log_prob_by_hand, log_probs_by_hand, spelled, texts_of, tiny_lm
 
 from llmppl import (
@@ -18,9 +19,7 @@ from llmppl import (
     beam_search,
     enumerate_exact,
     importance_sampling,
-    repeat,
     run_many,
-    smc_standard,
     smc_steer,
 )
 from llmppl.models import Batched
@@ -67,14 +66,6 @@ def truth():
     return add_up(pairs)
 
 
-RUNS = {
-    "distinct": lambda model, seed=0: smc_steer(model, 6, 3, seed=seed),
-    "copies": lambda model, seed=0: smc_steer(model, 6, 3, expand="copies", seed=seed),
-    "standard": lambda model, seed=0: smc_standard(model, 8, seed=seed),
-    "importance": lambda model, seed=0: importance_sampling(model, 8, seed=seed),
-}
-
-
 def test_a_batched_critic_gives_the_same_weights_as_a_plain_one():
     weights, exact = truth(), enumerate_exact(Judged(judge()[0]))
     Z = sum(weights.values())
@@ -84,25 +75,14 @@ def test_a_batched_critic_gives_the_same_weights_as_a_plain_one():
         assert share == pytest.approx(weight / Z, abs=1e-9)
 
 
-@pytest.mark.parametrize("run", RUNS)
-def test_particles_agree_with_a_function_called_one_by_one(run):
-    def alone(text):
-        return text.count("b") / 2
-
-    for seed in range(5):
-        one, other = RUNS[run](Judged(judge()[0]), seed), RUNS[run](Judged(alone), seed)
-        assert one.texts == other.texts and one.log_ml == other.log_ml
-        assert [each.log_weight for each in one] == [each.log_weight for each in other]
-
-
-@pytest.mark.parametrize("run", RUNS)
+@every_sampler
 def test_a_round_is_one_call_and_no_text_is_repeated(run):
     critic, calls = judge()
-    posterior = RUNS[run](Judged(critic))
+    posterior = run(Judged(critic), seed=0)
     assert len(calls) == posterior.stats.calls <= 2     # for each of two steps
     texts = [text for call in calls for text in call]
-    assert len(texts) == len(set(texts)) == posterior.stats.arguments > 3
-    again = RUNS[run](Judged(critic), 0)
+    assert len(texts) == len(set(texts)) == posterior.stats.arguments > 2
+    again = run(Judged(critic), seed=0)
     assert len(calls) == posterior.stats.calls and again.stats.calls == again.stats.arguments == 0
 
 
@@ -319,13 +299,6 @@ def test_tasks_share_calls_and_one_that_fails_stops_no_other():
     assert "in picky, called with a list of 2: ['cH', 'cT']" in found["c"].error
     assert calls[0] == 8 and sum(calls) <= 8 * 4        # halves of it again, down to the one that fails
     assert found["a"].particles.log_ml == pytest.approx(2.0)
-
-
-def test_repeated_runs_share_calls():
-    critic, calls = judge()
-    runs = repeat(lambda rng: smc_standard(Judged(critic), 5, rng=rng), 8, seed=0)
-    assert len(calls) == runs.stats.calls <= 2
-    assert runs.stats.arguments == sum(map(len, calls))
 
 
 def test_threads_call_the_function_in_turn_and_count_their_own_calls():

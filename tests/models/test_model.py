@@ -6,7 +6,7 @@ import re
 
 import numpy as np
 import pytest
-from helpers.tiny import log_probs_by_hand, table_lm, tiny_lm
+from helpers.tiny import log_probs_by_hand, tiny_lm
 
 from llmppl import (
     EOS,
@@ -69,15 +69,6 @@ def test_s_keeps_its_initial_value_from_init():
     assert model.s == "Once"
     assert [str(particle) for particle in smc_standard(model, 2, seed=0)] == ["Oncea", "Oncea"]
     assert model.s == "Once"
-
-
-def test_a_character_split_over_two_tokens_comes_out_whole_in_s():
-    lm = table_lm(lambda ids: [0.0, 0.0, 0.0], [b"\xc3", b"\xa9"])
-    model = Model()
-    model.s = "caf"
-    model.s += lm.vocab[0]
-    model.s += lm.vocab[1]
-    assert model.s == "café" == str(model)
 
 
 def test_finish_adds_no_weight_and_ends_the_particle():
@@ -417,32 +408,6 @@ def test_a_copy_has_its_own_random_stream():
     assert model.rng.bit_generator.state == before
     model.step()
     assert model.trace != other.trace
-
-
-def test_copy_may_be_overridden():
-    copies = []
-
-    class Sharing(Model):
-        def __init__(self):
-            super().__init__()
-            self.shared = ["big"]
-
-        def copy(self):
-            copies.append(object.__new__(Sharing))
-            vars(copies[-1]).update(vars(self))
-            return copies[-1]
-
-        def step(self):
-            self.s += "x"
-            if len(self.s) == 2:
-                self.finish()
-
-    model = Sharing()
-    for run in (lambda: smc_steer(model, 2, 2, seed=0), lambda: enumerate_exact(model)):
-        copies.clear()
-        for particle in run():
-            assert any(particle is made for made in copies) and particle.shared is model.shared
-    assert model.s == ""
 
 
 def test_inference_never_changes_the_given_model():

@@ -155,22 +155,6 @@ def test_a_death_that_a_step_catches_remains_a_death(run):
 # ---- names
 
 
-@every_sampler
-@pytest.mark.parametrize("name", ["limit", "_kept", "_noted", "_stepping", "_limit", "particle", "t", "left", "picks"])
-def test_other_names_belong_to_the_program(run, name):
-    class Named(Letters):
-        def __init__(self):
-            super().__init__()
-            setattr(self, name, [2])
-
-        def step(self):
-            setattr(self, name, [getattr(self, name)[0] - 1])
-            super().step()
-
-    found = run(Named(), seed=0)
-    assert found.log_ml == pytest.approx(0.0, abs=3.0) and all(getattr(each, name) == [0] for each in found)
-
-
 class Dies(Model):
     def step(self):
         self.s += self.sample(Uniform(["a", "b"]))
@@ -181,10 +165,18 @@ class Dies(Model):
 
 
 @every_sampler
-@pytest.mark.parametrize("name", ["_draw", "_weigh", "_die", "_cause", "_statement", "_own_chooser", "spawn", "_copy"])
-def test_methods_of_other_names_belong_to_the_program(run, name):
-    program = type("Named", (Dies,), {name: lambda self, *given, **more: "b"})
+def test_other_names_belong_to_the_program(run):
+    methods = "_draw", "_weigh", "_die", "_cause", "_statement", "_own_chooser", "spawn", "_copy"
+    attributes = "limit", "_kept", "_noted", "_stepping", "_limit", "particle", "t", "left", "picks"
+
+    class Named(Dies):
+        def step(self):
+            vars(self).update({name: [*getattr(self, name, []), self.s] for name in attributes})
+            super().step()
+
+    program = type("Named", (Named,), dict.fromkeys(methods, lambda self, *given, **more: "b"))
     is_posterior(run, program, {"aa": 0.25, "ab": 0.125, "ba": 0.25}, quick=60)
+    assert all(getattr(each, name) == ["", each.s[0]] for each in run(program(), seed=0) for name in attributes)
 
 
 def test_assigning_a_stream_in_a_step_is_refused():
@@ -250,25 +242,6 @@ class Outer(Model):
 @pytest.mark.parametrize("once", [True, False], ids=["given before the run", "given in each step"])
 def test_an_inner_model_draws_from_the_stream_of_its_particle(run, once):
     is_posterior(run, type("Holds", (Outer,), {"once": once}), DRAWN)
-
-
-class Asks(Outer):
-    """Program that holds another model, which draws outside of its own steps."""
-
-    def step(self):
-        if not self.once and not self.s:
-            self.inner.rng = self.rng
-        one = self.inner.sample(Bernoulli(0.25))
-        self.s += "01"[int(one)]
-        self.score(math.log(2.0) if one else 0.0)
-        if len(self.s) == 2:
-            self.finish()
-
-
-@every_sampler
-@pytest.mark.parametrize("once", [True, False], ids=["given before the run", "given in the first step"])
-def test_an_inner_model_draws_by_hand_in_every_copy(run, once):
-    is_posterior(run, type("Holds", (Asks,), {"once": once}), DRAWN)
 
 
 class Nests(Model):
