@@ -13,7 +13,6 @@ from __future__ import annotations
 import collections
 import contextlib
 import datetime
-import dis
 import functools
 import itertools
 import math
@@ -39,7 +38,7 @@ from llmppl.models.choices import ParticleStream, Replayed, Steps, call_site, de
 from llmppl.support.arguments import shown
 from llmppl.support.runtime import Runtime
 from llmppl.support.shared import Shared
-from llmppl.support.values import is_users
+from llmppl.support.values import is_users, used_globals
 
 MAX_PARTICLES = 40                      # of each algorithm, rebuilt
 MAX_UNENDED = 200                       # steps after which a program in which no particle ended is refused
@@ -294,8 +293,7 @@ def _parts(value: Any) -> Ways:
         cells = zip(value.__code__.co_freevars, value.__closure__ or (), strict=False)
         held = [*vars(value).items(), ("a default", value.__defaults__), ("a default", value.__kwdefaults__)]
         held += [(name, cell) for name, cell in cells if cell != types.CellType()]
-        names = _globals(value.__code__) & value.__globals__.keys()
-        named = [(f" -> {name}", value.__globals__[name]) for name in sorted(names)]
+        named = [(f" -> {name}", each) for name, each in used_globals(value).items()]
         return [(f".{name}", each) for name, each in held] + [*named, (" -> globals", value.__globals__)]
     if isinstance(value, weakref.ref) or type(value) in weakref.ProxyTypes:
         return [(".()", value() if isinstance(value, weakref.ref) else value.__init__.__self__)]
@@ -310,12 +308,6 @@ def _parts(value: Any) -> Ways:
         with contextlib.suppress(Exception):            # of foreign objects
             return [("", value.__reduce_ex__(2)[1:])]
     return [(f".{name}", each) for name, each in attributes.items()]
-
-
-def _globals(code: types.CodeType) -> set[str]:
-    """Return the names of globals that a function uses."""
-    inner = [_globals(each) for each in code.co_consts if isinstance(each, types.CodeType)]
-    return {each.argval for each in dis.get_instructions(code) if each.opname.endswith("_GLOBAL")}.union(*inner)
 
 
 def _walk(

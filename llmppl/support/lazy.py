@@ -14,12 +14,7 @@ def lazy_names(
 ) -> tuple[Callable[[str], Any], Callable[[], list[str]], list[str]]:
     """Return `__getattr__`, `__dir__` and `__all__` of a package that imports names on first use (PEP 562).
 
-    Parameters
-    ----------
-    package : str
-        `__name__` of the package.
-    modules : dict
-        Full name of each module, with the names that the package takes from it.
+    `modules` has the full name of each module, with the names that the package takes from it.
     """
     module_of = {name: module for module, names in modules.items() for name in names}
     namespace = vars(sys.modules[package])

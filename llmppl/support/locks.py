@@ -1,8 +1,7 @@
 """Locks that survive forks, and a `cached_property` without one.
 
 A table that only grows is *published last*: one assignment enters a complete value, after all values that it refers to.
-Lookups need no lock, and only missing values are computed `locked`. A fork ends all other threads in the child, whose
-locks are free there.
+Lookups then need no lock. A fork ends all other threads in the child, whose locks are free there.
 """
 
 from __future__ import annotations

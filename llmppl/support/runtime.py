@@ -2,12 +2,10 @@
 
 Functions run in greenlets; functions that never wait share one greenlet. For an expensive answer, a function calls
 `request`, which switches out of it. When every function has either returned or asked, each *evaluator* gets all of its
-questions in one list (a *round*), and the functions continue with the answers. They stay ordinary synchronous Python,
-without event loop or timeout. Outside of a run, `request` simply evaluates, so the same code runs in a debugger. A run
-inside a function of another run passes its batches up, so that runs share rounds, too.
+questions in one list (a *round*), and the functions continue with the answers. Outside of a run, `request` simply
+evaluates. A run inside a function of another run passes its batches up, so that runs share rounds, too.
 
-`Runtime.run` takes functions that belong together: an exception of one ends all. `Runtime.each` takes independent
-functions.
+`Runtime.run` takes functions that belong together: an exception of one ends all. `Runtime.each` takes independent ones.
 """
 
 from __future__ import annotations
@@ -76,8 +74,7 @@ class Stats:
 class Evaluator(Protocol):
     """Evaluator of questions in batches, such as a language model.
 
-    A run calls a `patient` evaluator only when no function waits for an evaluator that is not patient. So all functions
-    come as far as they can before it is called.
+    A run calls a `patient` evaluator only when no function waits for an evaluator that is not patient.
     """
 
     patient: bool
@@ -293,7 +290,6 @@ class Runtime:
 
 
 def _by_evaluator(batch: list[_Request]) -> Iterable[list[_Request]]:
-    """Return the requests to each evaluator."""
     by_evaluator: dict[int, list[_Request]] = {}
     for each in batch:
         by_evaluator.setdefault(id(each.evaluator), []).append(each)

@@ -11,6 +11,7 @@ without its repr is not noticed.
 from __future__ import annotations
 
 import base64
+import dis
 import functools
 import hashlib
 import inspect
@@ -104,14 +105,13 @@ def describe(value: Any) -> str:
 
 def identity(name: str, program: Any = None, **options: Any) -> Identity:
     """Return the identity of a program: a function or a class, and its options."""
-    values = [("", program), *options.items()]
-    parts = [(label, each) for part, value in values for label, each in parts_of(part, value) if label]
-    return {"its program": name, **{label: _told(value) for label, value in parts}}
-
-
-def _told(value: Any) -> str:
-    text = shown(value, 60)
-    return text if type(value) in _TOLD and text == repr(value) else f"{text} ({digest(value)})"
+    found = {"its program": name}
+    for option, given in [("", program), *options.items()]:
+        for label, value in parts_of(option, given):
+            text = shown(value, 60)
+            found[label] = text if type(value) in _TOLD and text == repr(value) else f"{text} ({digest(value)})"
+    found.pop("", None)                                 # the program itself, by its parts and its name only
+    return found
 
 
 def difference(before: Identity, now: Identity) -> str:
@@ -141,10 +141,10 @@ def _members(cls: type) -> Iterator[tuple[str, Any]]:
 
 
 def _function_parts(function: types.FunctionType) -> Iterator[tuple[str, Any]]:
-    name, held = function.__name__, inspect.getclosurevars(function)
+    name, variables = function.__name__, inspect.getclosurevars(function).nonlocals
     yield f"the code of {function.__qualname__}", _code(function.__code__)
-    yield from ((f"the variable {each} of {name}", value) for each, value in held.nonlocals.items())
-    yield from ((f"the global {each}", value) for each, value in held.globals.items())
+    yield from ((f"the variable {each} of {name}", value) for each, value in variables.items())
+    yield from ((f"the global {each}", value) for each, value in used_globals(function).items())
     yield f"the defaults of {name}", (function.__defaults__, function.__kwdefaults__)
 
 
@@ -152,6 +152,17 @@ def _code(code: types.CodeType) -> str:
     """Return the digest of a code without its place in a file."""
     constants = [_code(each) if isinstance(each, types.CodeType) else each for each in code.co_consts]
     return digest(code.co_code, code.co_names, code.co_varnames, code.co_freevars, constants)
+
+
+def used_globals(function: types.FunctionType) -> dict[str, Any]:
+    """Return the globals that a function uses, also in functions inside of it."""
+    names = sorted(_global_names(function.__code__) & function.__globals__.keys())
+    return {name: function.__globals__[name] for name in names}
+
+
+def _global_names(code: types.CodeType) -> set[str]:
+    inner = [_global_names(each) for each in code.co_consts if isinstance(each, types.CodeType)]
+    return {each.argval for each in dis.get_instructions(code) if each.opname.endswith("_GLOBAL")}.union(*inner)
 
 
 @functools.cache

@@ -143,10 +143,8 @@ def _attempt(run: Run, index: int, task: Any, seed: int) -> Result:
         elif isinstance(answer, list) and all(hasattr(each, "as_dict") for each in answer):
             matches = answer
         else:
-            raise TypeError(
-                f"run must return Particles, as smc_steer does, or a list of matches or beams; {name_of(run)} returned "
-                f"{shown(answer)}"
-            )
+            wanted = "Particles, as smc_steer does, or a list of matches or beams"
+            raise TypeError(f"run must return {wanted}; {name_of(run)} returned {shown(answer)}")
     except (Exception, SystemExit) as reason:
         if is_own_error(reason):
             raise

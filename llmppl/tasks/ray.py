@@ -167,8 +167,8 @@ class Actors:
         dumps, put = ray.cloudpickle.dumps, ray.put
         self._make_lm, self._run = put(dumps(make_lm)), put(dumps(run))         # sent once to a machine
         self.size, self._ray, self._seed, self._together = size, ray, seed, together
-        threads = str(max(1, int(resources.get("num_cpus", 1))))
-        variables = {"OMP_NUM_THREADS": threads}        # without it, each takes all cores of its machine
+        # without OMP_NUM_THREADS, each takes all cores of its machine
+        variables = {"OMP_NUM_THREADS": str(max(1, int(resources.get("num_cpus", 1))))}
         if gpus := resources.get("num_gpus"):
             variables[DEVICE_SHARE] = str(gpus)
         options = {"num_cpus": 1, "runtime_env": {"env_vars": variables}, **resources}

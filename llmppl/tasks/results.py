@@ -49,7 +49,6 @@ create view if not exists particle as select task_index, key as place, json_extr
     json_extract(value, '$.attributes') as attributes from result, json_each(record, '$.particles');
 commit;
 """
-_EXPORTS = ".jsonl", ".json", ".csv", ".parquet"
 
 
 @dataclass(frozen=True)
@@ -95,13 +94,9 @@ class Result:
             found["log_ml_se"] = self.particles.log_ml_se
             found["deaths"] = [vars(death) for death in self.particles.deaths]
             found["particles"] = [vars(detach(each)) for each in self.particles]
-        data: dict[str, Any] = encode(found, _written)
+        # a Text is written without its bytes, and another value that is no plain data as its repr
+        data: dict[str, Any] = encode(found, lambda value: str(value) if isinstance(value, str) else describe(value))
         return data
-
-
-def _written(value: Any) -> str:
-    """Return a value that is no plain data as a text: a `Text` without its bytes, others as their repr."""
-    return str(value) if isinstance(value, str) else describe(value)
 
 
 def _loaded(record: str) -> Result:
@@ -130,11 +125,9 @@ class ResultFile:
         program: Identity | None = None,
     ) -> None:  # fmt: skip
         self.path = path_of("to", path)
-        if self.path.suffix in _EXPORTS:
-            raise ValueError(
-                f"{self.path}: results are an SQLite file, as to='results.db'; then load_results('results.db')"
-                ".to_jsonl(path) or .to_pandas() exports them"
-            )
+        if self.path.suffix in (".jsonl", ".json", ".csv", ".parquet"):
+            how = "load_results('results.db').to_jsonl(path) or .to_pandas() exports them"
+            raise ValueError(f"{self.path}: results are an SQLite file, as to='results.db'; then {how}")
         self._lock = own(self.path)
         try:
             self._db = _connect(self.path, "rwc")
@@ -256,8 +249,8 @@ class Results:
     def to_pandas(self) -> pandas.DataFrame:
         """Return a data frame with a row for each particle or match, and one for each task without any.
 
-        Columns: index, task, error, log_ml, seconds, cpu_seconds, tokens, text, log_weight, weight, cut; the others are
-        the attributes of the particles, or the fields of the matches. ImportError without pandas.
+        Columns: index, task, error, log_ml, seconds, cpu_seconds, tokens, text, log_weight, weight, cut, and the
+        attributes of the particles or the fields of the matches. ImportError without pandas.
         """
         return frame([row for result in self for row in _rows_of(result)])
 

@@ -369,7 +369,8 @@ N = 2
 
 
 def by_globals(task, rng):
-    return importance_sampling(Coin(), N, rng=rng)
+    number = next(N for _ in range(1))                  # used in code inside of the function's own
+    return importance_sampling(Coin(), number, rng=rng)
 
 
 def by_closure(number, default=0):
