@@ -10,7 +10,6 @@ that complete the value and add what the schema still needs, and nothing else.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from functools import lru_cache
 from typing import Any, NamedTuple
 
@@ -74,6 +73,7 @@ class Frame:
     """Automaton of a value, from the key `first`."""
 
     first: Key = "open"
+    remembers = False                               # True if the states are endless, since they remember names
 
     def __init__(self) -> None:
         self._locals: Memo[Key, Local] = Memo(lambda key: Local(self, key))
@@ -101,10 +101,6 @@ class Frame:
     def plain(self, key: Key, reach: int) -> Key:
         """Return a key that differs from `key` only in ways that no token of `reach` bytes can tell."""
         return key
-
-    def parts(self) -> Iterator[Lazy]:
-        """Yield the shapes of the inner values."""
-        yield from ()
 
     def forget(self) -> None:
         """Drop the states that are kept."""

@@ -65,9 +65,6 @@ class Names:
             self._endless = less                    # the states that reach a cycle
         self.is_endless = bool((self._endless == live).all())
 
-    def parts(self) -> list[Lazy]:
-        return list(self._parts.values()) if self.start else []
-
     def moves(self, state: int) -> list[Edge]:
         return self._dfa.moves(state)
 

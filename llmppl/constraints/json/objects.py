@@ -112,13 +112,8 @@ class Members(Frame):
         return [name for name, _ in pairs], [i for _, i in pairs]
 
     @property
-    def remembers(self) -> bool:
-        """True if the states remember names that the shape does not list."""
+    def remembers(self) -> bool:                    # type: ignore[override]
         return self._others is not None
-
-    def parts(self) -> Iterator[Lazy]:
-        yield from (self._parts[self._listed[i]] for i in _indices(self._live))
-        yield from self._others.parts() if self._others else ()
 
     def forget(self) -> None:
         super().forget()

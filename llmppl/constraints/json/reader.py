@@ -47,10 +47,9 @@ from llmppl.constraints.json.strings import MAX_BOUND
 
 __all__ = ["Place", "Reader"]
 
-MAX_VALUES = 64                                     # that an array without repetition remembers
+MAX_VALUES = 64                                     # of the items of an array without repetition
 MAX_PAIRS = 2_000                                   # of options of a oneOf that are compared
 MAX_OVERLAPS = 6                                    # options of a oneOf that overlap
-MAX_COUNTED = 16                                    # of minContains
 MAX_DEPENDENT = 6                                   # names that others depend on
 MAX_HOPS = 1_000                                    # of a $ref to a $ref
 OWN = frozenset(                                    # keywords for values of one type
@@ -311,16 +310,10 @@ class Reader:
         items = tuple(self.part(part, place, names[0], i) for i, part in enumerate(first))
         rest = self.part(self._evaluated(schema, "unevaluatedItems", rest, names[1], place), place, names[1])
         least, most = int(schema.get("minItems", 0)), schema.get("maxItems", math.inf)
-        contains: tuple[tuple[Lazy, int], ...] = ()
         if "contains" in schema and place.draft >= 6:
-            wanted = int(schema.get("minContains", 1)) if place.draft > 7 else 1
-            contains = ((self.part(schema["contains"], place, "contains"), min(wanted, MAX_COUNTED)),)
-            if "maxContains" in schema and place.draft > 7:
-                self._leave_out(place, "maxContains")
-            if wanted > MAX_COUNTED:
-                self._leave_out(place, "minContains")
-        shape = Array(least, most, items, rest, bool(schema.get("uniqueItems")), contains)
-        if shape.unique and not _is_listed(shape):
+            self._leave_out(place, "contains")
+        shape = Array(least, most, items, rest, bool(schema.get("uniqueItems")))
+        if shape.unique and (shape.first or not _is_listed(shape)):
             self._leave_out(place, "uniqueItems")
             shape = replace(shape, unique=False)
         return shape
@@ -381,7 +374,7 @@ def _parts_of(shape: Shape) -> Iterator[Lazy]:
             for option in shape.options:
                 yield from _parts_of(option)
         case Array():
-            yield from (*shape.first, shape.rest, *(item for item, _ in shape.contains))
+            yield from (*shape.first, shape.rest)
         case Object():
             yield from shape.properties.values()
             for others in shape.others:

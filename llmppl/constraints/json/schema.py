@@ -14,7 +14,6 @@ from decimal import Decimal
 from pathlib import Path
 from typing import Any, Literal
 
-from llmppl.constraints.automata.budget import TooLarge
 from llmppl.constraints.automata.dfa import DFA
 from llmppl.constraints.constraint import VocabularyLike
 from llmppl.constraints.json import keywords, types
@@ -125,12 +124,9 @@ class JsonSchema(Shared):
 
     @cached_property
     def _tabled(self) -> tuple[DFA | None, str]:
-        reason = self._texts.endless()
-        if reason:
-            return None, reason
         try:
             return DFA.from_table(*self._texts.table(MAX_STATES)), ""
-        except TooLarge as error:
+        except ValueError as error:                 # endless or too large
             return None, str(error)
 
     @property

@@ -98,17 +98,13 @@ class String:
 
 @dataclass(frozen=True, eq=False)
 class Array:
-    """Arrays of `least` to `most` items. The first few have shapes of their own, the others that of `rest`.
-
-    `contains` are pairs: a shape, and how many items at least have it.
-    """
+    """Arrays of `least` to `most` items. The first few have shapes of their own, the others that of `rest`."""
 
     least: int = 0
     most: float = math.inf
     first: tuple[Lazy, ...] = ()
     rest: Lazy = field(default_factory=lambda: _every())
     unique: bool = False
-    contains: tuple[tuple[Lazy, int], ...] = ()
 
     def item(self, i: int) -> Lazy:
         return self.first[i] if i < len(self.first) else self.rest
@@ -232,8 +228,10 @@ def intersect(a: Shape, b: Shape) -> Shape:
         return String(max(a.least, b.least), min(a.most, b.most), _union(a.languages, b.languages))
     if isinstance(a, Array) and isinstance(b, Array):
         items = tuple(both(a.item(i), b.item(i)) for i in range(max(len(a.first), len(b.first))))
+        if items and (a.unique or b.unique):
+            raise Inexact
         least, most, rest = max(a.least, b.least), min(a.most, b.most), both(a.rest, b.rest)
-        return Array(least, most, items, rest, a.unique or b.unique, a.contains + b.contains)
+        return Array(least, most, items, rest, a.unique or b.unique)
     if isinstance(a, Object) and isinstance(b, Object):
         named = {name: both(a.of_name(name), b.of_name(name)) for name in _union(a.properties, b.properties)}
         least, most, names = max(a.least, b.least), min(a.most, b.most), intersect(a.names, b.names)
@@ -272,7 +270,7 @@ def negate(shape: Shape) -> Shape:
         case String():
             texts = (String(languages=((kind, value, not is_in),)) for kind, value, is_in in shape.languages)
             return choice([*others, *_other_sizes(String, shape), *texts])
-        case Array() if not (shape.unique or shape.contains or shape.first) and shape.rest is EVERY:
+        case Array() if not (shape.unique or shape.first) and shape.rest is EVERY:
             return choice([*others, *_other_sizes(Array, shape)])
         case Object() if not shape.others and shape.names == String():
             return choice([*others, *_other_sizes(Object, shape), *_other_objects(shape)])
@@ -351,7 +349,6 @@ def fits(value: Any, shape: Shape) -> bool:
                 shape.least <= len(value) <= shape.most
                 and all(fits(each, shape.item(i).shape) for i, each in enumerate(value))
                 and not (shape.unique and len(set(map(key_of, value))) < len(value))
-                and all(sum(fits(each, item.shape) for each in value) >= least for item, least in shape.contains)
             )
         case Object():
             return isinstance(value, dict) and (

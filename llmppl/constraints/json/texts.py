@@ -10,6 +10,7 @@ Frames are made when a text first needs them. So a schema costs what its texts u
 from __future__ import annotations
 
 from collections.abc import Iterable
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -47,22 +48,15 @@ Pair = tuple[Local, "Config"]
 
 
 class Config:
-    """State of `Texts`: pairs of a local state and the configuration after its value. `accepts`: the text may end."""
+    """State of `Texts`: pairs of a local state and the configuration after its value. `accepts`: the text may end.
 
-    __slots__ = ("_hash", "accepts", "items")
+    Equal configurations are one object, as long as it is kept.
+    """
+
+    __slots__ = ("accepts", "items")
 
     def __init__(self, items: tuple[Pair, ...], accepts: bool) -> None:
         self.items, self.accepts = items, accepts
-        self._hash = hash((items, accepts))
-
-    def __hash__(self) -> int:
-        return self._hash
-
-    def __eq__(self, other: object) -> bool:
-        return self is other or (
-            isinstance(other, Config) and self._hash == other._hash
-            and self.items == other.items and self.accepts == other.accepts
-        )  # fmt: skip
 
     def __deepcopy__(self, memo: object) -> Config:
         return self
@@ -84,6 +78,7 @@ class Texts:
         self._open: set[int] = set()
         self._starts = Memo(self._find_starts)
         self._pushed = Memo[Pair, Config](lambda pair: self.closed([pair]))
+        self._known: dict[tuple[tuple[Pair, ...], bool], Config] = {}
         self._lock = Lock()
 
     def begin(self, root: Lazy) -> None:
@@ -188,28 +183,28 @@ class Texts:
                     accepts |= below.accepts
                     todo += below.items
                 for part, after in calls:
-                    if len(self._pushed) > MAX_KEPT:
-                        self.forget()
                     todo += [(start, self._pushed[after, below]) for start in self._starts[part]]
             if moves:
                 known = found.get(local)
                 found[local] = below if known is None or known is below else self._union(known, below)
-        return Config(tuple(found.items() if len(found) < 2 else sorted(found.items(), key=_order)), accepts)
+        return self._config(found.items(), accepts)
 
-    def _one(self, local: Local, below: Config, is_closing: bool) -> Config:
-        """Return the configuration of one pair."""
-        _, calls, done = local.closing if is_closing else (local._expanded or local.expanded)
-        return self.closed([(local, below)], is_closing) if calls or done else Config(((local, below),), False)
+    def _config(self, pairs: Iterable[Pair], accepts: bool) -> Config:
+        items = tuple(sorted(pairs, key=_order))
+        found = self._known.get((items, accepts))
+        if found is None:
+            if len(self._known) > MAX_KEPT:
+                self.forget()
+            found = self._known.setdefault((items, accepts), Config(items, accepts))
+        return found
 
     def _union(self, a: Config, b: Config) -> Config:
         """Return a configuration with the stacks of two."""
-        if a == b:
-            return a
         found = dict(a.items)
         for local, below in b.items:
             known = found.get(local)
-            found[local] = below if known is None else self._union(known, below)
-        return Config(tuple(sorted(found.items(), key=_order)), a.accepts or b.accepts)
+            found[local] = below if known is None or known is below else self._union(known, below)
+        return self._config(found.items(), a.accepts or b.accepts)
 
     def accepts(self, state: Config) -> bool:
         return state.accepts
@@ -217,6 +212,10 @@ class Texts:
     @locked
     def step(self, state: Config, byte: int) -> Config | None:
         """Return the state after one more byte, or None if no text continues so."""
+        if len(state.items) == 1:
+            ((local, below),) = state.items
+            after = local.frame.step(local, byte)
+            return self._pushed[after, below] if after else None
         pairs = [(after, below) for local, below in state.items if (after := local.frame.step(local, byte))]
         return self.closed(pairs) if pairs else None
 
@@ -226,21 +225,16 @@ class Texts:
         if len(state.items) == 1:
             ((local, below),) = state.items
             moves = (local.closing if is_closing else local.expanded)[0]
-            return [(lo, hi, self._one(after, below, is_closing)) for lo, hi, after in moves]
-        by_byte: list[list[Pair]] = [[] for _ in range(256)]
-        for local, below in state.items:
-            for lo, hi, after in (local.closing if is_closing else local.expanded)[0]:
-                for pairs in by_byte[lo : hi + 1]:
-                    pairs.append((after, below))
-        found: list[tuple[int, int, Config]] = []
-        last: list[Pair] = []
-        for byte, pairs in enumerate(by_byte):
-            if pairs and pairs == last:
-                found[-1] = found[-1][0], byte, found[-1][2]
-            elif pairs:
-                found.append((byte, byte, self.closed(pairs, is_closing)))
-            last = pairs
-        return found
+            if is_closing:
+                return [(lo, hi, self.closed([(after, below)], True)) for lo, hi, after in moves]
+            return [(lo, hi, self._pushed[after, below]) for lo, hi, after in moves]
+        edges = [
+            (lo, hi, (after, below)) for local, below in state.items
+            for lo, hi, after in (local.closing if is_closing else local.expanded)[0]
+        ]  # fmt: skip
+        cuts = sorted({lo for lo, _, _ in edges} | {hi + 1 for _, hi, _ in edges})
+        parts = ((lo, end - 1, [pair for a, b, pair in edges if a <= lo <= b]) for lo, end in pairwise(cuts))
+        return [(lo, hi, self.closed(pairs, is_closing)) for lo, hi, pairs in parts if pairs]
 
     def plain(self, state: Config, reach: int) -> Config:
         """Return a state that has the same mask over tokens of at most `reach` bytes, as far as names do not repeat."""
@@ -256,41 +250,30 @@ class Texts:
             pairs = [
                 (local.frame.local(local.frame.plain(local.key, reach)), found[below]) for local, below in config.items
             ]
-            found[config] = Config(tuple(sorted(pairs, key=_order)), config.accepts)
+            found[config] = self._config(pairs, config.accepts)
         return found[state]
 
     # ---- as a table
 
-    def endless(self) -> str:
-        """Return the reason why there are endlessly many configurations; "" if there is none."""
-        open_, done = set[int](), set[int]()
-        todo: list[tuple[Shape, bool]] = [(self._root.shape, False)]
-        while todo:
-            shape, is_left = todo.pop()
-            if is_left:
-                open_.discard(id(shape))
-                done.add(id(shape))
-            elif shape is ANY:
-                return "a part of it may be any JSON, which nests; say what is inside"
-            elif id(shape) in open_:
-                return "it nests without end"
-            elif id(shape) not in done and self._is_live(shape):
-                open_.add(id(shape))
-                todo.append((shape, True))
-                todo += [(option, False) for option in (shape.options if isinstance(shape, Choice) else ())]
-                frame = self._frames.get(id(shape), (None, None))[1]
-                if isinstance(frame, Members) and frame.remembers:
-                    return 'an object may have names that it does not list; "additionalProperties": false would work'
-                todo += [(part.shape, False) for part in (frame.parts() if frame else ())]
-        return ""
-
     def table(self, limit: int) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.bool_], int]:
-        """Return all configurations as a table of next states, which of them accept, and the start. Raises TooLarge."""
+        """Return all configurations as a table of next states, which of them accept, and the start.
+
+        Raises ValueError if they are endless, and TooLarge if they are more than `limit`.
+        """
+        inside = Memo[Config, set[Frame]](
+            lambda config: {frame for local, below in config.items for frame in (local.frame, *inside[below])}
+        )
         states = Numbering([Config((), False), self.start])         # the first stands for the dead state
         rows, accepting = [np.zeros(256, np.int32)], [False]
         for config in states.keys_in_order:         # grows
             if config is states.keys_in_order[0]:
                 continue
+            for local, below in config.items:
+                if local.frame.remembers:
+                    raise ValueError('an object may have names that it does not list; "additionalProperties": false '
+                                     "would work")      # fmt: skip
+                if local.frame in inside[below]:
+                    raise ValueError("it nests without end; a part that may be any JSON does, too")
             row = np.zeros(256, np.int32)
             for lo, hi, after in self.moves(config):
                 row[lo : hi + 1] = states[after]
@@ -302,6 +285,7 @@ class Texts:
 
     def forget(self) -> None:
         """Drop the configurations and local states that are kept."""
+        self._known.clear()
         self._pushed.clear()
         self._starts.clear()
         for _, frame in self._frames.values():

@@ -39,6 +39,7 @@ _PATTERNS = {                                       # by pydantic's formats
     "ipvanyaddress": FORMATS["ipv4"], "ipvanyinterface": FORMATS["ipv4"] + _MASK,
     "ipvanynetwork": FORMATS["ipv4"] + "/32",
 }  # fmt: skip
+_UUIDS = tuple(f"uuid{version}" for version in range(1, 9))
 _SPACES = r"\t-\r \x85\xa0\u1680\u2000-\u200a\u2028\u2029\u202f\u205f\u3000"
 _TRIMMED = rf"^(?:[^{_SPACES}](?:[\s\S]*[^{_SPACES}])?)?$"
 
@@ -128,7 +129,7 @@ def _type_schema() -> Any:
                 self._warn(f"'__init__' or '__post_init__' of {schema['cls'].__name__!r}")
             if name in _PATTERNS:
                 node["pattern"] = f"^{_PATTERNS[node.pop('format')]}$"
-            if name in ("path", "file-path", "directory-path", "password", "binary", "json-string"):
+            if name in ("path", "file-path", "directory-path", "password", "binary", "json-string", *_UUIDS):
                 node.pop("format")
             return node
 
@@ -151,7 +152,7 @@ def _type_schema() -> Any:
             places = min(places if places is not None else PLACES, digits or PLACES)
             found = []
             for n in range(places + 1):
-                scale, limit = 10**n, 10 ** (most + n) - 1
+                scale, limit = 10**n, 10 ** min(most + n, digits or most + n) - 1
                 low = max([-limit, *(bounds[key] * scale for key in ("ge", "gt") if key in bounds)])
                 high = min([limit, *(bounds[key] * scale for key in ("le", "lt") if key in bounds)])
                 low = math.ceil(low) + ("gt" in bounds and bounds["gt"] * scale == math.ceil(low))
@@ -160,6 +161,10 @@ def _type_schema() -> Any:
                     zeros = "0*" if n else r"(?:\.0+)?"
                     found.append(f"(?:{signed(low, high, True, True, functools.partial(_magnitude, n))}){zeros}")
             return _text(either(found) if found else "[]")
+
+        def complex_schema(self, schema: Any) -> Node:
+            number = r"(?:0|[1-9][0-9]{0,20})(?:\.[0-9]{1,18})?(?:e[+-]?[0-9]{1,2})?"
+            return _text(f"-?{number}(?:[+-]{number}j)?|-?{number}j")
 
         def str_schema(self, schema: Any) -> Node:
             given = schema.get("pattern")
@@ -193,7 +198,7 @@ def _type_schema() -> Any:
         def url_schema(self, schema: Any) -> Node:
             label = "[A-Za-z0-9]+(?:-[A-Za-z0-9]+)*"
             host = rf"(?:(?:{label}\.)*[A-Za-z][A-Za-z0-9]*(?:-[A-Za-z0-9]+)*|{FORMATS['ipv4']})"
-            port = "(?:[1-9][0-9]{0,3}|[1-5][0-9]{4})"
+            port = either(digits_between(1, 65535))
             schemes = "|".join(schema.get("allowed_schemes") or ["http", "https", "ftp"])
             part = "(?:[A-Za-z0-9._~!$&'()*+,;=:@/-]|%[0-9A-Fa-f]{2})*"
             return _text(rf"(?:{schemes})://{host}(?::{port})?(?:/{part})?(?:\?{part})?(?:#{part})?")
@@ -217,7 +222,11 @@ def _type_schema() -> Any:
             offset = "" if kind is date or zone == "naive" else _OFFSET if zone else f"{_OFFSET}?"
             node, choices = _text(f"{_MOMENTS[kind]}{offset}"), list[str]()
             bounds = {key: schema[key] for key in BOUNDS if schema.get(key) is not None}
-            if schema.get("now_op") or any(getattr(bound, "tzinfo", None) for bound in bounds.values()):
+            if schema.get("now_op"):                # two days apart, whatever the time zone
+                is_past = schema["now_op"] == "past"
+                bound = datetime.now() + timedelta(days=-2 if is_past else 2)
+                bounds["le" if is_past else "ge"] = bound.date() if kind is date else bound
+            if any(getattr(bound, "tzinfo", None) for bound in bounds.values()):
                 self._warn("the bound of a date or time")
                 return node
             if not bounds:
@@ -236,6 +245,8 @@ def _type_schema() -> Any:
             return node | {"allOf": [{"pattern": f"^(?:{'|'.join(choices) or '[]'})"}]}
 
         def timedelta_schema(self, schema: Any) -> Node:
+            if self._config.ser_json_timedelta == "float":
+                return {"type": "number", "minimum": -86399999913600, "maximum": 86399999999999}
             least = [schema[key] for key in ("ge", "gt") if schema.get(key) is not None]
             if any(schema.get(key) is not None for key in ("gt", "le", "lt")) or any(least):
                 self._warn("the bound of a timedelta")

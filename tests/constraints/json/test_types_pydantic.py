@@ -11,6 +11,8 @@ from typing import Annotated, Literal
 import numpy as np
 import pydantic
 import pytest
+from helpers.common import repetitions
+from helpers.random_types import Types
 from pydantic import Field, TypeAdapter
 
 from llmppl import JsonSchema
@@ -59,6 +61,10 @@ VALUES = [
     (set[int], [{1, 2}]),
     (Level, list(Level)),
     (Channel, list(Channel)),
+    (complex, [1.5 - 2j, 3j, 1e20 + 0j]),
+    (pydantic.PastDate, [dt.date(2024, 2, 29)]),
+    (pydantic.FutureDatetime, [dt.datetime(9000, 1, 1, 12)]),
+    (bounded(Decimal, max_digits=4, lt=Decimal("11.5")), [Decimal("10.39"), Decimal("-9999")]),
 ]  # fmt: skip
 
 
@@ -88,6 +94,29 @@ def test_written_values_are_admitted_and_admitted_texts_are_read(kind, values):
             constraint.parse(text)
 
 
+@pytest.mark.parametrize("seed", range(repetitions(300, 15)))
+def test_random_types_admit_their_dumps_and_only_what_pydantic_reads(seed):
+    rng = np.random.default_rng(seed)
+    drawn = Types(rng).draw()
+    constraint, adapter = JsonSchema(drawn.kind, whitespace=False), TypeAdapter(drawn.kind)
+    index = constraint.index(BYTES)
+
+    def dump():
+        try:
+            text = adapter.dump_json(adapter.validate_python(drawn.value()), by_alias=True, warnings=False)
+            again = adapter.dump_json(adapter.validate_json(text), by_alias=True, warnings=False)
+            return text if again == text else None
+        except ValueError:                          # the drawn value is no instance
+            return None
+
+    for text in filter(None, (dump() for _ in range(6))):
+        assert index.accepts(index.after(text)), text
+        constraint.parse(text.decode())
+    for text in filter(None, (walked(index, rng) for _ in range(6))):
+        if not constraint.warnings:
+            constraint.parse(text)
+
+
 class Checked(pydantic.BaseModel):
     number: int
 
@@ -103,7 +132,7 @@ class Checked(pydantic.BaseModel):
     "kind, named",
     [
         (Checked, "the validator .*is_even"),
-        (pydantic.PastDate, "the bound of a date or time"),
+        (bounded(dt.datetime, ge=dt.datetime(2024, 1, 1, tzinfo=dt.UTC)), "the bound of a date or time"),
         (bounded(Decimal, multiple_of=Decimal("0.25")), "'multiple_of' 0.25"),
         (bounded(dt.timedelta, le=dt.timedelta(hours=1)), "the bound of a timedelta"),
         (bounded(bytes, min_length=3), "the number of bytes"),
