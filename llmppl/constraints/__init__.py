@@ -12,6 +12,7 @@ from llmppl.constraints.automata import any_case as any_case
 from llmppl.constraints.automata import any_whitespace as any_whitespace
 from llmppl.constraints.automata import distance as distance
 from llmppl.constraints.automata import email as email
+from llmppl.constraints.automata import homoglyphs as homoglyphs
 from llmppl.constraints.automata import ipv4 as ipv4
 from llmppl.constraints.automata import iso_date as iso_date
 from llmppl.constraints.automata import iso_datetime as iso_datetime

@@ -19,7 +19,7 @@ from llmppl.support.shared import Shared
 
 Bools = npt.NDArray[np.bool_]
 Ints = npt.NDArray[np.integer[Any]]
-State = Any                                         # hashable and immutable
+State = Any
 
 
 class VocabularyLike(Protocol):
@@ -44,18 +44,12 @@ def without_bytes(vocab: VocabularyLike) -> set[int]:
 class Index(Shared):
     """Base class of indices: the tokens of a vocabulary that may follow each state. A copy is the index itself.
 
-    A subclass defines `start`, `vocab`, `mask`, `advance` and `accepts`. The other methods have defaults, which know no
-    distance to an end.
-
-    Attributes
-    ----------
-    start : hashable
-        The state before the text. States are immutable.
-    vocab : VocabularyLike
+    A subclass defines `start`, the state before the text, `vocab`, `mask`, `advance` and `accepts`. The other methods
+    have defaults, which know no distance to an end.
     """
 
     vocab: VocabularyLike
-    start: State
+    start: State                                    # hashable and immutable, as all states are
 
     def mask(self, state: State) -> Bools:
         """Return the tokens that may follow: (V,) bool ndarray, read-only; True at every eos iff `state` accepts."""

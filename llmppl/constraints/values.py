@@ -56,10 +56,8 @@ class Values(DFA):
 
     Raises
     ------
-    TypeError
-        If the type is not a type of scalars.
-    ValueError
-        If two values of a Literal or an Enum have the same text, or no value is within the bounds.
+    TypeError, ValueError
+        No type of scalars; two values of a Literal or an Enum with the same text, or no value within the bounds.
     """
 
     def __init__(self, type_: Any) -> None:
@@ -93,11 +91,11 @@ def constraint_of(type_: Any) -> Values | JsonSchema:
 
 
 class _Part(NamedTuple):
-    """Language of one type, and the function that converts its texts to values."""
+    """Language of one type, and the function that converts its texts to values. The part of str is tried last."""
 
     language: DFA
     convert: Callable[[str], Any]
-    is_last: bool = False                           # all other parts are tried first
+    is_last: bool = False
 
 
 def _parts(type_: Any) -> list[_Part] | None:
@@ -176,17 +174,8 @@ def _bounded(type_: Any, schema: dict[str, Any]) -> DFA:
 def index_of(constraint: Any, vocab: VocabularyLike) -> Index | None:
     """Return the index of a constraint over `vocab`; None for a function of the text.
 
-    Parameters
-    ----------
-    constraint : Constraint, Recognizer, Index, type, list of str, callable or None
-    vocab : VocabularyLike
-
-    Raises
-    ------
-    TypeError
-        If `constraint` is no constraint, or a type whose values can be written neither in plain text nor as JSON.
-    ValueError
-        If it is an index over another vocabulary, or no token of `vocab` begins a string of its language.
+    A constraint is a Constraint, Recognizer, Index, type, list of str, function or None; any other object or type is a
+    TypeError. Raise a ValueError for an index over another vocabulary, and if no token of `vocab` begins a string.
     """
     if is_type(constraint):
         constraint = constraint_of(constraint)

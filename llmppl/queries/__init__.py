@@ -8,6 +8,7 @@ Source: Kuchnik, Smith & Amvrosiadis 2023, "Validating Large Language Models wit
 
 from llmppl.constraints.automata import any_case as any_case
 from llmppl.constraints.automata import any_whitespace as any_whitespace
+from llmppl.constraints.automata import homoglyphs as homoglyphs
 from llmppl.constraints.automata import optional_punctuation as optional_punctuation
 from llmppl.constraints.automata import rewrite as rewrite
 from llmppl.constraints.automata import synonyms as synonyms

@@ -17,6 +17,7 @@ from llmppl.constraints.automata.rewrites import alignment as alignment
 from llmppl.constraints.automata.rewrites import any_case as any_case
 from llmppl.constraints.automata.rewrites import any_whitespace as any_whitespace
 from llmppl.constraints.automata.rewrites import distance as distance
+from llmppl.constraints.automata.rewrites import homoglyphs as homoglyphs
 from llmppl.constraints.automata.rewrites import optional_punctuation as optional_punctuation
 from llmppl.constraints.automata.rewrites import rewrite as rewrite
 from llmppl.constraints.automata.rewrites import synonyms as synonyms

@@ -34,8 +34,8 @@ from llmppl.support.graphs import Memo, reachable
 from llmppl.support.options import readable_tuple
 
 __all__ = [
-    "Edit", "alignment", "any_case", "any_whitespace", "distance", "optional_punctuation", "rewrite", "synonyms",
-    "within",
+    "Edit", "alignment", "any_case", "any_whitespace", "distance", "homoglyphs", "optional_punctuation", "rewrite",
+    "synonyms", "within",
 ]  # fmt: skip
 
 SIZES = (1,) * 12 + (2, 2, 3, 4)                    # bytes of a character, by the first 4 bits of its first byte
@@ -279,6 +279,13 @@ def rewrite(language: DFA, rules: Iterable[tuple[DFA, DFA]]) -> DFA:
     return _rewritten(language, keys)
 
 
+_SHAPES = (                                         # Latin letters, and the Cyrillic and Greek ones that look like them
+    "A\u0410\u0391 B\u0412\u0392 C\u0421 E\u0415\u0395 H\u041d\u0397 I\u0406\u0399 J\u0408 K\u041a\u039a M\u041c\u039c "
+    "N\u039d O\u041e\u039f P\u0420\u03a1 S\u0405 T\u0422\u03a4 X\u0425\u03a7 Y\u04ae\u03a5 Z\u0396 a\u0430 "
+    "c\u0441 d\u0501 e\u0435 h\u04bb i\u0456 j\u0458 o\u043e\u03bf p\u0440 q\u051b s\u0455 w\u051d x\u0445 y\u0443"
+)
+
+
 def synonyms(table: Mapping[str, Sequence[str]]) -> Callable[[DFA], DFA]:
     """Return the rewrite that may replace each occurrence of a key by one of its alternatives; "" deletes it.
 
@@ -310,6 +317,11 @@ def optional_punctuation(language: DFA) -> DFA:
     Punctuation is the general category P of Unicode. Symbols such as $, +, <, =, >, ^, `, | and ~ do not belong to it.
     """
     return rewrite(language, [(Regex(r"\p{P}"), Regex(""))])
+
+
+def homoglyphs(language: DFA) -> DFA:
+    """Allow every letter as one of the same shape: `homoglyphs(Regex("no"))` has the o of any of three scripts."""
+    return synonyms({c: list(group.replace(c, "")) for group in _SHAPES.split() for c in group})(language)
 
 
 # ---- construction
