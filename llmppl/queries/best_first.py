@@ -1,10 +1,10 @@
 """Best-first search for the most probable strings of a language, in exact order, and its search space.
 
 A *node* is a context of the model with a state of the language. A heap holds partial texts, the most probable first.
-Expanding a node takes one row of the language model, and rows are computed in batches. The children of a node are
-pushed a few at a time. One item stands for the remaining ones: it has the cost of the best of them and the mass of all,
-so memory does not grow with the vocabulary. A match goes through the heap too, and is returned when no other item can
-be better. The order therefore does not depend on the batch size.
+Expanding a node takes one row of the language model; rows are computed in batches. The children of a node are pushed a
+few at a time. One item stands for the others, with the cost of the best of them and the mass of all, so memory does not
+grow with the vocabulary. A match goes through the heap too. It is returned when no other item can be better, so the
+order does not depend on the batch size.
 
 Many token sequences spell one string. Strings are ordered by the sum over these sequences (`_total`). A string is
 returned when neither a known nor an unknown string can have a larger sum (`StringBound`).
@@ -20,7 +20,7 @@ import itertools
 import math
 import operator
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property, lru_cache, partial, reduce
 from typing import Any, NamedTuple
 
@@ -266,21 +266,13 @@ class Item(NamedTuple):
         return after
 
 
+@dataclass(slots=True)
 class _TextNode:
     """Node of the trie of texts: the items with this text, and the most that one text through here can still get."""
 
-    __slots__ = ("best", "children", "own")
-
-    def __init__(self) -> None:
-        self.own: dict[int, float] = {}                 # log-probabilities of the items here
-        self.children: dict[int, _TextNode] = {}
-        self.best = -math.inf
-
-    def updates(self) -> bool:
-        """Compute `best` again, and return True if it changed."""
-        before, below = self.best, max([child.best for child in self.children.values()], default=-math.inf)
-        self.best = float(reduce(np.logaddexp, self.own.values(), below))
-        return self.best != before
+    own: dict[int, float] = field(default_factory=dict)             # log-probabilities of the items here
+    children: dict[int, _TextNode] = field(default_factory=dict)
+    best: float = -math.inf
 
 
 class StringBound:
@@ -311,10 +303,12 @@ class StringBound:
         path[-1].own[item.number] = self.base(item.node.start) + (item.node.log_prob + item.most)
         if remove:
             del path[-1].own[item.number]
-        for i in range(len(keys), -1, -1):
-            if not path[i].updates():
+        for i, node in reversed([*enumerate(path)]):
+            before, below = node.best, max([child.best for child in node.children.values()], default=-math.inf)
+            node.best = float(reduce(np.logaddexp, node.own.values(), below))
+            if node.best == before:
                 return
-            if i and path[i].best == -math.inf:         # nothing is left below
+            if i and node.best == -math.inf:            # nothing is left below
                 del path[i - 1].children[keys[i - 1]]
 
 

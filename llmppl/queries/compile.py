@@ -37,9 +37,8 @@ class Edits:
 
     insert, delete, substitute : int or None
         Cost of one such edit; None forbids it.
-    alphabet : str or iterable of str, optional
-        Characters that may be inserted or substituted: a regex of single characters, such as "[a-z ]", or the
-        characters. Any character if left out.
+    alphabet : str or tuple of str, optional
+        Characters to insert or substitute, also as a regex, such as "[a-z ]". Any character if left out.
     """
 
     max_cost: int
@@ -83,10 +82,10 @@ class Part:
         shown = " | ".join(map(repr, strings[:2])) + " | ..." * (len(strings) > 2)
         try:
             follow = self.follow.explore(MAX_PLANNED_STATES)
-            size = f"{'a finite' if follow.is_finite() else 'an infinite'} language, {follow.num_states} states"
         except ValueError:
-            size = f"a language of more than {MAX_PLANNED_STATES:,} states, computed during the search"
-        return f"after {shown}: {size}"
+            return f"after {shown}: a language of more than {MAX_PLANNED_STATES:,} states, computed during the search"
+        kind = "a finite" if follow.is_finite() else "an infinite"
+        return f"after {shown}: {kind} language, {follow.num_states} states"
 
 
 @dataclass(frozen=True)

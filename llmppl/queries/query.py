@@ -248,14 +248,11 @@ class Query:
 
     def plan(self) -> str:
         """Describe the compiled query; the language model reads nothing but prefixes."""
-        lines = []
+        lines = ["ignored strings are left out during the search"] * (self.compiled.ignored is not None)
         for part in self.compiled.parts:
-            first = next(part.prefixes.enumerate())
-            num_tokens = self.space.allowed(self.space.root(self.space.start(first))).size
-            lines.append(f"{part.size()}; {num_tokens} of {len(self.lm.vocab)} tokens may come first")
-        if self.compiled.ignored is not None:
-            lines.append("ignored strings are left out during the search: the difference would be too large")
-        lines.append("every expansion runs one token through the model and keeps its keys and values")
+            root = self.space.root(self.space.start(next(part.prefixes.enumerate())))
+            num_tokens = f"{self.space.allowed(root).size} of {len(self.lm.vocab)} tokens"
+            lines.append(f"{part.size()}; {num_tokens} may come first")
         return "\n".join(lines)
 
 

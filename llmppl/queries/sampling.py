@@ -167,9 +167,7 @@ class Probability:
         return f"Probability(between {self.lower:.6g} and {self.upper:.6g}{of}; {estimate})"
 
 
-def bounded(
-    search: Search, tolerance: float, particles: int, runs: int, rng: np.random.Generator
-) -> Probability:
+def bounded(search: Search, tolerance: float, particles: int, runs: int, rng: np.random.Generator) -> Probability:
     """Return the probability of the matches of a search that holds the prefixes. The arguments are those of `Query`."""
     left = search.open_mass()
     while left > tolerance * (search.found_mass + left) and not search.given_up():

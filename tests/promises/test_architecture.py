@@ -92,7 +92,7 @@ LINES = {
     "lm/embedded": 30,
     "lm/engines": 2140,
     "models": 1960,
-    "queries": 1900,
+    "queries": 1890,
     "report": 750,
     "support": 990,
     "tasks": 710,

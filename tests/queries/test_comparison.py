@@ -7,9 +7,9 @@ from collections import Counter
 import numpy as np
 import pytest
 from helpers.common import repetitions
-from scipy.stats import chi2, chi2_contingency, chisquare
+from scipy.stats import chi2, chi2_contingency, chisquare, multinomial
 
-from llmppl.queries import Exact, chi_square_tail, compare
+from llmppl.queries import Comparison, Exact, chi_square_tail, compare
 
 RUNS = repetitions(4000, 1000)
 NAMES = [f"s{i:02}" for i in range(50)]
@@ -17,11 +17,6 @@ NAMES = [f"s{i:02}" for i in range(50)]
 
 def named(counts) -> dict[str, int]:
     return dict(zip(NAMES, counts, strict=False))
-
-
-def drawn(rng, n, shares) -> dict[str, int]:
-    """Return the counts of `n` samples."""
-    return named(rng.multinomial(n, shares).tolist())
 
 
 def skewed(num: int) -> np.ndarray:
@@ -32,6 +27,18 @@ def skewed(num: int) -> np.ndarray:
 
 def pearson(table) -> float:
     return float(chi2_contingency(np.array(table)[:, np.sum(table, 0) > 0], correction=False).statistic)
+
+
+def compared(shares_a, shares_b, n_a, n_b, runs, seed, **options) -> list[Comparison]:
+    """Compare samples `runs` times; `n_b` is None for a known distribution."""
+    rng = np.random.default_rng(seed)
+    known = Exact(named(shares_b.tolist()))
+
+    def drawn(n, shares):
+        return named(rng.multinomial(n, shares).tolist())
+
+    sides = [(drawn(n_a, shares_a), known if n_b is None else drawn(n_b, shares_b)) for _ in range(runs)]
+    return [compare(*each, rng=rng, **options) for each in sides]
 
 
 # ---- by hand
@@ -106,44 +113,31 @@ def test_p_is_never_zero():
 
 @pytest.mark.parametrize("a, b", [((7, 1), (2, 6)), ((3, 0, 1), (0, 4, 2)), ((1, 0), (0, 1)), ((5, 5), (1, 1))])
 def test_p_counts_the_relabelings_that_are_at_least_as_far_apart(a, b):
-    labels = [i for i, n in enumerate(np.add(a, b)) for _ in range(n)]
-    observed, as_far, number = pearson([a, b]), 0, 0
-    for chosen in itertools.combinations(range(len(labels)), sum(a)):
-        left = np.bincount([labels[i] for i in chosen], minlength=len(a))
-        as_far += pearson([left, np.add(a, b) - left]) >= observed - 1e-9
-        number += 1
-    truth = as_far / number
+    total = np.add(a, b)
+    labels = np.repeat(np.arange(len(a)), total)
+    lefts = [np.bincount(labels[[*c]], minlength=len(a)) for c in itertools.combinations(range(len(labels)), sum(a))]
+    truth = float(np.mean([pearson([left, total - left]) >= pearson([a, b]) - 1e-9 for left in lefts]))
     R = repetitions(100_000, 20_000)
     p = compare(named(a), named(b), permutations=R, seed=5).p
     assert abs(p - truth) <= 4 * math.sqrt(truth * (1 - truth) / R) + 1 / R
 
 
 def test_p_is_the_share_of_samples_that_fit_no_better():
-    shares, n, observed = np.array([0.6, 0.3, 0.1]), 6, (2, 1, 3)
+    shares, n, observed = np.array([0.6, 0.3, 0.1]), 6, np.array([2, 1, 3])
+    tables = np.array([counts for counts in itertools.product(range(n + 1), repeat=3) if sum(counts) == n])
 
     def statistic(counts):
-        return float(((np.array(counts) - n * shares) ** 2 / (n * shares)).sum())
+        return ((counts - n * shares) ** 2 / (n * shares)).sum(-1)
 
-    truth = 0.0
-    for counts in (c for c in itertools.product(range(n + 1), repeat=3) if sum(c) == n):
-        if statistic(counts) >= statistic(observed) - 1e-9:
-            ways = math.factorial(n) / math.prod(map(math.factorial, counts))
-            truth += ways * math.prod(shares ** np.array(counts))
-    known = Exact(named(shares.tolist()))
-    R = repetitions(100_000, 20_000)
-    p = compare(named(observed), known, permutations=R, seed=2).p
+    truth = multinomial(n, shares).pmf(tables[statistic(tables) >= statistic(observed)]).sum()
+    known, R = Exact(named(shares.tolist())), repetitions(100_000, 20_000)
+    p = compare(named(observed.tolist()), known, permutations=R, seed=2).p
     assert abs(p - truth) <= 4 * math.sqrt(truth * (1 - truth) / R) + 1 / R
 
 
-def rejections(shares_a, shares_b, n_a, n_b, runs=RUNS) -> float:
-    """Return the frequency of p <= 0.05; `n_b` is None for a known distribution."""
-    rng = np.random.default_rng(11)
-    number = 0
-    for _ in range(runs):
-        known = Exact(named(shares_b.tolist()))
-        b = known if n_b is None else drawn(rng, n_b, shares_b)
-        number += compare(drawn(rng, n_a, shares_a), b, permutations=199, rng=rng).p <= 0.05
-    return number / runs
+def rejections(*problem, runs=RUNS) -> float:
+    """Return the frequency of p <= 0.05."""
+    return float(np.mean([each.p <= 0.05 for each in compared(*problem, runs, 11, permutations=199)]))
 
 
 @pytest.mark.parametrize("num", [2, 10])
@@ -192,27 +186,22 @@ def test_the_interval_without_maximisation_is_Newcombes():
 @pytest.mark.parametrize("num", [2, 3, 10, 50])
 @pytest.mark.parametrize("n_a, n_b", [(20, 20), (200, 200), (30, 500), (200, None)])
 @pytest.mark.parametrize("level", [0.8, 0.95])
-def test_the_interval_covers_the_total_variation_at_its_level(num, n_a, n_b, level):
-    rng, runs = np.random.default_rng(4), repetitions(2000, 300)
-    for shift in (0, 0.1, 0.5, 1):
-        shares_a = skewed(num)
-        shares_b = (1 - shift) * shares_a + shift * shares_a[::-1]
-        truth, inside = float(np.abs(shares_a - shares_b).sum() / 2), 0
-        for _ in range(runs):
-            known = Exact(named(shares_b.tolist()))
-            b = known if n_b is None else drawn(rng, n_b, shares_b)
-            low, high = compare(drawn(rng, n_a, shares_a), b, permutations=1, level=level, rng=rng).tv_interval
-            inside += low - 1e-12 <= truth <= high + 1e-12
-        assert inside / runs > level - 0.02 - 4 * math.sqrt(level * (1 - level) / runs), shift
+@pytest.mark.parametrize("shift", [0, 0.1, 0.5, 1])
+def test_the_interval_covers_the_total_variation_at_its_level(num, n_a, n_b, level, shift):
+    a, runs = skewed(num), repetitions(2000, 300)
+    b = (1 - shift) * a + shift * a[::-1]
+    found = [each.tv_interval for each in compared(a, b, n_a, n_b, runs, 4, permutations=1, level=level)]
+    low, high = np.array(found).T
+    truth = np.abs(a - b).sum() / 2
+    inside = np.mean((low - 1e-12 <= truth) & (truth <= high + 1e-12))
+    assert inside > level - 0.02 - 4 * math.sqrt(level * (1 - level) / runs)
 
 
 def test_the_interval_shrinks_with_the_root_of_the_samples():
-    widths = []
-    for n in (10_000, 40_000):
-        shares = (n * skewed(4)).astype(int).tolist()
-        low, high = compare(named(shares), named(shares[::-1]), permutations=1).tv_interval
-        widths.append(high - low)
-    assert widths[0] / widths[1] == pytest.approx(2, rel=0.01)
+    counts = [(n * skewed(4)).astype(int).tolist() for n in (10_000, 40_000)]
+    intervals = [compare(named(each), named(each[::-1]), permutations=1).tv_interval for each in counts]
+    wide, narrow = np.diff(intervals).ravel()
+    assert wide / narrow == pytest.approx(2, rel=0.01)
 
 
 # ---- errors
