@@ -219,7 +219,7 @@ class Space:
         assert start is not None
         text, tokens = Text(start.prefix.encode() + node.data), tuple(node.context.tokens[len(start.context) :])
         upper = log_prob if upper is None else upper
-        edits = self.compiled.alignments[start.part, node.data] if self.compiled.edits else ()
+        edits = self.compiled.alignments[start.part, node.data] if self.compiled.edits.max_cost else ()
         return Match(text, start.prefix, tokens, log_prob, upper, start.log_prob + log_prob, log_weight, edits)
 
 

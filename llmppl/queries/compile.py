@@ -54,7 +54,7 @@ class Edits:
 
     def __call__(self, language: DFA) -> DFA:
         """Return the strings that such edits make of the strings of a language."""
-        return within(language, self.max_cost, **self._kinds())
+        return within(language, self.max_cost, **self._kinds()) if self.max_cost else language
 
     def alignment(self, language: DFA, text: str) -> list[Edit]:
         """Return the edits that make `text` from the nearest string of a language."""
@@ -94,13 +94,12 @@ class Compiled:
 
     parts: list[Part]
     ignored: DFA | None                                 # strings to skip that could not be removed from `follow`
-    edits: Edits | None                                 # edits of the part after the prefix
+    edits: Edits                                        # of the part after the prefix
 
     @cached_property
     def alignments(self) -> Memo[tuple[Part, bytes], tuple[Edit, ...]]:
         """Edits that make a text after the prefix from the nearest string of the pattern, by part and text."""
-        edits = self.edits or Edits(0)
-        return Memo(lambda key: tuple(edits.alignment(key[0].unedited, key[1].decode())))
+        return Memo(lambda key: tuple(self.edits.alignment(key[0].unedited, key[1].decode())))
 
     def prefixes(self) -> list[tuple[str, Part]] | None:
         """Return all prefix strings with their parts; None if there are more than MAX_LISTED_PREFIXES."""
@@ -144,7 +143,7 @@ def compile_query(
         follow = unedited = language
         if after.max_cost or max_chars is not None or unwanted is not None:
             unedited = _from_state(language, start)
-            follow = after(unedited) if after.max_cost else unedited
+            follow = after(unedited)
             if max_chars is not None:
                 follow = follow.explore(MAX_COUNTED_STATES) & Regex(f"(?s:.{{0,{max_chars}}})")
             try:
@@ -153,12 +152,12 @@ def compile_query(
                 deferred = unwanted
             start = follow.start
         if not follow.is_empty():
-            parts.append(Part(before(strings) if before.max_cost else strings, follow, start, unedited))
+            parts.append(Part(before(strings), follow, start, unedited))
     if not parts:
         limits = {"ignore": ignore, "max_chars": max_chars}
         named = " and ".join(f"{name}={limit!r}" for name, limit in limits.items() if limit is not None)
         raise ValueError(f"no text of {pattern!r} is left by {named}")
-    return Compiled(_disjoint(parts), deferred, after if after.max_cost else None)
+    return Compiled(_disjoint(parts), deferred, after)
 
 
 def _language(language: Language, name: str) -> DFA:
