@@ -11,11 +11,12 @@ cache. Contexts stay, since the trie is always valid.
 from __future__ import annotations
 
 import itertools
-import threading
 import warnings
 import weakref
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
+from threading import get_ident
 from time import perf_counter
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -36,14 +37,6 @@ _MAX_ANSWER = 1 << 28                   # bytes of the rows that an engine answe
 _Prefetch = tuple[weakref.ref[Any], weakref.ref[Any]]                   # (asker, context)
 Question = tuple[Node, ...]             # (n,): the row of n; (n_0, ..., n_k): log p(n_i | n_{i-1}) for i = 1 .. k
 Chain = list[Node]                      # nodes, each the parent of the next
-
-
-class _Thread(threading.local):
-    """Data of one thread: the prefetches of its next round, and its stats."""
-
-    def __init__(self, done: dict[int, Stats]) -> None:         # by thread identifier, which Python uses again
-        self.prefetches: list[_Prefetch] = []
-        self.stats = done.setdefault(threading.get_ident(), Stats())
 
 
 class PendingRound:
@@ -90,8 +83,8 @@ class CachedEvaluator:
         self.trie = Trie(vocab.tokens, self.store)
         self._lock = Lock()
         self._valid = True                              # False in a call, and after one that did not end
-        self._done: dict[int, Stats] = {}
-        self._thread = _Thread(self._done)
+        self._stats = defaultdict[int, Stats](Stats)    # by thread identifier, which Python uses again
+        self._prefetches = defaultdict[int, list[_Prefetch]](list)      # of the next round of each thread
         self._ids = WeakKeyDictionary[Node, list[int]]()        # tokens of the whole contexts of the last round
         self._round = 0
         self._unknown = np.flatnonzero(~vocab.known)
@@ -106,11 +99,11 @@ class CachedEvaluator:
     @property
     def stats(self) -> Stats:
         """Stats of everything ever run, in all threads; a copy."""
-        return sum(list(self._done.values()), Stats())
+        return sum(list(self._stats.values()), Stats())
 
     def done(self) -> Stats:
         """Return the stats of the calling thread; a copy."""
-        return replace(self._thread.stats)
+        return replace(self._stats[get_ident()])
 
     @locked
     def place(self, context: Any, node: Node, ids: Iterable[int]) -> Node:
@@ -153,22 +146,21 @@ class CachedEvaluator:
             row = node.row
             if row is not None:
                 self.store.touch_row(node)
-                self._thread.stats.hits += 1
+                self._stats[get_ident()].hits += 1
             return row
         log_probs = [child.log_prob for child in children]
         if None in log_probs:
             return None
-        self._thread.stats.hits += 1
+        self._stats[get_ident()].hits += 1
         return log_probs
 
     def prefetch(self, asker: object, context: Any) -> None:
         """Schedule the row of `context` for this thread's next round, if `context` and `asker` live until then."""
-        self._thread.prefetches.append((weakref.ref(asker), weakref.ref(context)))
+        self._prefetches[get_ident()].append((weakref.ref(asker), weakref.ref(context)))
 
     def evaluate(self, questions: list[Question]) -> list[Any]:
         """Return rows and log-probabilities. The round also computes what this thread has prefetched."""
-        prefetches, self._thread.prefetches = self._thread.prefetches, []
-        answers: list[Any] = self._exclusive(self._evaluate, questions, prefetches)
+        answers: list[Any] = self._exclusive(self._evaluate, questions, self._prefetches.pop(get_ident(), []))
         return answers
 
     def _evaluate(self, questions: list[Question], prefetches: list[_Prefetch]) -> list[Any]:
@@ -186,7 +178,7 @@ class CachedEvaluator:
         computed = len(pending.children) + scored
         while pending.children:
             self._forward(pending)
-        stats = self._thread.stats
+        stats = self._stats[get_ident()]
         stats.rounds += 1
         stats.rows += computed
         stats.hits += max(0, len(questions) - computed)
@@ -343,7 +335,7 @@ class CachedEvaluator:
 
                 masks = max(0, min(self._cache_bytes // 64, self._cache_bytes - self.store.slab_bytes))
                 self.store.budget -= masks
-                self._device = Device(lambda: self._thread.stats, len(self.vocab), self._unknown, masks)
+                self._device = Device(lambda: self._stats[get_ident()], len(self.vocab), self._unknown, masks)
             tokens = [[child.token for child in pending.children[node]] for node in nodes]
             rows = self._device.tables_of_logits(logits, describe, tokens, keeps)
         for node, row, keep in zip(nodes, rows, keeps, strict=True):

@@ -192,29 +192,21 @@ def test_other_floats_are_cached_too(name, dtype, recwarn):
 # --- heads and vocabularies that do not fit ---------------------------------------------------------------------------
 
 
-def test_ids_beyond_the_vocabulary_are_impossible_and_the_rest_is_renormalised():
-    lm = CachedTransformer(model_of("llama"), Vocabulary(VOCAB.tokens[:40], eos_ids=[2]))
-    context = at(lm, [3, 4, 5])
-    full = truth(family_lm("llama"), [3, 4, 5])[:40]
-    assert context.log_probs().shape == (40,)
-    assert np.allclose(context.log_probs(), full - np.logaddexp.reduce(full), atol=LIMIT)
-
-
-def test_tokens_that_the_head_is_too_small_for_are_impossible():
-    lm = CachedTransformer(model_of("llama"), Vocabulary([*VOCAB.tokens, b"~", b"|"], eos_ids=[2]))
-    found = at(lm, [3, 4, 5]).log_probs()
-    assert found.shape == (52,) and np.isneginf(found[50:]).all()
-    assert np.allclose(found[:50], truth(family_lm("llama"), [3, 4, 5]), atol=LIMIT)
-
-
-def test_holes_in_the_ids_are_impossible_and_the_rest_is_renormalised():
-    holes = [7, 11, 30]
-    vocab = Vocabulary(VOCAB.tokens, eos_ids=[2], special_ids=[0, 1], unknown_ids=holes)
-    lm = CachedTransformer(model_of("llama"), vocab)
-    found, full = at(lm, [3, 4, 5]).log_probs(), truth(family_lm("llama"), [3, 4, 5]).copy()
-    full[holes] = -np.inf
-    assert np.isneginf(found[holes]).all() and np.isfinite(np.delete(found, holes)).all()
-    assert np.allclose(np.exp(found), np.exp(full - np.logaddexp.reduce(full)), atol=LIMIT)
+@pytest.mark.parametrize(
+    ("vocab", "impossible"),
+    [
+        (Vocabulary(VOCAB.tokens[:40], eos_ids=[2]), []),
+        (Vocabulary([*VOCAB.tokens, b"~", b"|"], eos_ids=[2]), [50, 51]),
+        (Vocabulary(VOCAB.tokens, eos_ids=[2], special_ids=[0, 1], unknown_ids=[7, 11, 30]), [7, 11, 30]),
+    ],
+    ids=["a large head", "a small head", "holes"],
+)
+def test_ids_without_a_token_or_a_logit_are_impossible(vocab, impossible):
+    found = at(CachedTransformer(model_of("llama"), vocab), [3, 4, 5]).log_probs()
+    right = np.append(truth(family_lm("llama"), [3, 4, 5]), [-np.inf] * 2)[: len(vocab)]
+    right[impossible] = -np.inf
+    assert np.isneginf(found).nonzero()[0].tolist() == impossible
+    np.testing.assert_allclose(np.exp(found), np.exp(right - np.logaddexp.reduce(right)), atol=LIMIT)
 
 
 @pytest.mark.parametrize(

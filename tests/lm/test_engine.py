@@ -1,6 +1,5 @@
 """Engines: their calls and counts. `check_engine` finds engines that are wrong."""
 
-import gc
 import threading
 
 import numpy as np
@@ -333,17 +332,6 @@ def test_without_slots_the_engine_receives_whole_contexts():
     with pytest.warns(UserWarning, match="cache_bytes=0 does not hold the contexts"):
         together([at(lm, range(3, 3 + n)).log_probs for n in (5, 3)] + [at(lm, [9, 9]).log_probs])
     assert lm.stats.rounds == 1 and lm.stats.tokens == 7
-
-
-def test_an_engine_begins_empty_with_every_language_model():
-    """This holds if the former language model is gone, too. Else its kept tokens would be counted for nobody."""
-    engine = Keeping()
-    at(CachedTransformer(engine, LETTERS), [1, 2, 3]).log_probs()
-    gc.collect()
-    assert len(engine.kept) > 1
-    lm = CachedTransformer(engine, LETTERS)
-    at(lm, [1, 2, 3]).log_probs()
-    assert lm.stats.tokens == 3
 
 
 # --- changes of the weights -------------------------------------------------------------------------------------------

@@ -193,13 +193,11 @@ def _max_length(config: Any) -> int | None:
 
 
 def _dtype(model: Any) -> torch.dtype:
-    """Return the dtype of the layers. Embedding and head may be wider, and quantised weights narrower."""
-    head = getattr(model, "get_output_embeddings", lambda: None)()
-    outside = {id(p) for ends in (model.get_input_embeddings(), head) if ends for p in ends.parameters()}
+    """Return the dtype of most weights, without quantised ones."""
     sizes: Counter[torch.dtype] = Counter()
     for p in model.parameters():
         if p.is_floating_point() and p.element_size() > 1:
-            sizes[p.dtype] += p.numel() * (id(p) not in outside)
+            sizes[p.dtype] += p.numel()
     return sizes.most_common(1)[0][0] if sizes else torch.get_default_dtype()
 
 

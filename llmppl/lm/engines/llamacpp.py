@@ -43,6 +43,7 @@ _OUTPUTS = 256                                          # most rows of logits of
 _CACHE_BYTES, _CELLS = 1 << 30, 8192                    # defaults: most bytes and tokens of the cache
 _IDLE = 1024                                            # number of tokens that released contexts may always keep
 _CHECK = [[3, 5, 7, 11, 13, 17], [3, 5, 7, 19, 23], [3, 5, 29], [3, 5, 7, 11, 13, 31, 37]]
+_TRAITS = "is_recurrent", "is_hybrid", "is_diffusion", "has_encoder"   # of models that are refused
 WIDTH = 4                                               # bytes of a token
 
 
@@ -388,7 +389,7 @@ def _load(lib: Library, path: Path) -> Any:
             f"llama.cpp does not load {path}: {lib.why()}. It is damaged, or of an architecture that {KNOWN} does not "
             "know"
         )
-    for trait in ("is_recurrent", "is_hybrid", "is_diffusion", "has_encoder"):
+    for trait in _TRAITS:
         if getattr(lib.c, f"llama_model_{trait}")(model):
             kind, words = lib.metadata(model, "general.architecture"), trait.replace("_", " ")
             lib.c.llama_model_free(model)
@@ -492,15 +493,8 @@ _FUNCTIONS: dict[str, tuple[Any, list[Any]]] = {
     "llama_get_memory": (c_void_p, [c_void_p]),
     "llama_model_get_vocab": (c_void_p, [c_void_p]),
     "llama_vocab_n_tokens": (c_int32, [c_void_p]),
-    "llama_model_n_ctx_train": (c_int32, [c_void_p]),
-    "llama_model_n_embd": (c_int32, [c_void_p]),
-    "llama_model_n_layer": (c_int32, [c_void_p]),
-    "llama_model_n_head": (c_int32, [c_void_p]),
-    "llama_model_n_head_kv": (c_int32, [c_void_p]),
-    "llama_model_has_encoder": (c_bool, [c_void_p]),
-    "llama_model_is_recurrent": (c_bool, [c_void_p]),
-    "llama_model_is_hybrid": (c_bool, [c_void_p]),
-    "llama_model_is_diffusion": (c_bool, [c_void_p]),
+    **{f"llama_model_n_{name}": (c_int32, [c_void_p]) for name in ("ctx_train", "embd", "layer", "head", "head_kv")},
+    **{f"llama_model_{trait}": (c_bool, [c_void_p]) for trait in _TRAITS},
     "llama_model_desc": (c_int32, [c_void_p, c_char_p, c_size_t]),
     "llama_model_meta_val_str": (c_int32, [c_void_p, c_char_p, c_char_p, c_size_t]),
     "llama_memory_clear": (None, [c_void_p, c_bool]),

@@ -176,7 +176,9 @@ class VllmEngine(Engine):
 
     def close(self) -> None:
         if not self._ended:
-            self._call(self._shut_down)
+            self._call(self._llm.engine_core.shutdown)
+            self._ended = "is closed"
+            _living.discard(self)
         self._thread.shutdown()
 
     def _call(self, function: Callable[..., Any], *arguments: Any) -> Any:
@@ -234,11 +236,6 @@ class VllmEngine(Engine):
     def _reset(self) -> None:
         if not self._llm.reset_prefix_cache():
             self._ended = "died (its cache cannot be emptied)"
-
-    def _shut_down(self) -> None:
-        self._ended = "is closed"
-        _living.discard(self)
-        self._llm.engine_core.shutdown()
 
 
 _living: weakref.WeakSet[VllmEngine] = weakref.WeakSet()

@@ -128,16 +128,3 @@ def test_activations_quantised_by_the_batch_warn_and_disable_batching():
     before = lm.stats.tokens
     together([lm.at([*range(23, 33)][:n]).log_probs for n in (3, 5, 9)])
     assert lm.stats.tokens - before == 3 + 5 + 9        # one on the way to another is run for itself
-
-
-@pytest.mark.filterwarnings("ignore")
-def test_the_embedded_model_quantised_by_torch_runs_each_context_alone(embedded):
-    if torch.backends.quantized.engine == "none":
-        pytest.skip("this build of torch has no quantised kernels")
-    quantize = torch.ao.quantization.quantize_dynamic
-    model = quantize(copy.deepcopy(embedded.model), {torch.nn.Linear}, dtype=torch.qint8)
-    lm = CachedTransformer(model, embedded.tokenizer)
-    assert lm.engine.apart
-    contexts = [lm.context(text) for text in ("Once upon a time", "Once upon a time, there was a", "The cat", "A dog")]
-    together([context.log_probs for context in contexts])
-    assert max(error_of(lm, context) for context in contexts) <= 1e-6
