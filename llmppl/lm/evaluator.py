@@ -142,17 +142,13 @@ class CachedEvaluator:
     def cached(self, question: Question) -> Any | None:
         """Return the cached answer, or None. A cached answer is always right, so this takes no lock."""
         node, *children = question
-        if not children:
-            row = node.row
-            if row is not None:
-                self.store.touch_row(node)
-                self._stats[get_ident()].hits += 1
-            return row
-        log_probs = [child.log_prob for child in children]
-        if None in log_probs:
+        answer: Any = [child.log_prob for child in children] if children else node.row
+        if answer is None or (children and None in answer):
             return None
+        if not children:
+            self.store.touch_row(node)
         self._stats[get_ident()].hits += 1
-        return log_probs
+        return answer
 
     def prefetch(self, asker: object, context: Any) -> None:
         """Schedule the row of `context` for this thread's next round, if `context` and `asker` live until then."""
@@ -193,9 +189,7 @@ class CachedEvaluator:
             missing = [child.depth - 1 for child in children if child.log_prob is None and child.depth > 1]
             if missing and len(children) > 1:
                 starts[children[-1]] = min(missing[0], starts.get(children[-1], missing[0]))
-        if not starts:
-            return 0
-        scores = self.engine.log_probs([end.tokens() for end in starts], [*starts.values()])
+        scores = self.engine.log_probs([end.tokens() for end in starts], [*starts.values()]) if starts else None
         if scores is None:
             return 0
         for end, log_probs in zip(starts, scores, strict=True):
@@ -206,15 +200,10 @@ class CachedEvaluator:
 
     def _release(self) -> None:
         """Tell the engine about the contexts that nobody holds any more."""
-        living, dead = list[tuple[weakref.ref[Any], Node]](), list[Node]()
-        for ref, node in self._contexts:
-            if ref() is None:
-                dead.append(node)
-            else:
-                living.append((ref, node))
-        self._contexts = living
-        if dead:
-            held = {self.trie.root, *itertools.chain.from_iterable(node.path() for _, node in living)}
+        states = [(ref() is None, ref, node) for ref, node in self._contexts]
+        self._contexts = [(ref, node) for gone, ref, node in states if not gone]
+        if dead := [node for gone, _, node in states if gone]:
+            held = {self.trie.root, *itertools.chain.from_iterable(node.path() for _, node in self._contexts)}
             topmost = {each for node in dead for each in node.path() if each not in held and each.parent in held}
             self.engine.release([node.tokens() for node in topmost])
 

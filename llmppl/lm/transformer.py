@@ -117,13 +117,12 @@ class CachedTransformer(Shared):
 
         Raises
         ------
-        FileNotFoundError
+        OSError
             There is no such model on this machine, and none that can be had from the hub.
         ValueError
-            The weights that ship with llmppl are damaged, or a GGUF file is damaged or cannot be read.
+            The weights that ship with llmppl, or a GGUF file, are damaged.
         ImportError
-            A package that the engine, an option, a GGUF file or "smollm2" needs is missing. The message says how to
-            install it.
+            A package is missing. The message says how to install it.
         """
         if name is not None:
             arguments.path("name", name)
@@ -168,10 +167,9 @@ class CachedTransformer(Shared):
         """
         conversation, tokenizer = _conversation(messages, system), self.tokenizer
         if tokenizer is None or (tokenizer.chat_template is None and "chat_template" not in options):
-            advice = "" if tokenizer is None else ", or give one, chat_template=..."
             raise ValueError(
                 "this tokenizer has no chat template; its model may not be trained to chat: write the conversation out "
-                f"and use context(text){advice}"
+                "and use context(text), or give chat_template=... for a tokenizer of transformers"
             )
         template = tokenizer.get_chat_template(options.get("chat_template"), options.get("tools"))
         known = _options_of(template) | _TEMPLATE_OPTIONS

@@ -67,9 +67,8 @@ def engine(
     truth = np.stack([_numpy(plain.forward([row.tolist()], prefixes)) for row in rows])     # (2, n, V) logits
     plain.tokens = 0
     tolerance = 2e-3 if plain.dtype in (torch.float32, torch.float64) else 0.1
-    kinds_of_masks = {0: ["one"], 1: ["one", "by type"]}.get(len(_layer_types(_text_config(model))), ["by type"])
     problems, shares = [], False
-    for masks in [*kinds_of_masks, "own"]:
+    for masks in ("by type" if len(_layer_types(_text_config(model))) > 1 else "one", "own"):
         try:
             slab = Cached(adapted, max_batch_tokens, masks)
             error = _error_of(slab, rows, truth)
@@ -183,8 +182,8 @@ def _layer_types(config: Any) -> set[str]:
 
 def _window(config: Any) -> int | None:
     """Return the size of the sliding window, the token itself included; None if no layer slides."""
-    slides = "sliding_attention" in (_layer_types(config) or {"sliding_attention"})
-    return getattr(config, "sliding_window", None) if slides else None
+    types = _layer_types(config)
+    return None if types and "sliding_attention" not in types else getattr(config, "sliding_window", None)
 
 
 def _max_length(config: Any) -> int | None:

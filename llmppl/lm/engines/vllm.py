@@ -257,10 +257,7 @@ def _check_alone(options: dict[str, Any]) -> None:
 def _start(options: dict[str, Any]) -> Any:
     """Return vLLM's engine. Its scheduler is in this process and thread, where it also binds the compute threads."""
     if int(options.get("data_parallel_size", 1)) > 1:
-        raise ValueError(
-            "data_parallel_size > 1 is several engines: start as many processes (llmppl.tasks.ray.run_many does), or "
-            "spread one model with tensor_parallel_size or pipeline_parallel_size"
-        )
+        raise ValueError("data_parallel_size > 1 is several engines: spread one model with tensor_parallel_size")
     options = _USUAL | (_CPU if current_platform.is_cpu() else {}) | options
     options["logits_processors"] = [*(options.get("logits_processors") or []), Rows]
     # else vLLM puts the scheduler, or on a CPU the model, into another process

@@ -92,44 +92,30 @@ def test_each_group_of_rows_reads_its_shared_prefix_once(name):
     assert read == sum(lengths) + len(rows) + len(nested) and error <= LIMIT
 
 
-def shared_by_hand(slots, starts, ends):
-    """Return, for each (row, column), the set of rows with the same slots up to this column."""
-    return {(i, j): frozenset(k for k in range(len(slots)) if (slots[k, : j + 1] == slots[i, : j + 1]).all())
-            for i in range(len(slots)) for j in range(ends[i])}  # fmt: skip
-
-
 @pytest.mark.parametrize("seed", range(10))
 def test_the_parts_cover_every_slot_of_every_row_once(seed):
+    """Each prefix of random bits has a slot, and so has each new token."""
     rng = np.random.default_rng(seed)
     rows, length = int(rng.integers(1, 9)), int(rng.integers(2, 12))
-    tokens = rng.integers(0, 2, (rows, length))
-    names: dict[tuple, int] = {}
-    starts = rng.integers(0, length, rows)
-    ends = starts + 1
-    slots = np.zeros((rows, length), dtype=np.int64)
-    for i in range(rows):
-        for j in range(length):
-            key = (*tokens[i, : j + 1],) if j < starts[i] else (i, j)       # new tokens have slots of their own
-            slots[i, j] = names.setdefault(key, int(rng.integers(100)) * 1000 + len(names))
-        slots[i, ends[i] :] = slots[i, 0]
-    order, parts = share(slots, starts, ends, least=1)
+    bits, starts, columns = rng.integers(0, 2, (rows, length)), rng.integers(0, length, rows), np.arange(length)
+    prefixes = (np.cumsum(bits << (length - columns), 1) >> (length - columns)) + (2 << columns)
+    new = (1 << 14) + np.arange(rows * length).reshape(rows, length)
+    slots = np.where(columns < starts[:, None], rng.permutation(1 << 14)[prefixes], new)
+    inside = columns <= starts[:, None]
+    slots = np.where(inside, slots, slots[:, :1])
+    _, counts = np.unique(slots[inside & (columns < starts[:, None])], return_counts=True)
+    order, parts = share(slots, starts, starts + 1, least=1)
+    assert bool(parts) == bool((counts > 1).any())
     if not parts:
-        firsts = [slots[i, 0] for i in range(rows) if starts[i] > 0]
-        assert len(set(firsts)) == len(firsts)
         return
-    assert sorted(order) == list(range(rows))
-    found = np.full((rows, length), -1)
+    found = np.full_like(slots, -1)
     for part in parts:
         read = np.arange(part.slots.start, part.slots.stop) if isinstance(part.slots, slice) else part.slots.numpy()
-        height = part.rows.stop - part.rows.start
         assert (found[part.rows, part.columns] == -1).all()
-        found[part.rows, part.columns] = read if part.shared else read.reshape(height, -1)
-        assert part.shared or len(read) == height * (part.columns.stop - part.columns.start)
-    for place, row in enumerate(order):
-        assert (found[place, : ends[row]] == slots[row, : ends[row]]).all()
-    together_at = shared_by_hand(slots, starts, ends)
-    read = sum(size(part.slots) for part in parts if part.shared)
-    assert read <= len({(key[1], group) for key, group in together_at.items() if len(group) > 1})
+        found[part.rows, part.columns] = read if part.shared else read.reshape(part.rows.stop - part.rows.start, -1)
+    np.testing.assert_array_equal(found[inside[order]], slots[order][inside[order]])
+    assert sorted(order) == list(range(rows))
+    assert sum(size(part.slots) for part in parts if part.shared) <= (counts > 1).sum()
 
 
 @pytest.mark.parametrize("name", ["gpt2", "gemma2", "mistral-sliding", "falcon"])
