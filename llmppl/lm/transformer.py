@@ -11,6 +11,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NoReturn, Self
 
+import numpy as np
+
 from llmppl.constraints.vocabulary import Text, Vocabulary
 from llmppl.lm.context import NOT_PICKLED, Context
 from llmppl.lm.engine import Engine, FunctionEngine, SlotEngine
@@ -141,8 +143,9 @@ class CachedTransformer(Shared):
         reads, and for a lone surrogate.
         """
         arguments.text("text", text)
-        encode = self.tokenizer and self.tokenizer.encode
-        return self._encoded(encode(text, verbose=False) if encode else self.vocab.spell(text.encode()), text)
+        if self.tokenizer is None:
+            return self._encoded(self.vocab.spell(text.encode()), text)
+        return self._encoded(self.tokenizer.encode(text, verbose=False), text)
 
     def chat(self, messages: str | Iterable[Message], *, system: str | None = None, **options: Any) -> Context:
         """Return the context of a conversation, up to where the assistant's answer begins, by the chat template.
@@ -285,7 +288,7 @@ def _eos_ids(model: Any, tokenizer: Any) -> list[int]:
     """Return the eos ids of the tokenizer, the model and its generation config that are ids of a token, sorted."""
     owners = tokenizer, getattr(model, "config", None), getattr(model, "generation_config", None)
     named = [getattr(owner, "eos_token_id", None) for owner in owners] + [getattr(model, "eos_ids", None)]
-    ids = {i for each in named for i in ([each] if isinstance(each, int) else each or ())}
+    ids = {int(i) for each in named if each is not None for i in np.atleast_1d(each)}
     return sorted(i for i in ids if tokenizer.convert_ids_to_tokens(i) is not None)
 
 

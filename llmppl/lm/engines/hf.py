@@ -157,7 +157,7 @@ def _varies(plain: Recomputed, rows: NDArray[np.int64], truth: NDArray[Any]) -> 
 
 
 def _numpy(logits: Any) -> NDArray[Any]:
-    return logits if isinstance(logits, np.ndarray) else np.asarray(logits.cpu().numpy())
+    return np.asarray(torch.as_tensor(logits).cpu())
 
 
 def _distance(a: NDArray[Any], b: NDArray[Any]) -> float:
@@ -187,23 +187,22 @@ def _window(config: Any) -> int | None:
 
 
 def _max_length(config: Any) -> int | None:
-    lengths = (getattr(config, name, None) for name in ("max_position_embeddings", "n_positions", "max_seq_len"))
-    return next((int(n) for n in lengths if n is not None), None)
+    longest: int | None = getattr(config, "max_position_embeddings", getattr(config, "max_seq_len", None))
+    return longest
 
 
 def _dtype(model: Any) -> torch.dtype:
     """Return the dtype of most weights, without quantised ones."""
-    sizes: Counter[torch.dtype] = Counter()
+    sizes = Counter({torch.get_default_dtype(): 0})
     for p in model.parameters():
         if p.is_floating_point() and p.element_size() > 1:
             sizes[p.dtype] += p.numel()
-    return sizes.most_common(1)[0][0] if sizes else torch.get_default_dtype()
+    return sizes.most_common(1)[0][0]
 
 
 def _device(model: Any) -> torch.device:
     """Return a device for the input. accelerate moves it on, and may leave weights on "meta"."""
-    devices = (p.device for p in model.parameters())
-    return next((device for device in devices if device.type != "meta"), torch.device("cpu"))
+    return next((p.device for p in model.parameters() if p.device.type != "meta"), torch.device("cpu"))
 
 
 # ---- engines
@@ -490,10 +489,9 @@ class Adapted:
         enabled = [layer for layer in self._layers() if not layer.disable_adapters]
         active = dict.fromkeys(name for each in enabled for name in each.active_adapters if name in _held(each))
         self.names = tuple(active if names is None else names)
-        for name in self.names:
-            if name not in self.loaded:
-                known = ", ".join(map(repr, self.loaded)) or "none: load one by peft, or by load_adapter of the model"
-                raise ValueError(f"the model has no adapter {name!r}; there are {known}")
+        if missing := set(self.names).difference(self.loaded):
+            known = ", ".join(map(repr, self.loaded)) or "none: load one by peft, or by load_adapter of the model"
+            raise ValueError(f"the model has no adapter {min(missing)!r}; there are {known}")
 
     @property
     def loaded(self) -> dict[str, Any]:
@@ -557,7 +555,7 @@ def load(
         dtype = torch.float32 if on_cpu or not torch.accelerator.is_available() else "auto"
     if name is None:
         verify()
-    file = None if name is None else gguf_file(name)
+    file = gguf_file(name)
     source = str(EMBEDDED if name is None else name if file is None else converted(file))
     shared = {key: options[key] for key in ("revision", "token", "trust_remote_code", "cache_dir") if key in options}
 

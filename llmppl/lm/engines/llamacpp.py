@@ -26,7 +26,7 @@ from ctypes import POINTER, c_bool, c_char_p, c_float, c_int32, c_size_t, c_void
 from dataclasses import dataclass
 from functools import cache, partial
 from importlib import import_module
-from itertools import accumulate, islice, pairwise, starmap, takewhile
+from itertools import accumulate, chain, islice, pairwise, starmap, takewhile
 from operator import attrgetter
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -40,7 +40,7 @@ from llmppl.support.arguments import count, optional_count
 
 _SEQUENCES = 256                                        # llama.cpp's maximum
 _OUTPUTS = 256                                          # most rows of logits of one batch
-_CACHE_BYTES, _CELLS = 1 << 30, 8192                    # defaults: most bytes and tokens of the cache
+_CELLS = 8192                                           # default: most tokens of the cache
 _IDLE = 1024                                            # number of tokens that released contexts may always keep
 _CHECK = [[3, 5, 7, 11, 13, 17], [3, 5, 7, 19, 23], [3, 5, 29], [3, 5, 7, 11, 13, 31, 37]]
 _TRAITS = "is_recurrent", "is_hybrid", "is_diffusion", "has_encoder"   # of models that are refused
@@ -89,8 +89,8 @@ class LlamaCpp(Engine):
     n_ctx : int, optional
         Number of tokens in the cache, of all contexts together; no context is longer. Default: as many as
         `cache_bytes` hold, at most 8,192.
-    cache_bytes : int, optional
-        Most bytes of keys and values. Default: 1 GiB.
+    cache_bytes : int
+        Most bytes of keys and values.
     threads : int, optional
         Default: as many as torch uses, which reads OMP_NUM_THREADS.
     batch_size : int
@@ -101,7 +101,7 @@ class LlamaCpp(Engine):
     """
 
     def __init__(
-        self, path: str | Path, *, n_ctx: int | None = None, cache_bytes: int | None = None, threads: int | None = None,
+        self, path: str | Path, *, n_ctx: int | None = None, cache_bytes: int = 1 << 30, threads: int | None = None,
         batch_size: int = 512, cache_type: str | None = None,
     ) -> None:  # fmt: skip
         n_ctx = optional_count("n_ctx", n_ctx)
@@ -123,8 +123,7 @@ class LlamaCpp(Engine):
         self.size: int = self._c.llama_vocab_n_tokens(self._c.llama_model_get_vocab(self._model))
         trained: int = self._c.llama_model_n_ctx_train(self._model)
         if n_ctx is None:
-            most_bytes = _CACHE_BYTES if cache_bytes is None else cache_bytes
-            n_ctx = max(256, min(most_bytes // _cell_bytes(self._c, self._model, cache_type), _CELLS))
+            n_ctx = max(256, min(cache_bytes // _cell_bytes(self._c, self._model, cache_type), _CELLS))
         self.cells = -(-n_ctx // 256) * 256             # as llama.cpp rounds it
         self._batch_size = min(batch_size, self.cells)
         most = max(self._batch_size, _SEQUENCES)        # llama.cpp needs room for a token of each sequence
@@ -169,7 +168,7 @@ class LlamaCpp(Engine):
             held, n = self._nearest(context)
             if held is not None and n:
                 held.used = self._round
-        if (longest := max((n for _, n in asked), default=0)) > self.cells:
+        if (longest := max(map(len, contexts), default=0)) > self.cells:
             raise ValueError(f"a context of {longest} tokens does not fit into the cache: give n_ctx={longest} or more")
         while items:
             items = self._run_group(items, logits)
@@ -318,11 +317,12 @@ class LlamaCpp(Engine):
 
     def _run(self, entries: list[_Entry], asked: list[tuple[int, int]], logits: NDArray[np.float32]) -> None:
         """Run the tokens of `entries`. For each (place, row) of `asked`, copy the logits at the place to the row."""
-        sizes = [len(entry.ids) // WIDTH for entry in entries]
-        tokens = np.frombuffer(b"".join(entry.ids for entry in entries), dtype=np.int32)
-        positions = np.concatenate([each.first + np.arange(n) for each, n in zip(entries, sizes, strict=True)])
-        counts = np.array([len(entry.numbers) for entry in entries], dtype=np.int32)
-        sequences = np.concatenate([np.array(entry.numbers, dtype=np.int32) for entry in entries])
+        ids, firsts, numbers = zip(*entries, strict=True)
+        sizes = [len(each) // WIDTH for each in ids]
+        tokens = np.frombuffer(b"".join(ids), dtype=np.int32)
+        positions = np.concatenate([first + np.arange(n) for first, n in zip(firsts, sizes, strict=True)])
+        counts = np.array([*map(len, numbers)], dtype=np.int32)
+        sequences = np.array([*chain.from_iterable(numbers)], dtype=np.int32)
         pointers = sequences.ctypes.data + sequences.itemsize * (np.cumsum(counts, dtype=np.int64) - counts)
         places, rows = np.array(sorted(asked), dtype=np.int64).reshape(-1, 2).T
         outputs, output_of = np.unique(places, return_inverse=True)
@@ -331,9 +331,7 @@ class LlamaCpp(Engine):
         arrays = tokens, positions.astype(np.int32), np.repeat(counts, sizes), np.repeat(pointers, sizes), flags
         start = done = 0                                # number of tokens run, number of outputs copied
         while start < len(tokens):
-            stop = min(start + self._batch_size, len(tokens))
-            if done + _OUTPUTS < len(outputs):
-                stop = min(stop, int(outputs[done + _OUTPUTS]))
+            stop = min(start + self._batch_size, len(tokens), *outputs[done + _OUTPUTS :][:1].tolist())
             token, position, count, sequence, flag = (array[start:stop].ctypes.data for array in arrays)
             batch = CBatch(stop - start, token, None, position, count, sequence, flag)
             status = self._c.llama_decode(self._context, batch)
@@ -369,12 +367,9 @@ class LlamaCpp(Engine):
 
 def load(name: str | Path | None, **options: Any) -> tuple[LlamaCpp, Any]:
     """Load (engine, tokenizer) of a GGUF file; ValueError if `name` is none."""
-    file = None if name is None else gguf_file(name)
+    file = gguf_file(name)
     if file is None:
-        raise ValueError(
-            f"engine='llama.cpp' reads GGUF files, and {'the model in the package' if name is None else repr(name)} is "
-            "none: give the path of one, or 'smollm2'"
-        )
+        raise ValueError(f"engine='llama.cpp' reads GGUF files: give the path of one, or 'smollm2', not {name!r}")
     engine = LlamaCpp(file, **options)
     engine.name = engine.name.replace(str(file), gguf_name(name, file))
     return engine, gguf_tokenizer(file)

@@ -79,7 +79,7 @@ def load(
     chosen: EngineName = "transformers"
     if engine is not None:
         chosen = one_of("engine", engine, ENGINES)
-    elif name is not None and str(name) not in GGUF_PACKAGES and gguf_file(name) is not None:
+    elif str(name) not in GGUF_PACKAGES and gguf_file(name) is not None:
         fits = options.keys() <= {*ENGINES["llama.cpp"].options} and find_spec("xllamacpp") is not None
         chosen = "llama.cpp" if fits else chosen
     entry = ENGINES[chosen]
@@ -122,13 +122,12 @@ def progress_bars(shown: bool) -> Iterator[None]:
 # ---- GGUF files
 
 
-def gguf_file(name: str | Path) -> Path | None:
-    """Return the GGUF file of a path or of a name of `GGUF_PACKAGES`; None for folders and other names."""
-    if str(name) in GGUF_PACKAGES and not os.path.isdir(name):
+def gguf_file(name: str | Path | None) -> Path | None:
+    """Return the GGUF file of a path or of a name of `GGUF_PACKAGES`; None for folders, other names and None."""
+    file = Path(str(name))
+    if str(name) in GGUF_PACKAGES and not file.is_dir():
         return packaged(str(name))
-    if not str(name).lower().endswith(".gguf") or os.path.isdir(name):
-        return None
-    return Path(name).resolve(strict=True)
+    return file.resolve(strict=True) if file.suffix.lower() == ".gguf" and not file.is_dir() else None
 
 
 def gguf_name(name: str | Path | None, file: Path) -> str:

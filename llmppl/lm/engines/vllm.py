@@ -135,7 +135,7 @@ class VllmEngine(Engine):
         self._block = self._llm.vllm_config.cache_config.block_size
         self.max_length = model.max_model_len - 1       # vLLM needs room for the token that it chooses
         ends = (getattr(model.hf_text_config, _EOS, None), model.try_get_generation_config().get(_EOS))
-        self.eos_ids = [i for each in ends for i in (each if isinstance(each, list) else [each]) if i is not None]
+        self.eos_ids = [int(i) for each in ends if each is not None for i in np.atleast_1d(each)]
         # else the model is in a worker's process
         self.shares_process = self._llm.vllm_config.parallel_config.distributed_executor_backend == "uni"
         self._to_host = current_platform.is_cpu() or not self.shares_process
@@ -243,8 +243,7 @@ _living: weakref.WeakSet[VllmEngine] = weakref.WeakSet()
 
 def _check_alone(options: dict[str, Any]) -> None:
     """Raise a RuntimeError if another engine's model is in this process, which the end of one engine would break."""
-    if _living:
-        gc.collect()                                    # reference cycles may keep a dead engine
+    gc.collect()                                        # reference cycles may keep a dead engine
     apart = options.get("distributed_executor_backend") in ("mp", "ray")
     for each in _living:
         if each.shares_process or not apart:

@@ -200,8 +200,8 @@ def installed(monkeypatch):
     ("arguments", "options", "error", "sentence"),
     [
         ([], {"engine": "llamacpp"}, ValueError, "one of 'transformers', 'numpy', 'llama.cpp', 'vllm', not 'llamacpp'"),
-        ([], {"engine": "llama.cpp"}, ValueError, "reads GGUF files, and the model in the package is none"),
-        (["gpt2"], {"engine": "llama.cpp"}, ValueError, "reads GGUF files, and 'gpt2' is none: give the path"),
+        ([], {"engine": "llama.cpp"}, ValueError, "reads GGUF files: give the path of one, or 'smollm2', not None"),
+        (["gpt2"], {"engine": "llama.cpp"}, ValueError, "give the path of one, or 'smollm2', not 'gpt2'"),
         ([], {"n_ctx": 5}, TypeError, "engine='transformers' takes no n_ctx: it is an option of engine='llama.cpp'"),
         ([], {"engine": "numpy", "dtype": "float16"}, ValueError, "takes no dtype='float16'"),
     ],
