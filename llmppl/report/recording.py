@@ -245,15 +245,14 @@ class Recorder:
     ----------
     path : path of the file, optional
         By default the steps are kept in memory, for `posterior.show()`. An existing file is overwritten; OSError if it
-        cannot be written. If writing fails later, as on a full disk, a warning says where the recording stops, and the
-        run continues.
+        cannot be written. If writing fails later, as on a full disk, a warning says so, and the run continues.
     title : str, optional
         Title of the page.
 
     Notes
     -----
-    Each line is written when its step ends, so a killed run loses at most its last step. The lines are also
-    in `lines`. As a context manager, a recorder also writes how the run ended. A second run is a ValueError.
+    Each line is written when its step ends. `llmppl.report.recording` describes the lines, which are also in `lines`.
+    As a context manager, a recorder also writes how the run ended. A second run is a ValueError.
     """
 
     def __init__(self, path: str | os.PathLike[str] | None = None, title: str = "") -> None:
