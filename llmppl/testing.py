@@ -139,10 +139,10 @@ class _Checker:
 
     def _ask(self, contexts: list[Ids], asked: list[tuple[int, int]] | None = None) -> None:
         """Call the engine once; check its answers, that contexts are unchanged, and that its count is possible."""
-        asked = [(i, len(each)) for i, each in enumerate(contexts)] if asked is None else asked
+        asked = asked or [*enumerate(map(len, contexts))]
         for i, n in asked:
             self._truth(contexts[i][:n])                # computed first: the engine may be the reference
-        before, copies = self.engine.tokens, [list(each) for each in contexts]
+        before, copies = self.engine.tokens, [*map(list, contexts)]
         logits = _numpy(self.engine.forward(contexts, asked))
         self._need(len(logits) == len(asked), f"{len(logits)} rows for {len(asked)} places asked for")
         self._need(contexts == copies, "forward has changed the contexts it was given")
@@ -155,7 +155,8 @@ class _Checker:
         self.report.whole += whole
 
     def _random(self, length: int) -> Ids:
-        return [int(i) for i in self.rng.choice(self.ids, length)]
+        found: Ids = self.rng.choice(self.ids, length).tolist()
+        return found
 
     def _distinct(self, lengths: Sequence[int]) -> list[Ids]:
         """Return contexts of about these lengths, none of which begins another."""
@@ -233,7 +234,7 @@ class _Checker:
         try:
             for part in np.linspace(0.05, 0.95, 7).tolist():
                 contexts = self._distinct([12, 17, 9, 14])
-                asked = [(i, len(each)) for i, each in enumerate(contexts)]
+                asked = [*enumerate(map(len, contexts))]
                 self.engine.clear()
                 start = time.perf_counter()
                 self.engine.forward(contexts, asked)
@@ -260,7 +261,7 @@ class _Checker:
                 held.append(held[int(self.rng.integers(len(held)))] + lm.vocab[self._random(1)[0]])
                 held = held[-6:]
                 at = held[int(self.rng.integers(len(held)))]
-                tokens = [int(token) for token in at.tokens]
+                tokens = [*map(int, at.tokens)]
                 self._truth(tokens)
                 with warnings.catch_warnings():
                     warnings.filterwarnings("ignore", "cache_bytes=")               # too small on purpose

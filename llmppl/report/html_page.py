@@ -144,7 +144,7 @@ def _alive(recording: Recording) -> str:
     last, particles, rows = recording.steps[-1], recording.particles(), list[str]()
     for place, weight in particles:
         candidate = last.candidates[place]
-        state = f" ×{candidate.copies}" * (candidate.copies > 1) + (" ■" if candidate.finished else " …")
+        state = f" ×{candidate.copies}" * (candidate.copies > 1) + (" …", " ■")[candidate.finished]
         rows.append(
             f'<td>{bar(weight / particles[0][1], 56)}</td><td class="n">{weight:.3f}</td>'
             f'<td class="text"><a href="#step={last.index}&amp;candidate={place}">'
