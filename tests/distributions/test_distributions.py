@@ -487,7 +487,7 @@ def test_without_eos_ids_the_log_prob_of_EOS_is_minus_infinity():
         (tiny_vocab(5)[0], ValueError, "belongs to another vocabulary"),
         (V, ValueError, "is not in this vocabulary"),
         ("a", TypeError, "is not a token"),
-        (b"a", TypeError, "is not a token"),
+        (b"a", TypeError, "a token id is an int"),
     ],
 )
 def test_a_foreign_token_is_a_ValueError_and_a_str_a_TypeError(value, error, message):

@@ -92,12 +92,8 @@ class _Outcomes(MemoGraph):
         self.states, self.ids = [((), ())], {((), ()): 0}
         self._flags = Memo(self._find_flags)
 
-    def number(self, state: Outcome) -> int:
-        new = len(self.states)
-        found = super().number(state)
-        if found == new and not state[0]:
-            self.table[found] = self._flags[state[1]]
-        return found
+    def new_row(self, state: Outcome) -> Ints | int:
+        return -1 if state[0] else self._flags[state[1]]
 
     def _find_flags(self, ends: tuple[Ended, ...]) -> npt.NDArray[np.int32]:
         """Return FLAG at the bytes that may follow one of the ends, (256,)."""

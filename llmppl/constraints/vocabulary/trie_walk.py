@@ -109,9 +109,14 @@ class MemoGraph:
             if found == len(self.table):
                 self.ready = np.ones(2 * found, bool)
                 self.table = np.concatenate([self.table, np.full_like(self.table, -1)])
+            self.table[found] = self.new_row(state)     # before the state is known: an interrupt leaves no half of it
             self.states.append(state)
             self.ids[state] = found
         return found
+
+    def new_row(self, state: State) -> Ints | int:
+        """Return the entries of a new state, (256,) or one for all; -1 is not known yet."""
+        return -1
 
     def state(self, number: int) -> State:
         return self.states[number]
