@@ -110,7 +110,7 @@ class Guide(Shared):
         name, short, strings = repr(made_from), type(made_from).__name__, getattr(made_from, "strings", None)
         if strings is not None:
             name, short = f"the list {[*strings]}", f"the list of {len(strings)} strings"
-        return short if len(name) > MAX_NAME or name[0] == "<" else name
+        return short if len(name) > MAX_NAME or name.startswith("<") else name
 
     @property
     def bound(self) -> str:
