@@ -84,7 +84,9 @@ def stream_of(state: State) -> np.random.Generator:
 
 def spawned(rng: np.random.Generator) -> Iterator[State]:
     """Yield the streams of `rng.spawn(1)[0].spawn(n)`, without end. `rng` spawns when the first is requested."""
-    kind, entropy, key, size, *_ = state_of(*rng.spawn(1))
+    (family,) = rng.spawn(1)
+    seed: Any = family.bit_generator.seed_seq
+    kind, entropy, key, size = type(family.bit_generator).__name__, seed.entropy, seed.spawn_key, seed.pool_size
     for number in itertools.count():
         yield State(kind, entropy, (*key, number), size)
 
