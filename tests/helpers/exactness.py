@@ -26,12 +26,9 @@ from llmppl import (
     Regex,
     Rule,
     importance_sampling,
-    mixture,
-    product,
     smc_standard,
     smc_steer,
 )
-from llmppl.distributions import logsumexp
 from llmppl.models.lookahead import Lookahead, mean_next_token, rollout
 
 V = 6
@@ -243,40 +240,6 @@ class Twisted(Text):
             self.twist(-0.7 * self.s.count("b"))
 
 
-class Experts(Model):
-    """Two tokens drawn by experts after "a" and after "b", as in docs/critics.md."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.contexts = [tiny_lm(V).context(prompt) for prompt in "ab"]
-        self.logs = np.log([0.3, 0.7])
-
-    def step(self) -> None:
-        token = self.draw(*map(self.transformer, self.contexts))
-        self.s += token
-        self.contexts = [context + token for context in self.contexts]
-        if token.is_eos or len(self.contexts[0]) == 3:
-            self.finish()
-
-
-class Powers(Experts):
-    """The target p(text)^1.5 q(text)^-0.5."""
-
-    def draw(self, p: Any, q: Any) -> Any:
-        token = self.sample(p, proposal=product(p, q, powers=[1.5, -0.5]))
-        self.score(0.5 * p.log_prob(token) - 0.5 * q.log_prob(token))
-        return token
-
-
-class Mixture(Experts):
-    """The target 0.3 p(text) + 0.7 q(text)."""
-
-    def draw(self, p: Any, q: Any) -> Any:
-        token = self.sample(mixture([p, q], np.exp(self.logs - logsumexp(self.logs))))
-        self.logs = self.logs + [p.log_prob(token), q.log_prob(token)]
-        return token
-
-
 class InTime(ConstrainedText):
     """A regex that must end within three tokens, with a twist by its probability under another distribution."""
 
@@ -382,7 +345,7 @@ def by_pair(name: str) -> Callable[[Any], Any]:
 
 REGEX = Regex("(ab|b)*c?")
 HOLES, RULED = [[A], [B], [C]], [[AB], [A, A], [A, SPACE]]
-FOUR, THREE, TWO = (list(texts_of(V, n)) for n in (4, 3, 2))
+FOUR, THREE = (list(texts_of(V, n)) for n in (4, 3))
 
 
 def singles() -> Sums:
@@ -404,10 +367,6 @@ CASES = {
     "where, of another distribution": Case(
         Where, lambda: summed(THREE, [B], lambda ids: single(ids) and AB not in ids)),
     "where, second choice": Case(WhereSecond, with_coins, by_pair("coins")),
-    "experts, powers": Case(Powers, lambda: summed(
-        TWO, [A], more=lambda ids: 0.5 * log_prob([A], ids) - 0.5 * log_prob([B], ids))),
-    "experts, mixture": Case(Mixture, lambda: add_up(
-        (spelled(ids), log_prob([x], ids) + math.log(p)) for x, p in ((A, 0.3), (B, 0.7)) for ids in TWO)),
     "soft": Case(Soft, lambda: summed(FOUR, [B], more=lambda ids: sum(
         0.5 - spelled(ids[:i]).count("a") % 2 for i in range(1, 5) if len(ids) >= i and ids[i - 1] != END))),
     "twist": Case(Twisted, lambda: summed(cartesian(range(END), repeat=5), [C], lambda ids: "c" in spelled(ids)[-2:])),

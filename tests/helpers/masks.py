@@ -8,6 +8,7 @@ from lark.indenter import Indenter
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
+from helpers.grammars import JSON
 from llmppl import Categorical, Grammar, JsonSchema, Regex, TokenIndex, Vocabulary
 from llmppl.constraints import Canonical
 from llmppl.constraints.automata.determinise import Leftmost
@@ -40,22 +41,6 @@ class Blocks(Indenter):
     OPEN_PAREN_types, CLOSE_PAREN_types = ["LPAR"], ["RPAR"]
 
 
-JSON = r"""
-start: value
-value: "{" [member ("," member)*] "}" | "[" [value ("," value)*] "]" | STRING | NUMBER
-member: STRING ":" value
-STRING: /"[a-z]*"/
-NUMBER: /-?[0-9]+(\.[0-9]+)?(e[0-9]+)?/
-%ignore " "
-"""
-BARE = r"""
-start: item+
-item: "if" NAME body | NAME "=" NUMBER ";"
-body: "{" item* "}"
-NAME: /(?!if)[a-z]+(?![a-z])/
-NUMBER: /[0-9]+(?!\.)|[0-9]+\.[0-9]+/
-%ignore " "
-"""
 INDENTED = r"""
 start: (line | block)+
 line: NAME [LPAR NAME RPAR] _NL
@@ -169,11 +154,9 @@ def weighed(shared, rng):
 
 CASES = {
     "regex": Case(lambda: Regex("(a|b)*a[ab]{5}(abc|x1)*").index(VOCAB), far),
-    "guards": Case(lambda: Regex(r"(a|b|\bx1\b|  )*").index(VOCAB), far),
     "whole": Case(lambda: Regex("[ab]*a[ab]{4}").index(VOCAB), whole),
     "brackets": Case(lambda: TokenIndex(Brackets(), VOCAB), far),
     "json": Case(lambda: Grammar(JSON).index(VOCAB), along),
-    "bare": Case(lambda: Grammar(BARE).index(VOCAB), along),
     "indented": Case(lambda: Grammar(INDENTED, postlex=Blocks()).index(VOCAB), along),
     "schema": Case(lambda: JsonSchema(SCHEMA).index(VOCAB), along),
     "canonical": Case(lambda: Canonical(TOKENIZER, ITS_VOCAB), canonically),

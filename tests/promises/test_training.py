@@ -21,7 +21,7 @@ from helpers.common import HANG, ROOT
 from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import decoders
-from transformers import LlamaConfig, LlamaForCausalLM, LlamaModel
+from transformers import LlamaForCausalLM
 
 from llmppl import CachedTransformer, ConstrainedText, Regex, smc_standard
 from llmppl.lm.embedded import PATH, verify
@@ -187,29 +187,6 @@ def test_weights_continue_under_their_own_or_another_tokenizer(recipe):
         assert torch.equal(rows[other_bpe.token_to_id(token)], old_rows[bpe.token_to_id(token)])
 
 
-def test_dropout_zeroes_its_share_in_training_only():
-    """The embeddings and two parts of each of two layers; what is left is scaled by 1 / (1 - 0.25)."""
-    config = LlamaConfig(
-        vocab_size=32, hidden_size=64, intermediate_size=64, num_hidden_layers=2, num_attention_heads=4
-    )
-    decoder, plain = LlamaModel(config), LlamaModel(config).eval()
-    plain.load_state_dict(decoder.state_dict())
-    train_embedded.add_dropout(decoder, 0.25)
-    outputs = []
-    parts = [decoder.embed_tokens, *(part for layer in decoder.layers for part in (layer.self_attn, layer.mlp))]
-    for part in parts:
-        part.register_forward_hook(lambda part, inputs, out: outputs.append(out[0] if isinstance(out, tuple) else out))
-    ids = torch.randint(32, (8, 40), generator=torch.Generator().manual_seed(0))
-    torch.manual_seed(0)
-    decoder.train()(input_ids=ids)
-    assert len(outputs) == 5
-    for out in outputs:                             # 20,480 values: the standard error of the share is 0.003
-        assert float((out == 0).float().mean()) == pytest.approx(0.25, abs=0.015)
-    embedded = plain.embed_tokens(ids)
-    torch.testing.assert_close(outputs[0], torch.where(outputs[0] == 0, 0, embedded / 0.75))
-    torch.testing.assert_close(decoder.eval()(input_ids=ids)[0], plain(input_ids=ids)[0])
-
-
 def test_two_processes_share_steps_of_two_lengths_and_average_gradients_and_progress(recipe, tmp_path):
     """The script of two processes trains the model a little more, and then averages numbers that are known."""
     script = tmp_path / "both.py"
@@ -240,25 +217,6 @@ def test_two_processes_share_steps_of_two_lengths_and_average_gradients_and_prog
         assert shapes == [(8, 65), (4, 129), (8, 65)]       # windows with the token that follows
         assert (processes, progress) == (2, 0.625)
         assert gradients[0].tolist() == [[1.5] * 3] * 2 and gradients[1].tolist() == [5.0]
-
-
-def test_infilling_questions_replace_the_missing_words_of_held_out_text():
-    _, held_out = corpora.split(SAMPLE)
-    text = " ".join(" ".join(held_out).split())
-    questions = evaluate_embedded.infilling_questions(held_out, np.random.default_rng(0))
-    assert len(questions) > 10
-    for gold, *others in questions:
-        assert gold in text and len({gold, *others}) == 10
-        for other in others:
-            pairs = list(zip(gold.split(), other.split(), strict=True))
-            assert sum(a != b for a, b in pairs) <= 3 and pairs[0][0] == pairs[0][1] and pairs[-1][0] == pairs[-1][1]
-
-
-def test_batched_log_likelihoods_agree_with_contexts(recipe):
-    lm, texts = recipe.lm, ["The king", "The king had a daughter who was fair.", "Alas!"]
-    found = evaluate_embedded.log_likelihoods(lm.model, lm.tokenizer, texts)
-    start = lm.context()
-    np.testing.assert_allclose(found, [(start + text).log_prob_since(start) for text in texts], rtol=1e-5)
 
 
 def test_weights_with_another_checksum_are_refused(tmp_path, monkeypatch):

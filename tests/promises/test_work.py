@@ -87,34 +87,27 @@ def test_a_second_run_on_the_same_prompts_runs_no_token_again(prompts):
     assert other.stats.tokens == lm.stats.tokens - tokens
 
 
-def test_equal_prompts_of_different_particles_are_one_row():
+@pytest.mark.parametrize("lengths, tokens, rows", [([10] * 20, 10, 1), ([4, 12, 8], 12, 3)])
+def test_contexts_of_one_round_that_are_or_extend_each_other_run_once(lengths, tokens, rows):
     lm = family_lm("llama")
-    together([at(lm, range(3, 13)).log_probs for _ in range(20)])
-    assert (lm.stats.tokens, lm.stats.rows, lm.stats.rounds) == (10, 1, 1)
-    assert lm.stats.hits == 19
-    together([at(lm, range(3, 13)).log_probs for _ in range(20)])
-    assert (lm.stats.tokens, lm.stats.rounds) == (10, 1)
+    for hits in (len(lengths) - rows, 2 * len(lengths) - rows):
+        together([at(lm, range(3, 3 + n)).log_probs for n in lengths])
+        stats = lm.stats
+        assert (stats.tokens, stats.rows, stats.rounds, stats.hits) == (tokens, rows, 1, hits)
 
 
+@pytest.mark.parametrize("known", [True, False])
 @pytest.mark.parametrize("T", [1, 2, 7])
-def test_a_string_of_T_tokens_runs_one_round_and_T_tokens(T):
-    lm = family_lm("llama")
-    context = at(lm, range(3, 13))
-    context.log_probs()
-    before = lm.stats.tokens, lm.stats.rounds
-    string = [3 + i for i in range(T)]
-    log_prob = NextToken(context).string().log_prob(string)
-    assert lm.stats.tokens - before[0] == T - 1          # the distribution of the first was known, the last is not read
-    assert lm.stats.rounds - before[1] <= 1
-    tokens = lm.stats.tokens
-    assert NextToken(context).string().log_prob(string) == log_prob
-    assert lm.stats.tokens == tokens
-
-
-def test_a_string_after_a_new_context_is_one_round():
-    lm = family_lm("llama")
-    NextToken(at(lm, range(3, 13))).string().log_prob([5, 6, 7])
-    assert (lm.stats.tokens, lm.stats.rounds) == (12, 1)
+def test_a_string_of_T_tokens_runs_one_round_and_T_tokens(T, known):
+    lm, string = family_lm("llama"), [3 + i for i in range(T)]
+    dist = NextToken(at(lm, range(3, 13)))
+    if known:
+        dist.log_probs()
+    before = lm.stats.rounds
+    log_prob = dist.string().log_prob(string)
+    assert lm.stats.tokens == 10 + T - 1                # the last is not read
+    assert lm.stats.rounds - before <= 1
+    assert dist.string().log_prob(string) == log_prob and lm.stats.tokens == 10 + T - 1
 
 
 def test_padding_is_not_counted_as_work():
@@ -129,12 +122,6 @@ def test_padding_is_not_counted_as_work():
     together([at(lm, [i, *range(10, 10 + n)]).log_probs for i, n in ((3, 9), (4, 6), (5, 7))])
     assert read == [(30, 25)]
     assert lm.stats.tokens == 25
-
-
-def test_contexts_of_one_round_that_extend_each_other_run_once():
-    lm = family_lm("llama")
-    together([at(lm, range(3, 3 + n)).log_probs for n in (4, 12, 8)])
-    assert (lm.stats.tokens, lm.stats.rows, lm.stats.rounds) == (12, 3, 1)
 
 
 def test_a_dropped_distribution_costs_one_token():
