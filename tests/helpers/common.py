@@ -1,6 +1,7 @@
 """What several test files share, as plain functions: `from helpers.common import repetitions`."""
 
 import os
+import sys
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -41,8 +42,10 @@ def wants_model(name: str | None = None) -> None:
 class Cell:
     """IPython with a kernel, as far as a program can see it, and what it shows below its cell."""
 
-    def __init__(self) -> None:
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.shown, self.kernel = [], object()
+        monkeypatch.setitem(sys.modules, "IPython", self)
+        monkeypatch.setitem(sys.modules, "IPython.display", self)
 
     def get_ipython(self):
         return self

@@ -5,7 +5,6 @@ import html
 import json
 import pickle
 import re
-import sys
 from collections import Counter
 from dataclasses import replace
 
@@ -357,9 +356,7 @@ def test_a_posterior_shows_the_page_of_its_run(tmp_path, monkeypatch, capsys):
 
 
 def test_in_a_notebook_the_page_is_a_frame_below_the_cell(monkeypatch):
-    cell = Cell()
-    monkeypatch.setitem(sys.modules, "IPython", cell)
-    monkeypatch.setitem(sys.modules, "IPython.display", cell)
+    cell = Cell(monkeypatch)
     recorder = Recorder()
     smc_steer(Letters(), 3, 2, seed=1, max_steps=4, on_step=recorder).show()
     (shown,) = cell.shown

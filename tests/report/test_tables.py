@@ -131,9 +131,7 @@ def test_data_frames_agree_with_the_results():
 
 
 def test_progress_in_a_notebook_needs_no_widgets(monkeypatch, capsys):
-    cell = Cell()
-    monkeypatch.setitem(sys.modules, "IPython", cell)
-    monkeypatch.setitem(sys.modules, "IPython.display", cell)
+    cell = Cell(monkeypatch)
     monkeypatch.setitem(sys.modules, "ipywidgets", None)
     particles = smc_steer(Letters(), 4, 2, seed=3, max_steps=5, progress=True)
     assert re.fullmatch(rf"step {len(particles.steps)} of 5: \d/4 finished, log Z-hat -?[\d.]+", cell.shown[0])
@@ -149,9 +147,8 @@ class Named(Model):
 
 
 def test_a_statement_in_a_cell_is_named_by_the_cells_number(monkeypatch):
-    cell = Cell()
+    cell = Cell(monkeypatch)
     cell.compile = SimpleNamespace(format_code_name=lambda name: ("Cell", "In[7]") if name == __file__ else None)
-    monkeypatch.setitem(sys.modules, "IPython", cell)
     describe_site.cache_clear()                                  # others were told outside of a notebook
     try:
         (death,) = smc_steer(Named(), 2, 2, seed=0).deaths
