@@ -244,13 +244,13 @@ def test_a_rule_is_applied_once_to_each_distribution(monkeypatch):
     assert 0 < len(read) <= posterior.stats.rows
 
 
-def test_top_p_at_the_boundary_stops_when_p_is_reached():
-    dist = Categorical([0.25, 0.5, 0.125, 0.125])
-    assert_dist(dist.top_p(0.5), [0, 1, 0, 0])
-    assert_dist(dist.top_p(0.75), [0.25, 0.5, 0, 0])
-    assert_dist(dist.top_p(0.875), [0.25, 0.5, 0.125, 0])     # of the two equal ones, the first
-    assert_dist(dist.top_p(1.0), [0.25, 0.5, 0.125, 0.125])
-    assert_dist(dist.top_p(1e-300), [0, 1, 0, 0])
+@pytest.mark.parametrize(("p", "kept"), [
+    (1e-300, [0, 1, 0, 0]), (0.5, [0, 1, 0, 0]), (0.75, [0.25, 0.5, 0, 0]),
+    (0.875, [0.25, 0.5, 0.125, 0]),                     # of the two equal ones, the first
+    (1.0, [0.25, 0.5, 0.125, 0.125]),
+])  # fmt: skip
+def test_top_p_at_the_boundary_stops_when_p_is_reached(p, kept):
+    assert_dist(Categorical([0.25, 0.5, 0.125, 0.125]).top_p(p), kept)
 
 
 @given(st.lists(weights, min_size=1, max_size=3))
@@ -355,7 +355,6 @@ def test_far_apart_weights_neither_overflow_nor_vanish():
 @pytest.mark.parametrize(
     ("make", "error", "message"),
     [
-        (lambda: Bernoulli(1.5), ValueError, r"Bernoulli: p must be in \[0, 1\], not 1.5"),
         (lambda: Categorical([0.5, 0.6]), ValueError, "sum to 1"),
         (lambda: Categorical([-0.5, 1.5]), ValueError, "probs must be probabilities, not"),
         (lambda: Categorical([]), TypeError, "probs must be a list of probabilities"),
@@ -370,17 +369,9 @@ def test_far_apart_weights_neither_overflow_nor_vanish():
         (lambda: Uniform(3, 2), ValueError, "integers low <= high, not low=3 and high=2"),
         (lambda: Uniform(0, 10**30), ValueError, r"Uniform lists its values: at most 10,000,000, not .*range\(0, 1000"),
         (lambda: Geometric(0.5, max_value=10**12), ValueError, "Geometric lists its values: at most 10,000,000, not"),
-        (lambda: Uniform(0, 1.5), TypeError, "Uniform: high must be an integer, not 1.5"),
         (lambda: Uniform(3), TypeError, r"low and high, Uniform\(1, 6\), or a list of values, Uniform.*, not 3 alone"),
-        (lambda: Geometric(0.0), ValueError, r"Geometric: p must be in \(0, 1\], not 0.0"),
-        (lambda: Geometric(0.5, max_value=-1), ValueError, "Geometric: max_value must be at least 0, not -1"),
         (lambda: Bernoulli(0.5).masked([True]), ValueError, r"shape \(1,\); Bernoulli\(0.5\) wants \(2,\)"),
         (lambda: Bernoulli(0.5).masked([0, 1]), TypeError, "array of bool, not of int64"),
-        (lambda: Bernoulli(0.5).tempered(0.0), ValueError, r"must be positive and finite \(greedy is top_k"),
-        (lambda: Bernoulli(0.5).tempered(math.inf), ValueError, "positive and finite"),
-        (lambda: Bernoulli(0.5).top_k(0), ValueError, "at least 1, not 0"),
-        (lambda: Bernoulli(0.5).top_k(1.5), TypeError, "top_k: k must be an integer, not 1.5"),
-        (lambda: Bernoulli(0.5).top_p(0.0), ValueError, r"in \(0, 1\], not 0.0"),
         (lambda: product(), ValueError, "product of no distributions"),
         (lambda: product([Bernoulli(0.5)]), TypeError, r"product\(\*distributions\), not \(\[Bernoulli"),
         (lambda: Categorical("ab"), TypeError, r"must be a list of .* not 'ab': .* as in Categorical\(\{'a': 0.5, 'b'"),
@@ -535,18 +526,6 @@ def test_the_log_prob_of_a_string_sums_those_of_its_tokens(text, ids):
     truth = pytest.approx(log_prob_by_hand(lm, [0], ids), abs=1e-9)
     assert string.log_prob(ids) == string.log_prob(ids if text is None else text) == truth
     assert string.log_prob([lm.vocab[1], lm.vocab[END]]) == pytest.approx(log_prob_by_hand(lm, [0], [1, END]))
-
-
-def test_a_string_costs_one_forward_pass_and_nothing_the_second_time():
-    lm = cold_lm(V)
-    start = lm.context("a")
-    end = start + "cbc c"                               # what nobody holds, and no key stands for, is forgotten
-    string = NextToken(start).string()
-    string.log_prob("cbc c")
-    assert (lm.stats.rounds, lm.stats.tokens) == (1, 5) and len(end) == 6       # nothing follows the last of the six
-    string.log_prob("cbc c")
-    string.log_prob("cbc")
-    assert (lm.stats.rounds, lm.stats.tokens) == (1, 5)
 
 
 def test_a_string_can_be_scored_but_not_sampled():
