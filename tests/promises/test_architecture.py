@@ -90,7 +90,7 @@ LINES = {
     "inference/resuming": 240,
     "lm": 1720,
     "lm/embedded": 30,
-    "lm/engines": 2120,
+    "lm/engines": 2110,
     "models": 1960,
     "queries": 1890,
     "report": 750,
