@@ -36,6 +36,7 @@ from llmppl.constraints.masks.self_loops import Loops
 from llmppl.constraints.vocabulary.trie import trie_of
 from llmppl.constraints.vocabulary.trie_walk import MemoGraph, TableGraph, walk_state
 from llmppl.support import arguments
+from llmppl.support.graphs import Memo
 from llmppl.support.locks import Lock, locked
 
 __all__ = ["END", "TokenIndex"]
@@ -94,11 +95,11 @@ class TokenIndex(Index):
         self._lock = turn if isinstance(turn, Lock) else Lock()
         self._eos = np.array(sorted(vocab.eos_ids), np.int32)
         self.store = MaskStore(len(self.trie.tokens), self._eos, self._lock)
-        self._masks: dict[State, PackedMask] = {}
-        self._within: dict[tuple[State, float], PackedMask] = {}
-        self._steps: dict[tuple[State, int], State] = {}
+        self._within: Memo[tuple[State, float], PackedMask] = Memo(self._find_within, MAX_WITHIN)
+        self._steps: Memo[tuple[State, int], State] = Memo(self._advance, MAX_STEPS)
         self._precomputed: PrecomputedIndex | None = None
         self._begin()
+        self._masks: Memo[State, PackedMask] = Memo(self._find, self.graph.room)
         if self.start is None or (self.start == 0 and isinstance(self.graph, TableGraph)):
             raise ValueError(f"{self.name} accepts no string at all")
         _check_spellable(self)
@@ -142,24 +143,12 @@ class TokenIndex(Index):
         ValueError
             If `state` is recognised as a state of another index.
         """
-        found = self._masks.get(state) or self._find(state)
+        found = self._masks[state]
         mask = found.mask                           # read once: another thread may drop it
         if mask is None:
             return self.store.unpack(found)
         found.recent = True
         return mask
-
-    def allowed(self, state: State) -> npt.NDArray[np.int64]:
-        """Return the tokens that may follow `state`: (n,) int64 ndarray of ids, ascending, read-only.
-
-        If they are few, states with equal sets share one array.
-        """
-        found = self._masks.get(state) or self._find(state)
-        ids = found.ids
-        if ids is None:
-            return self.store.unpack_ids(found)
-        found.recent = True
-        return ids
 
     def accepts(self, state: State) -> bool:
         """Return True if the text may end in `state`, or has ended (END)."""
@@ -167,14 +156,7 @@ class TokenIndex(Index):
 
     def advance(self, state: State, token: int) -> State:
         """Return the state after `token`, END after an eos; raise a ValueError if `token` may not follow `state`."""
-        key = (state, token)
-        found = self._steps.get(key)
-        if found is None:
-            found = self._advance(state, token)
-            if len(self._steps) > MAX_STEPS:
-                self._steps.clear()
-            self._steps[key] = found
-        return found
+        return self._steps[state, token]
 
     def after(self, text: str | bytes) -> State:
         """Return the state after a text, whatever its tokens.
@@ -217,7 +199,7 @@ class TokenIndex(Index):
         """
         if state is END:
             return self.mask(END)
-        found = self._within.get((state, n)) or self._find_within(state, n)
+        found = self._within[state, n]
         mask = found.mask
         if mask is None:
             return self.store.unpack(found)
@@ -247,14 +229,10 @@ class TokenIndex(Index):
             return self.store.of_ids(np.zeros(0, np.int32), False)
         state = self.graph.checked(state)
         try:
-            found = self._work_out(state, bool(self.recognizer.accepts(state)))
+            return self._work_out(state, bool(self.recognizer.accepts(state)))
         except Exception as error:
             error.add_note(f"in TokenIndex.mask of the state {state!r}; is it one of {self!r}?")
             raise
-        if len(self._masks) > self.graph.room:
-            self._masks.clear()
-        self._masks[state] = found
-        return found
 
     def _work_out(self, state: State, accepts: bool) -> PackedMask:
         """Compute the mask of a state."""
@@ -262,14 +240,11 @@ class TokenIndex(Index):
         return self.store.of_ids(self.walk(state)[0], accepts) if mask is None else self.store.of_mask(mask, accepts)
 
     @locked
-    def _find_within(self, state: State, n: float) -> PackedMask:
-        state = self.graph.checked(state)
+    def _find_within(self, key: tuple[State, float]) -> PackedMask:
+        state, n = self.graph.checked(key[0]), key[1]
         ids, ends = self.walk(state)
         fits = self._distances.within(self, state, ends, min(n - 1, MOST))
-        if len(self._within) > MAX_WITHIN:
-            self._within.clear()
-        found = self._within[state, n] = self.store.of_ids(ids[fits], self.accepts(state))
-        return found
+        return self.store.of_ids(ids[fits], self.accepts(state))
 
     def walk(self, state: State) -> tuple[npt.NDArray[np.int32], Ints]:
         """Return the tokens that fit a state, and the numbers of the states they lead to."""
@@ -292,7 +267,8 @@ class TokenIndex(Index):
         return last if at == len(data) else None
 
     @locked
-    def _advance(self, state: State, token: int) -> State:
+    def _advance(self, key: tuple[State, int]) -> State:
+        state, token = key
         data = self.trie.tokens[token] if 0 <= arguments.integer("token", token) < len(self.trie.tokens) else b""
         found = None
         if state is not END:
@@ -332,32 +308,16 @@ def _check_spellable(index: TokenIndex) -> None:
     """Raise a ValueError if tokens lead from the start to no state that accepts."""
     if index.trie.complete or index.accepts(index.start):
         return
-    stack: list[tuple[State, bytes]] = [(index.start, b"")]
-    seen = {index.start}
-    gaps: list[tuple[State, bytes]] = []            # dead ends, and the texts before them
+    stack, seen = [index.start], {index.start}
     while stack:
-        state, text = stack.pop()
-        ids, ends = index.walk(state)
-        _, distinct = np.unique(ends, return_index=True)
-        if not distinct.size:
-            gaps.append((state, text))
-        for i in distinct.tolist():
-            target, data = index.graph.state(int(ends[i])), text + index.trie.tokens[ids[i]]
-            if index.recognizer.accepts(target):
+        for end in np.unique(index.walk(stack.pop())[1]).tolist():
+            target = index.graph.state(end)
+            if index.recognizer.accepts(target) or len(seen) > MAX_GAP_SEARCH:
                 return
             if target not in seen:
                 seen.add(target)
-                stack.append((target, data))
-        if len(seen) > MAX_GAP_SEARCH:
-            return
-    if not gaps:
-        raise ValueError(f"{index.name}: no sequence of tokens of this vocabulary spells a string that it accepts")
-    state, text = gaps[0]
-    bytes, tokens = index.next_bytes(state), [token for token in index.trie.tokens if token]
-    begin = sum(token[0] in bytes for token in tokens)
-    fits = f"fits, though {begin} begin{'s' * (begin == 1)} with one." if begin else "begins with one."
-    where = f"{index.name} {explain.after(text)}: {explain.expected(bytes, False)}"
-    raise ValueError(f"{where}, and none of the {len(tokens)} tokens of this vocabulary {fits}")
+                stack.append(target)
+    raise ValueError(f"{index.name}: no sequence of tokens of this vocabulary spells a string that it accepts")
 
 
 def _no_recognizer(thing: object) -> str:
