@@ -6,12 +6,12 @@
 Source: Kuchnik, Smith & Amvrosiadis 2023, "Validating Large Language Models with ReLM" (MLSys 2023).
 """
 
-from llmppl.constraints.automata import any_case as any_case
-from llmppl.constraints.automata import any_whitespace as any_whitespace
-from llmppl.constraints.automata import homoglyphs as homoglyphs
-from llmppl.constraints.automata import optional_punctuation as optional_punctuation
-from llmppl.constraints.automata import rewrite as rewrite
-from llmppl.constraints.automata import synonyms as synonyms
+from llmppl.constraints import any_case as any_case
+from llmppl.constraints import any_whitespace as any_whitespace
+from llmppl.constraints import homoglyphs as homoglyphs
+from llmppl.constraints import optional_punctuation as optional_punctuation
+from llmppl.constraints import rewrite as rewrite
+from llmppl.constraints import synonyms as synonyms
 from llmppl.distributions import DecisionRule as DecisionRule
 from llmppl.distributions import Rule as Rule
 from llmppl.queries.comparison import ChiSquare as ChiSquare

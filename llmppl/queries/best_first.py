@@ -26,7 +26,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from llmppl.constraints.automata import DFA
+from llmppl.constraints import DFA
 from llmppl.constraints.constraint import Index
 from llmppl.constraints.vocabulary import Canonical, CanonicalState, Text
 from llmppl.distributions import NO_RULE, DecisionRule, Floats, Ints, logsumexp

@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from llmppl.constraints.automata import DFA, Edit, Regex, TooLarge, alignment, within
+from llmppl.constraints import DFA, Edit, Regex, TooLarge, alignment, within
 from llmppl.constraints.json import JsonSchema
 from llmppl.constraints.values import constraint_of
 from llmppl.support.arguments import count, function, is_type, optional_count

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, fields, replace
 from typing import TYPE_CHECKING, Any
 
-from llmppl.constraints.automata import Edit
+from llmppl.constraints import Edit
 from llmppl.constraints.vocabulary import Text, Token
 from llmppl.lm import CachedTransformer
 from llmppl.report.progress import Bar

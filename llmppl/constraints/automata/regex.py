@@ -33,6 +33,7 @@ from llmppl.constraints.automata.characters import (
 from llmppl.constraints.automata.determinise import Leftmost
 from llmppl.constraints.automata.dfa import DFA
 from llmppl.constraints.automata.nfa import ACCEPT, ANY, DEAD, FOUND, NFA, Ahead, Behind, Fragment, Ranges, merged, utf8
+from llmppl.constraints.automata.operations import automaton_of
 from llmppl.support.arguments import shown
 
 __all__ = ["Regex", "escape", "parse"]
@@ -42,6 +43,7 @@ _parser: Any = import_module("re._parser")
 op: Any = import_module("re._constants")
 
 NEWLINE = ((10, 10),)
+WORDS = re.compile(r"[\w ]+(?:\|[\w ]+){7,}")       # read as a list of strings, which is faster
 MAX_AROUND = 40                                     # characters of a pattern shown on either side of an error
 
 escape = re.escape
@@ -66,6 +68,9 @@ class Regex(DFA):
 
     def __init__(self, pattern: str, flags: int = 0) -> None:
         self.pattern, self.flags = pattern, int(flags)
+        if not flags and isinstance(pattern, str) and WORDS.fullmatch(pattern):
+            self._fix(*automaton_of(pattern.split("|")))
+            return
         super().__init__(parse(pattern, flags, to_end=True))
 
     def __repr__(self) -> str:

@@ -13,7 +13,7 @@ from transformers import AutoTokenizer, ByT5Tokenizer, PreTrainedTokenizerFast
 
 from llmppl.constraints import Canonical, TokenIndex, UnsupportedTokenizer, Vocabulary
 from llmppl.constraints import Regex as Language
-from llmppl.constraints.vocabulary.merges import Merges
+from llmppl.constraints.vocabulary.canonical import Merges
 from llmppl.constraints.vocabulary.pretokens import FOLDED, PreTokens, Split
 from llmppl.lm.embedded import PATH
 
