@@ -21,13 +21,7 @@ from llmppl.constraints.automata.regex import Regex, parse
 LETTERS = "abé"
 SHORT = ["".join(some) for n in range(5) for some in itertools.product(LETTERS, repeat=n)]     # 121 texts
 
-many = settings(
-    max_examples=repetitions(300, 30),
-    deadline=None,
-    derandomize=True,
-    suppress_health_check=list(HealthCheck),
-    database=None,
-)
+many = settings(max_examples=repetitions(300, 30), suppress_health_check=list(HealthCheck))
 PATTERNS = st.recursive(
     st.sampled_from(["a", "b", "é", "", "[ab]", "."]),
     lambda inner: st.one_of(
@@ -215,13 +209,6 @@ def test_rows_stay_right_while_the_table_grows():
     assert all((dfa.row(state) == row).all() for state, row in rows)
 
 
-def test_a_state_may_lie_inside_a_character():
-    dfa = Regex("[é😀]+")
-    assert not dfa.accepts(follow(dfa, b"\xc3")) and follow(dfa, b"\xc3\xa9") is not None
-    assert follow(dfa, b"\xc3\xa8") is None and follow(dfa, b"\xf0\x9f\x98") is not None
-    assert follow(dfa, b"\xa9") is None
-
-
 def test_a_copy_is_the_automaton_itself():
     dfa = Regex("a|b")
     assert copy.copy(dfa) is dfa and copy.deepcopy([dfa])[0] is dfa
@@ -301,11 +288,6 @@ def test_an_unsatisfiable_guard_makes_the_language_empty():
     for pattern in ("(?!).*", "(?!)", "a(?!)|(?!)b", r"(?=a)(?!a).*"):
         assert Regex(pattern).is_empty() and Regex(pattern).minimise().num_states == 0, pattern
         assert re.fullmatch(pattern, "") is None and re.fullmatch(pattern, "a") is None
-
-
-def test_operations_on_two_empty_languages_are_empty():
-    a, b = Regex("(?!)"), Regex(r"[^\s\S]")
-    assert all(result.is_empty() for result in (a | b, a & b, a - b, a ^ b)) and a.equivalent(b)
 
 
 # ---- limits: states are counted as they are made; the most that there may be are set low here

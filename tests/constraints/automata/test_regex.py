@@ -3,8 +3,6 @@
 import itertools
 import random
 import re
-import subprocess
-import sys
 import unicodedata
 
 import numpy as np
@@ -93,13 +91,7 @@ def check_generated(pattern: str, flags: int, seed: int) -> None:
         assert (text in dfa) == (compiled.fullmatch(text) is not None), (pattern, flags, text)
 
 
-many = settings(
-    max_examples=repetitions(800, 60),
-    deadline=None,
-    derandomize=True,
-    suppress_health_check=list(HealthCheck),
-    database=None,
-)
+many = settings(max_examples=repetitions(800, 60), suppress_health_check=list(HealthCheck))
 
 
 @many
@@ -350,12 +342,6 @@ def test_bytes_and_locale_are_refused():
         Regex("a", re.LOCALE)
 
 
-def test_a_caret_stands_under_its_own_line():
-    with pytest.raises(ValueError) as caught:
-        Regex("(?x) a\n  b(")
-    assert str(caught.value).endswith("\n      b(\n       ^")
-
-
 # ---- size and time
 
 
@@ -460,15 +446,3 @@ def test_a_regex_distinguishes_a_thousand_words():
     assert set(dfa.enumerate()) == words
     assert dfa.equivalent(DFA.from_strings(words))
     assert set(Regex("|".join(words), re.I).enumerate()) >= words
-
-
-def test_a_regex_is_lazy_and_loads_no_large_library():
-    program = (
-        "from llmppl.constraints.automata.regex import Regex\n"
-        "dfa = Regex(r'[^\\W\\d]\\w*'); dfa.row(dfa.start)\n"
-        "import sys; print(dfa.num_states, *sys.modules)"
-    )
-    command = [sys.executable, "-c", program]
-    num_states, *modules = subprocess.run(command, capture_output=True, text=True, check=True).stdout.split()
-    assert int(num_states) < 100                    # of the first bytes of a letter, not of all letters
-    assert {"torch", "transformers"}.isdisjoint(modules)

@@ -13,13 +13,7 @@ from llmppl.constraints.automata.rewrites import Edit, alignment, distance, with
 LETTERS = "aé😀"                                     # of one, two and four bytes
 SHORT = ["".join(some) for n in range(5) for some in itertools.product(LETTERS, repeat=n)]     # 121 texts
 
-many = settings(
-    max_examples=repetitions(300, 40),
-    deadline=None,
-    derandomize=True,
-    suppress_health_check=list(HealthCheck),
-    database=None,
-)
+many = settings(max_examples=repetitions(300, 40), suppress_health_check=list(HealthCheck))
 LANGUAGES = st.lists(st.text(LETTERS + "b", max_size=4), min_size=1, max_size=5, unique=True)
 COSTS = st.fixed_dictionaries({name: st.sampled_from([1, 1, 2, None]) for name in ("insert", "delete", "substitute")})
 

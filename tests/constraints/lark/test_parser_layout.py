@@ -50,13 +50,6 @@ def test_a_line_may_begin_in_the_columns_of_its_layout():
         assert outside[closing].tolist() == [True, False, False]
 
 
-def test_a_line_end_without_the_block_that_it_needs_is_refused():
-    grammar = indented(BLOCKS)
-    mask = grammar.index(VOCAB).mask(read(grammar, b"a:"))
-    allowed = {PARTS[i] for i in np.flatnonzero(mask)}
-    assert allowed == {b"\n", b" ", b"  ", b"   ", b"\n ", b"\n  ", b"\n  a", b"\n \t"}     # without b"\n\t"
-
-
 @pytest.mark.parametrize("seed", range(2))
 def test_masks_of_blocks_agree_with_a_search_byte_by_byte(seed):
     assert masks_agree(indented(BLOCKS), VOCAB, np.random.default_rng(seed), 12, 12) > 60

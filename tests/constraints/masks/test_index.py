@@ -18,7 +18,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from lark.indenter import Indenter
 
-from llmppl.constraints import DFA, END, Grammar, JsonSchema, Regex, TabledRecognizer, TokenIndex, Vocabulary
+from llmppl.constraints import END, Grammar, JsonSchema, Regex, TabledRecognizer, TokenIndex, Vocabulary
 from llmppl.constraints.lark.grammar import GrammarIndex
 from llmppl.constraints.masks import distances, mask_store
 from llmppl.constraints.masks import index as index_module
@@ -239,15 +239,6 @@ def test_eos_is_allowed_where_the_text_may_end():
         index.advance(END, 1)
 
 
-def test_every_allowed_token_can_be_advanced_by_eos_too():
-    """outlines-core#227: eos was allowed but could not be taken."""
-    vocab = Vocabulary([b"a", b"b", b"ab", b"<eos>"], eos_ids=[3])
-    index = TokenIndex(Regex("(ab)*"), vocab)
-    for state in explore(index):
-        for id in index.allowed(state).tolist():
-            assert index.advance(state, id) is not None
-
-
 def test_without_an_eos_a_state_still_accepts():
     index = TokenIndex(Regex("a?"), Vocabulary([b"a"]))
     assert index.accepts(index.start)
@@ -314,16 +305,6 @@ def test_a_mask_is_one_array_for_as_long_as_anyone_holds_it(kind, monkeypatch):
             assert index.mask(state) is held[state]
             assert index.mask_within(state, math.inf).size == held[state].size
     assert len({id(mask) for mask in held.values()}) == len({mask.tobytes() for mask in held.values()})
-
-
-def test_ten_thousand_masks_need_one_array_per_distinct_set():
-    """Sets of a few tokens also share one array."""
-    index, made = TokenIndex(Regex("[a-e]{3}[0-4]{3}x"), Vocabulary([bytes([i]) for i in range(256)] * 20)), []
-    keep = index.store._keep
-    index.store._keep = lambda *given: made.append(given) or keep(*given)
-    states = sorted(explore(index, limit=1000)) * 10
-    assert all(index.mask(state) is index.mask(state) for state in states)
-    assert len(made) == len({index.mask(state).tobytes() for state in states}) == 4
 
 
 def test_masks_in_use_stay_when_others_are_dropped(monkeypatch):
@@ -432,29 +413,6 @@ def test_distances_in_bytes_decide_where_they_can(monkeypatch):
         longer.mask_within(longer.start, 2)
 
 
-@pytest.mark.parametrize("generic", [False, True])
-@pytest.mark.parametrize("n", [2, 9, math.inf])
-def test_a_token_that_leads_to_a_dead_end_is_never_within_reach(n, generic):
-    vocab = Vocabulary([b"a", b"ab", b"c", b"ax", b""], eos_ids=[4])                 # none goes on after "a" or "ax"
-    dfa = DFA.from_strings(["ab", "c", "axd"])
-    index = TokenIndex(Plain(dfa) if generic else dfa, vocab)
-    assert np.flatnonzero(index.mask(index.start)).tolist() == [0, 1, 2, 3]
-    assert np.flatnonzero(index.mask_within(index.start, n)).tolist() == [1, 2]
-
-
-def test_tokens_left_are_never_too_few_when_masks_look_ahead():
-    vocab = Vocabulary([b"a", b"ab", b"b", b"aba", b""], eos_ids=[4])
-    index = TokenIndex(Regex("(ab){1,9}"), vocab)
-    for seed in range(20):
-        rng, state = random.Random(seed), index.start
-        for left in range(5, -1, -1):
-            token = rng.choice(np.flatnonzero(index.mask_within(state, left)).tolist())
-            state = index.advance(state, token)
-            if state is END:
-                break
-        assert state is END
-
-
 def test_a_vocabulary_of_another_type_is_a_TypeError():
     with pytest.raises(TypeError, match=r"masks are over a Vocabulary, such as lm\.vocab, not 'abc'"):
         Regex("a").index("abc")
@@ -474,35 +432,6 @@ def test_infinitely_many_states_are_explored_only_as_far_as_used():
     assert index.mask_within((3, False), 2).tolist() == [False, False, False, False, True, False, False]
     with pytest.raises(ValueError, match="more than 100 states are reached"):
         index.build_all(max_states=100)
-
-
-def test_a_recognizer_may_know_a_faster_way_to_its_masks():
-    class Quick(Nested):
-        asked = 0
-
-        def token_mask(self, state, trie):
-            self.asked += 1
-            assert isinstance(trie, Trie)
-            return np.packbits(brute_force(self, SimpleNamespace(tokens=trie.tokens, eos_ids=()), state)).tobytes()
-
-        def token_step(self, state, data):
-            return read(self, data, state)
-
-    vocab = Vocabulary([b"(", b"x", b")", b"x)", b""], eos_ids=[4])
-    quick, slow = GrammarIndex(Quick(), vocab), TokenIndex(Nested(), vocab)
-    states = explore(slow, limit=20)
-    for state in states:
-        np.testing.assert_array_equal(quick.mask(state), slow.mask(state))
-        np.testing.assert_array_equal(quick.mask(state), slow.mask(state))
-    assert quick.recognizer.asked == len(states)
-
-
-def test_memory_of_a_recognizer_without_a_table_is_bounded(monkeypatch):
-    monkeypatch.setattr(trie_walk.MemoGraph, "room", 10)
-    index = TokenIndex(Nested(), Vocabulary([b"(", b"((", b"x", b")"]))
-    for depth in range(100):
-        assert index.mask((depth, False)).tolist() == [True, True, True, depth > 0]
-    assert len(index.graph.states) < 20
 
 
 def test_copies_of_an_index_and_of_END_are_the_object_itself():
