@@ -22,7 +22,7 @@ from typing import Any
 from lark import Lark
 from lark.indenter import Indenter
 
-from llmppl.constraints.automata.budget import MAX_PARTS, TooLarge
+from llmppl.constraints.automata.budget import TooLarge
 from llmppl.constraints.constraint import State, VocabularyLike
 from llmppl.constraints.lark.completion import Completion
 from llmppl.constraints.lark.lexer import PartialTokens
@@ -230,20 +230,9 @@ def _lexers(parser: Parser, found: Rules) -> tuple[list[tuple[str, ...]], dict[i
     rank = {terminal.name: i for i, terminal in enumerate(found.terminals)}
     always = {rank[name] for name in found.ignored.union(found.always)}
     ranks = {bit: rank[name] for name, bit in parser.tables.bits.items() if name in rank}
-    numbers: Numbering[int] = Numbering()
-    lexers: list[tuple[str, ...]] = []
-    size = 0
-    for bits in parser.terminals().values():
-        if numbers[bits] == len(lexers):
-            some = always.union(ranks[bit] for bit in bits_of(bits) if bit in ranks)
-            lexers.append(tuple([found.terminals[i].name for i in sorted(some)]))
-            size += len(some)
-            if size > MAX_PARTS:
-                raise TooLarge(
-                    f"the grammar's lexer of {len(rank):,} terminals",
-                    f"more than {MAX_PARTS:,} of them in its first {len(lexers):,} selections",
-                    "fewer terminals that may stand at one place would work",
-                )
+    numbers = Numbering(parser.terminals().values())
+    selected = [always.union(ranks[bit] for bit in bits_of(bits) if bit in ranks) for bits in numbers.keys_in_order]
+    lexers = [tuple([found.terminals[i].name for i in sorted(some)]) for some in selected]
     return lexers, {state: numbers[bits] for state, bits in parser.terminals().items()}
 
 

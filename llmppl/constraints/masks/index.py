@@ -86,7 +86,11 @@ class TokenIndex(Index):
 
     def __init__(self, recognizer: Recognizer | TabledRecognizer, vocab: VocabularyLike) -> None:
         if not all(hasattr(recognizer, name) for name in ("start", "step", "accepts")):
-            raise TypeError(_no_recognizer(recognizer))
+            given = f"{arguments.shown(recognizer, 60)} of type {type(recognizer).__name__}"
+            raise TypeError(
+                f"a TokenIndex takes a recognizer (a Regex, a DFA), not {given}; "
+                "Regex(text) makes one of a str, and other constraints make their own index: .index(vocab)"
+            )
         self.recognizer: Any = recognizer
         self.vocab = vocab
         self.trie = trie_of(vocab)
@@ -318,14 +322,3 @@ def _check_spellable(index: TokenIndex) -> None:
                 seen.add(target)
                 stack.append(target)
     raise ValueError(f"{index.name}: no sequence of tokens of this vocabulary spells a string that it accepts")
-
-
-def _no_recognizer(thing: object) -> str:
-    """Return the error message for an object that is not a recognizer."""
-    kind = type(thing).__name__
-    if isinstance(thing, str):
-        return f"a TokenIndex takes a recognizer, not a str: wrap it: Regex({arguments.shown(thing, 60)})"
-    if hasattr(thing, "index") and not hasattr(thing, "__len__"):
-        return f"a TokenIndex takes a recognizer; a {kind} makes its own index: .index(vocab)"
-    shown = arguments.shown(thing, 60)
-    return f"a TokenIndex takes a recognizer (a Regex, a DFA, a Grammar), not {shown} of type {kind}"
