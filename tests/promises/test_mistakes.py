@@ -89,7 +89,7 @@ MISTAKES = [
     (lambda: str(run(lambda self: setattr(self, "s", LM.vocab[0])).best), TypeError, r"s must be a str.*self.s \+= t"),
     # ---- constraints
     (lambda: Grammar("sql.lark"), ValueError, r"'sql.lark' is the name of a file: Grammar.from_file\('sql.lark'\)"),
-    (lambda: Grammar(Path("sql.lark")), TypeError, r"'sql.lark' is the name of a file: Grammar.from_file"),
+    (lambda: Grammar(Path("sql.lark")), TypeError, "grammar must be a str, not .*Path"),
     (lambda: JsonSchema("a/record.json"), ValueError, r"pass its content: JsonSchema\(Path\('a/record.json'\).read_t"),
     (lambda: JsonSchema(Path("record.json")), ValueError, r"JsonSchema\(Path\('record.json'\).read_text\(\)\)"),
     (lambda: JsonSchema({"propertyes": {}}), ValueError, AT + "#: 'propertyes' is no keyword: did you mean 'propert"),

@@ -326,9 +326,6 @@ class DFA(Machine):
         """Return the product; `alone[i]`: a text can be in it when only the i-th automaton is not dead."""
         if not isinstance(other, DFA):
             return NotImplemented
-        if not other.start or not self.start:       # an empty language
-            kept = (dfa for dfa, alive in zip((self, other), alone, strict=True) if dfa.start and alive)
-            return next(kept, DFA(NFA()))
         budget = Budget(f"{arguments.shown(self)} {sign} {arguments.shown(other)}")
         return DFA.from_table(*product(self, other, accept, alone, budget))
 

@@ -58,7 +58,7 @@ def product(
         budget.spend(states=len(pairs) - before, steps=len(begin))
         rows.append(np.repeat(into, np.diff(begin, append=both.size)).reshape(-1, 256))
     a, b = _split(pairs)
-    return np.concatenate(rows), accept(left.accepting[a], right.accepting[b]), 1
+    return np.concatenate(rows), accept(left.accepting[a], right.accepting[b]), int(len(pairs) > 1)
 
 
 def _split(pairs: list[int]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:

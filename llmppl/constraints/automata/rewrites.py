@@ -232,8 +232,6 @@ def _characters(alphabet: str | tuple[str, ...]) -> DFA:
     if not all(isinstance(char, str) for char in alphabet):
         raise TypeError(f"the alphabet {alphabet!r} has an element that is no str; ['a', 'b'] or '[ab]' would work")
     chars: DFA = Regex(alphabet) if isinstance(alphabet, str) else DFA.from_strings(alphabet)
-    if chars.is_empty():
-        raise ValueError(f"the alphabet {alphabet!r} has no character; '[ -~]' or ['a', 'b'] has some, None has all")
     longer = (chars - Regex("(?s).")).shortest()
     if longer is not None:
         raise ValueError(

@@ -88,11 +88,9 @@ class Grammar(Shared):
         postlex: Any = None,
         source_path: str | None = None,
     ):
-        if isinstance(grammar, os.PathLike) or (isinstance(grammar, str) and is_file_name(grammar)):
-            name = os.fspath(grammar)
-            error = ValueError if isinstance(grammar, str) else TypeError
-            raise error(f"grammar: {name!r} is the name of a file: Grammar.from_file({name!r}) reads it")
         self.text = text("grammar", grammar)
+        if is_file_name(grammar):
+            raise ValueError(f"grammar: {grammar!r} is the name of a file: Grammar.from_file({grammar!r}) reads it")
         self._options: dict[str, Any] = {"start": start, "import_paths": list(import_paths), "postlex": postlex}
         self._options |= {"g_regex_flags": g_regex_flags, "source_path": source_path}
         methods = "process", "_process", "handle_NL"
@@ -111,8 +109,7 @@ class Grammar(Shared):
         stuck = self._completion.taking_all() if begun else set()
         if begun is None or stuck is not None:
             takers = [f"{name} {shown(self._tokens.terminals[name].pattern)}" for name in sorted(stuck or ())]
-            names = " and ".join(takers)
-            why = f": no text goes on after terminal {names}, which takes what should follow" if names else ""
+            why = f": no text goes on after terminal {' and '.join(takers)}" * bool(takers)
             raise ValueError(f"lark parses no text at all with this grammar (start rule {start!r}){why}")
         self.start = begun
 

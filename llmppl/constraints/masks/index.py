@@ -297,11 +297,9 @@ class TokenIndex(Index):
         if data:
             last, at = self._read(state, data)
             where = f"{f'after {data[:at]!r} ' if at else ''}{self._expected(last)}, not {data[at : at + 1]!r}"
-        ids = self.allowed(state).tolist()
-        some = [f"{i} ({self.trie.tokens[i]!r})" if self.trie.tokens[i] else f"{i} (eos)" for i in ids[:4]]
+        some = ", ".join(f"{i} ({self.trie.tokens[i] or 'eos'!r})" for i in self.allowed(state)[:4].tolist())
         return ValueError(
-            f"{self.name}: {name} cannot follow state {arguments.shown(state, 60)}: {where}. "
-            f"Tokens that can: {', '.join(some) or 'none'}{', ...' * (len(ids) > 4)}"
+            f"{self.name}: {name} cannot follow state {arguments.shown(state, 60)}: {where}. Tokens that can: {some}"
         )
 
     def _expected(self, state: State) -> str:
