@@ -117,9 +117,8 @@ def main() -> None:
             ways, last[prompted] = [], []
             for before, word in cases:
                 prefix = re.escape(before) if prompted else ""
-                matches = search(
-                    lm, re.escape(before + word), prefix=prefix, rule=RULE, end="prefix", results="tokens", **options
-                )
+                asked: QueryOptions = {**options, "prefix": prefix, "rule": RULE, "end": "prefix"}
+                matches = search(lm, re.escape(before + word), results="tokens", **asked)
                 found = list(islice(matches, args.most))
                 ways.append(len(found))
                 last[prompted] += found
