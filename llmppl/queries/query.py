@@ -259,9 +259,6 @@ class Query:
 class QueryOptions(TypedDict, total=False):
     """Options that `search` and `probability` pass to `Query`."""
 
-    prefix: Language
-    end: End
-    rule: DecisionRule
     edits: EditsLike
     rewrite: Iterable[Rewrite]
     ignore: Language | None
@@ -275,21 +272,23 @@ _DEFAULTS = {field.name: field.default for field in fields(Query)}
 
 @list_options(QueryOptions, _DEFAULTS)
 def search(
-    lm: CachedTransformer, pattern: Language, *, results: Results = "strings", max_expansions: int | None = None,
-    progress: bool | None = None, **options: Unpack[QueryOptions],
+    lm: CachedTransformer, pattern: Language, *, prefix: Language = "", end: End = "eos", rule: DecisionRule = NO_RULE,
+    results: Results = "strings", max_expansions: int | None = None, progress: bool | None = None,
+    **options: Unpack[QueryOptions],
 ) -> Matches:  # fmt: skip
     """Search the strings of a language that a model would write, most probable first: `Query(...).best(...)`."""
-    query = Query(lm, pattern, **options)
+    query = Query(lm, pattern, prefix=prefix, end=end, rule=rule, **options)
     return query.best(results=results, max_expansions=max_expansions, progress=progress)
 
 
 @list_options(QueryOptions, _DEFAULTS)
 def probability(
-    lm: CachedTransformer, pattern: Language, *, max_expansions: int = 2000, runs: int = 32, seed: int | None = None,
-    **options: Unpack[QueryOptions],
+    lm: CachedTransformer, pattern: Language, *, prefix: Language = "", end: End = "eos", rule: DecisionRule = NO_RULE,
+    max_expansions: int = 2000, runs: int = 32, seed: int | None = None, **options: Unpack[QueryOptions],
 ) -> Probability:  # fmt: skip
     """Compute the probability that a text of a model is in a language: `Query(...).probability(...)`."""
-    return Query(lm, pattern, **options).probability(max_expansions=max_expansions, runs=runs, seed=seed)
+    query = Query(lm, pattern, prefix=prefix, end=end, rule=rule, **options)
+    return query.probability(max_expansions=max_expansions, runs=runs, seed=seed)
 
 
 def _check_search(results: Results, order: Order, tolerance: float, batch: int, max_expansions: int | None) -> None:
