@@ -239,12 +239,6 @@ def test_eos_is_allowed_where_the_text_may_end():
         index.advance(END, 1)
 
 
-def test_without_an_eos_a_state_still_accepts():
-    index = TokenIndex(Regex("a?"), Vocabulary([b"a"]))
-    assert index.accepts(index.start)
-    assert index.mask(index.advance(index.start, 0)).tolist() == [False]
-
-
 def test_any_object_with_tokens_and_eos_ids_is_a_vocabulary():
     vocab = SimpleNamespace(tokens=[b"a", b"<s>", b"</s>"], eos_ids=[2], special_ids={1})
     index = TokenIndex(Regex("(a|<s>|</s>)*"), vocab)
@@ -601,22 +595,6 @@ def test_masks_of_the_embedded_vocabulary_are_exact_on_random_walks(embedded, mo
     check_random_walks(embedded.vocab, monkeypatch, states=repetitions(100, 10))
 
 
-def test_known_masks_and_steps_are_not_computed_again(real, monkeypatch):
-    index = TokenIndex(Regex(r"[^\W\d]\w*"), real)
-    state, path = index.start, []
-    for id in index.allowed(index.start)[::50].tolist():
-        path.append((state, id))
-        index.mask(state)
-        state = index.advance(state, id) if index.mask(state)[id] else index.start
-    path = [(state, id) for state, id in path if index.mask(state)[id]]
-    known = [(index.mask(state), index.advance(state, id)) for state, id in path]
-    for memo in (index._masks, index._steps):
-        monkeypatch.setattr(memo, "_find", lambda *_: pytest.fail("it was computed again"))
-    for (state, id), (mask, after) in zip(path, known, strict=True):
-        assert index.mask(state) is mask and index.advance(state, id) == after
-    assert len(path) > 50
-
-
 @pytest.mark.parametrize("wrong, kind", [("a+", "str"), (["a", "b"], "list"), (JsonSchema({"const": 1}), "JsonSchema")])
 def test_an_object_that_is_no_recognizer_raises_a_helpful_type_error(wrong, kind):
     with pytest.raises(TypeError, match=rf"not .* of type {kind}; .* make their own index: \.index\(vocab\)"):
@@ -776,15 +754,3 @@ def test_an_index_is_precomputed_once_and_can_be_pickled():
     again = pickle.loads(pickle.dumps(index))
     masks = [again.mask(state).tolist() for state in index.build_all().states]
     assert masks == [[1, 1, 0, 0], [0, 0, 0, 1], [0, 0, 1, 0]]
-
-
-def test_errors_show_eight_runs_of_bytes_and_the_end_of_a_text():
-    vocab = Vocabulary([b"%c" % byte for byte in range(97, 123)] + [b""], eos_ids=[26])
-    wishes = "b'a'..b'c', b'e', b'g', b'i', b'k', b'm', b'o', b'q'"
-    for pattern, wish in (("[abcegikmoq]", wishes), ("[abcegikmoqs]", wishes + ", ..."), ("[ad]", "b'a', b'd'")):
-        with pytest.raises(ValueError, match=rf"at the start, leaves .* one of {re.escape(wish)}$"):
-            TokenIndex(Regex(pattern), vocab).after("z")
-    with pytest.raises(ValueError, match=r"byte 24 of the text, b'x' after 'a{24}', leaves"):
-        TokenIndex(Regex("a{30}"), vocab).after("a" * 24 + "x")
-    with pytest.raises(ValueError, match=r"byte 25 of the text, b'x' after \.\.\.'a{24}', leaves"):
-        TokenIndex(Regex("a{30}"), vocab).after("a" * 25 + "x")

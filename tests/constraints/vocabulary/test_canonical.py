@@ -8,8 +8,9 @@ import random
 
 import pytest
 from helpers.common import ROOT, repetitions
+from helpers.tokenizers import HEX, fast
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
-from transformers import AutoTokenizer, ByT5Tokenizer, PreTrainedTokenizerFast
+from transformers import AutoTokenizer, ByT5Tokenizer
 
 from llmppl.constraints import Canonical, TokenIndex, UnsupportedTokenizer, Vocabulary
 from llmppl.constraints import Regex as Language
@@ -104,9 +105,6 @@ def prefix_blank():
     return tokenizer
 
 
-HEX = [f"<0x{byte:02X}>" for byte in range(256)]
-
-
 def llama():
     """Return a tokenizer like Llama 2's: a blank before a text, rewritten blanks, byte tokens as a fallback."""
     tokenizer = Tokenizer(models.BPE(unk_token="<unk>", byte_fallback=True, fuse_unk=True))
@@ -177,11 +175,7 @@ FAMILIES = {
     "wordpiece": wordpiece,
     "unigram": unigram,
 }
-SUPPORTED = list(FAMILIES)[:18]
-
-
-def fast(tokenizer):
-    return PreTrainedTokenizerFast(tokenizer_object=tokenizer)
+SUPPORTED = [*list(FAMILIES)[:18], *REAL]
 
 
 def canonical_of(tokenizer):
@@ -190,13 +184,9 @@ def canonical_of(tokenizer):
 
 @functools.cache
 def made(name):
-    """Return a tokenizer of a family and its Canonical, created once."""
-    tokenizer = FAMILIES[name]()
-    return tokenizer, canonical_of(tokenizer)
-
-
-@functools.cache
-def real(name):
+    """Return a tokenizer of a family, or a real one, and its Canonical, created once."""
+    if name in FAMILIES:
+        return (tokenizer := FAMILIES[name]()), canonical_of(tokenizer)
     if not ((path := PATH if name == "embedded" else SHARED / name).is_dir()):
         pytest.skip(f"needs the tokenizer in shared/{name}, which is not here")
     tokenizer = AutoTokenizer.from_pretrained(path)
@@ -266,22 +256,12 @@ def check(tokenizer, canonical, num, seed):
 # --- sequences --------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", FAMILIES)
+@pytest.mark.parametrize("name", [*FAMILIES, *REAL])
 def test_an_accepted_sequence_equals_the_encoding_of_the_tokenizer(name):
     tokenizer, canonical = made(name)
     assert canonical.supported == (name in SUPPORTED), canonical.reason
     wrong, cut = check(tokenizer, canonical, repetitions(20_000, 800), seed=1)
-    assert wrong > 30
-    if name in SUPPORTED:
-        assert cut > 0.8 * wrong
-
-
-@pytest.mark.parametrize("name", REAL)
-def test_real_tokenizers_agree(name):
-    tokenizer, canonical = real(name)
-    assert canonical.supported
-    wrong, cut = check(tokenizer, canonical, repetitions(100_000, 500), seed=2)
-    assert wrong > 40 and cut > 0.8 * wrong
+    assert wrong > 30 and cut >= 0.8 * wrong * canonical.supported
 
 
 @pytest.mark.parametrize("name", FAMILIES)
@@ -298,25 +278,15 @@ def test_every_prefix_of_an_encoding_passes_and_its_masks_allow_it(name):
         assert all(canonical.mask(state)[id] for state, id in zip(states, ids, strict=False))
 
 
-@pytest.mark.parametrize("name", FAMILIES)
+@pytest.mark.parametrize("name", [*FAMILIES, *REAL])
 def test_a_mask_is_advance_for_every_token(name):
     tokenizer, canonical = made(name)
     rng = random.Random(4)
-    for ids in sequences(tokenizer, canonical, repetitions(300, 15), rng):
+    for ids in sequences(tokenizer, canonical, repetitions(*((20, 1) if name in REAL else (300, 15))), rng):
         state = rng.choice(walk(canonical, ids))
         mask = canonical.mask(state)
         expected = [canonical.advance(state, id) is not None for id in range(len(canonical.vocab))]
         assert mask.tolist() == expected and mask.dtype == bool and not mask.flags.writeable
-
-
-@pytest.mark.parametrize("name", REAL)
-def test_masks_of_real_vocabularies_are_advance_for_every_token(name):
-    tokenizer, canonical = real(name)
-    rng = random.Random(7)
-    for ids in sequences(tokenizer, canonical, repetitions(20, 1), rng):
-        state = rng.choice(walk(canonical, ids))
-        expected = [canonical.advance(state, id) is not None for id in range(len(canonical.vocab))]
-        assert canonical.mask(state).tolist() == expected
 
 
 @pytest.mark.parametrize("name", ["gpt2", "o200k", "nfc", "llama", "wordpiece"])
@@ -397,13 +367,6 @@ def verdicts(tokenizer, canonical, ids):
     return judged(canonical, ids), truth(tokenizer, ids)
 
 
-def test_pairs_that_are_canonical_by_themselves_in_a_whole_that_is_not():
-    made = _, canonical = by_hand(GPT2, vocab=["'", "r", "e", "'r", "re"], merges=[("'", "r"), ("r", "e")])
-    apostrophe, r, e, apostrophe_r, re = range(5)
-    assert verdicts(*made, [apostrophe, re]) == verdicts(*made, [apostrophe, r, e]) == (False, False)
-    assert verdicts(*made, [apostrophe, r]) == verdicts(*made, [apostrophe_r, e]) == (True, True)
-
-
 def test_text_equal_to_an_added_token_is_that_token():
     tokenizer = byte_level(vocab=["<", "e", ">", "a"], merges=[])
     tokenizer.add_special_tokens(["<e>"])
@@ -434,32 +397,6 @@ def test_ignore_merges_takes_a_word_whole_that_no_merges_build():
     assert verdicts(*made, spelled(canonical, "a", "b", "c", "d")) == (True, True)
     assert verdicts(*made, spelled(canonical, "abc")) == (True, True)
     assert verdicts(*made, spelled(canonical, "abc", "d")) == (False, False)
-
-
-def test_a_normaliser_may_change_a_whole_whose_pairs_are_canonical():
-    letters = [*"aá", "\u0327", "\u0301"]
-    tokenizer = Tokenizer(models.BPE({piece: i for i, piece in enumerate(letters)}, []))
-    tokenizer.normalizer, tokenizer.decoder = normalizers.NFC(), decoders.Fuse()
-    canonical = canonical_of(tokenizer)
-    assert "normalises" in canonical.reason
-    assert verdicts(tokenizer, canonical, [0, 2]) == (True, True) == verdicts(tokenizer, canonical, [2, 3])
-    assert verdicts(tokenizer, canonical, [0, 2, 3]) == (False, False)
-
-
-def test_unigram_and_wordpiece_are_left_to_the_tokenizer():
-    scores = [("a", -1.0), ("b", -1.0), ("c", -1.0), ("ab", -3.0), ("bc", -3.0), ("abc", -2.5), ("<unk>", -9.0)]
-    tokenizer = Tokenizer(models.Unigram(scores, unk_id=6))
-    tokenizer.decoder = decoders.Fuse()
-    canonical = canonical_of(tokenizer)
-    assert "Unigram" in canonical.reason
-    assert verdicts(tokenizer, canonical, [0, 1]) == verdicts(tokenizer, canonical, [1, 2]) == (True, True)
-    assert verdicts(tokenizer, canonical, [0, 1, 2]) == (False, False)
-
-    tokenizer = Tokenizer(models.WordPiece({"[UNK]": 0, "a": 1, "##b": 2, "##c": 3, "abc": 4}, unk_token="[UNK]"))
-    tokenizer.pre_tokenizer, tokenizer.decoder = pre_tokenizers.Whitespace(), decoders.WordPiece("##")
-    canonical = canonical_of(tokenizer)
-    assert verdicts(tokenizer, canonical, [1, 2]) == verdicts(tokenizer, canonical, [4]) == (True, True)
-    assert verdicts(tokenizer, canonical, [1, 2, 3]) == (False, False)
 
 
 def test_byte_tokens_do_not_spell_a_character_that_has_a_token():
