@@ -75,7 +75,7 @@ def check(text: Annotated[str, typer.Argument(help="The text to check; - is stan
 
     Example: llmppl check "2023/07" --regex "[0-9]{4}-[0-9]{2}"
     """
-    from llmppl.constraints.masks.explain import match_prefix
+    from llmppl.constraints.masks.index import match_prefix
 
     constraint, text = options.constraint(given.regex, given.grammar), options.given_text(text)
     options.usage_error(constraint is None, "Give --regex R or --grammar FILE.")

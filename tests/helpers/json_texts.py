@@ -18,7 +18,7 @@ from referencing import Resource
 from referencing.jsonschema import DRAFT202012
 
 from llmppl import JsonSchema
-from llmppl.constraints.masks.explain import BYTES
+from llmppl.constraints.masks.index import BYTES
 
 DEL = "\\u007F"
 NUMBER = re.compile(r"-?\d+(\.\d+)?([eE][+-]?\d+)?")

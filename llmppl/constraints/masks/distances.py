@@ -14,7 +14,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -22,7 +22,7 @@ import numpy.typing as npt
 from llmppl.constraints.constraint import Bools, Ints, State
 from llmppl.constraints.masks.mask_store import PackedMask
 from llmppl.constraints.vocabulary.trie import Trie, ranges
-from llmppl.constraints.vocabulary.trie_walk import CHUNK, Graph, MemoGraph, TableGraph, Walk, walk
+from llmppl.constraints.vocabulary.trie_walk import CHUNK, Graph, TableGraph, Walk, walk
 from llmppl.support.locks import Lock, locked
 from llmppl.support.shared import Shared
 
@@ -111,12 +111,7 @@ class PrecomputedIndex(Shared):
         return len(self.states)
 
     def __repr__(self) -> str:
-        return f"PrecomputedIndex({len(self)} states, {self.next.size} steps, {self.nbytes} bytes)"
-
-    @property
-    def nbytes(self) -> int:
-        """Memory of all arrays in bytes; equal masks count once."""
-        return self.next.nbytes + self.begin.nbytes + sum(len(found.key) for found in set(self.masks))
+        return f"PrecomputedIndex({len(self)} states, {self.next.size} steps)"
 
     def row(self, i: int) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
         """Return the steps from states[i] without eos: (n,) ascending token ids, and (n,) rows that they lead to."""
@@ -165,18 +160,6 @@ MAX_READ = 2_000_000                                # tokens that one search for
 Floats = npt.NDArray[np.float64]
 
 
-class Searchable(Protocol):
-    """Part of an index that distances use."""
-
-    @property
-    def name(self) -> str: ...
-    recognizer: Any
-    trie: Trie
-    graph: TableGraph | MemoGraph
-
-    def walk(self, state: State, /) -> tuple[Ints, Ints]: ...
-
-
 class TableDistances:
     """Distances of all states that tokens reach, computed together."""
 
@@ -186,11 +169,11 @@ class TableDistances:
         self._by_row: Floats = np.zeros(0)
         self._bounds: tuple[Floats, Floats] | None = None
 
-    def of(self, index: Searchable, state: State) -> float:
+    def of(self, index: Any, state: State) -> float:
         least, most = self._bounded(index)
         return float(most[state] if least[state] == most[state] else self.after(index, state, np.array([state]))[0])
 
-    def within(self, index: Searchable, state: State, ends: Ints, n: float) -> Bools:
+    def within(self, index: Any, state: State, ends: Ints, n: float) -> Bools:
         least, most = (bound[ends] for bound in self._bounded(index))
         if ((least > n) | (most <= n)).all():
             return most <= n
@@ -198,14 +181,14 @@ class TableDistances:
         return fits
 
     @locked
-    def _bounded(self, index: Searchable) -> tuple[Floats, Floats]:
+    def _bounded(self, index: Any) -> tuple[Floats, Floats]:
         """Return the lower and the upper bound of the distance of each state."""
         if self._bounds is None:
             self._bounds = _bounds(index)
         return self._bounds
 
     @locked
-    def after(self, index: Searchable, state: State, ends: Ints) -> Floats:
+    def after(self, index: Any, state: State, ends: Ints) -> Floats:
         edges, self._edges = self._edges, None      # absent while it changes: an interrupt loses it
         if edges is None:
             index.recognizer.explore()
@@ -218,7 +201,7 @@ class TableDistances:
         return self._by_row[explorer.row_of[ends]]
 
 
-def _bounds(index: Searchable) -> tuple[Floats, Floats]:
+def _bounds(index: Any) -> tuple[Floats, Floats]:
     """Return bounds of the distances, (S,) and (S,).
 
     If every byte of the language is a token by itself, the number of bytes to an end is an upper bound. Divided by the
@@ -255,7 +238,7 @@ def bytes_to_accept(table: Ints, accepting: Bools) -> Floats:
 class _Edges:
     """Edges between the states that tokens reach, numbered as rows."""
 
-    def __init__(self, index: Searchable) -> None:
+    def __init__(self, index: Any) -> None:
         self.explorer = StateExplorer(index.graph, index.trie, math.inf, self._add)
         self._targets: list[Ints] = []
         self._degrees: list[Ints] = []
@@ -288,13 +271,13 @@ class SearchDistances:
         self._memo: dict[State, tuple[float, bool]] = {}        # a distance, and whether it is no lower bound only
         self._next: dict[State, tuple[State, ...]] = {}         # states after one token, shared by all searches
 
-    def within(self, index: Searchable, state: State, ends: Ints, n: float) -> Bools:
+    def within(self, index: Any, state: State, ends: Ints, n: float) -> Bools:
         targets, where = np.unique(ends, return_inverse=True)
         states = [index.graph.state(target) for target in targets.tolist()]    # before a search renews the graph
         return np.array([self.of(index, target, n) <= n for target in states], bool)[where]
 
     @locked
-    def of(self, index: Searchable, state: State, most: float = math.inf) -> float:
+    def of(self, index: Any, state: State, most: float = math.inf) -> float:
         """Return the distance of a state; inf if it is more than `most`, as far as a search to there tells."""
         found, exact = self._memo.get(state, (0.0, False))
         if not exact and found <= most:
@@ -305,7 +288,7 @@ class SearchDistances:
             self._memo[state] = found, exact
         return found if exact else math.inf
 
-    def _search(self, index: Searchable, state: State, most: float) -> tuple[float, bool]:
+    def _search(self, index: Any, state: State, most: float) -> tuple[float, bool]:
         level, seen, depth, num_read = [state], {state}, 0, 0
         while level and not any(map(index.recognizer.accepts, level)):
             if depth >= most:

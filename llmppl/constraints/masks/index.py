@@ -14,13 +14,15 @@ from __future__ import annotations
 
 import math
 import sys
-from typing import Any
+from itertools import groupby
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from llmppl.constraints.constraint import (
     Bools,
+    Constraint,
     Index,
     Ints,
     Recognizer,
@@ -29,12 +31,12 @@ from llmppl.constraints.constraint import (
     VocabularyLike,
     bytes_of,
 )
-from llmppl.constraints.masks import explain
 from llmppl.constraints.masks.distances import PrecomputedIndex, SearchDistances, TableDistances, build
 from llmppl.constraints.masks.mask_store import MaskStore, PackedMask
 from llmppl.constraints.masks.self_loops import Loops
 from llmppl.constraints.vocabulary.trie import trie_of
 from llmppl.constraints.vocabulary.trie_walk import MemoGraph, TableGraph, walk_state
+from llmppl.constraints.vocabulary.vocabulary import Vocabulary
 from llmppl.support import arguments
 from llmppl.support.graphs import Memo
 from llmppl.support.locks import Lock, locked
@@ -45,6 +47,7 @@ MAX_STEPS = 1 << 16                                 # steps in the memo
 MAX_WITHIN = 4096                                   # results of `mask_within` in the memo
 MOST = sys.float_info.max                           # a finite distance at most; a dead end has inf
 MAX_GAP_SEARCH = 200                                # states that the check of `__init__` visits at most
+MAX_RANGES, MAX_BYTES = 8, 24                       # runs of bytes, and bytes of a text, that errors show
 
 
 class _End:
@@ -171,7 +174,7 @@ class TokenIndex(Index):
         state, at = self._read(self.start, data)
         if at < len(data):
             raise ValueError(
-                f"{self.name}: byte {at} of the text, {data[at : at + 1]!r} {explain.after(data[:at])}, leaves the "
+                f"{self.name}: byte {at} of the text, {data[at : at + 1]!r} {_after(data[:at])}, leaves the "
                 f"language: {self._expected(state)}"
             )
         return state
@@ -290,7 +293,7 @@ class TokenIndex(Index):
         if not 0 <= token < V:
             return ValueError(f"token {token} is not in this vocabulary, whose ids are 0 to {V - 1}")
         data = self.trie.tokens[token]
-        name = explain.token_name(token, data, token in self._eos)
+        name = f"token {int(token)} ({'eos' if token in self._eos else repr(data) if data else 'special'})"
         if state is END:
             return ValueError(f"{name} cannot follow: an eos has ended the text")
         where = self._expected(state)
@@ -303,7 +306,7 @@ class TokenIndex(Index):
         )
 
     def _expected(self, state: State) -> str:
-        return explain.expected(self.next_bytes(state), self.accepts(state))
+        return _expected(self.next_bytes(state), self.accepts(state))
 
 
 def _check_spellable(index: TokenIndex) -> None:
@@ -320,3 +323,48 @@ def _check_spellable(index: TokenIndex) -> None:
                 seen.add(target)
                 stack.append(target)
     raise ValueError(f"{index.name}: no sequence of tokens of this vocabulary spells a string that it accepts")
+
+
+# ---- words for errors
+
+
+def _expected(bytes: bytes, ends: bool) -> str:
+    """Describe the possible continuations: one of the ascending `bytes`, or the end of the text if `ends`."""
+    if not bytes:
+        return "the text must end"
+    runs = [[byte for _, byte in run] for _, run in groupby(enumerate(bytes), lambda pair: pair[1] - pair[0])]
+    shown = [repr(b"%c" % run[0]) + f"..{b'%c' % run[-1]!r}" * (len(run) > 1) for run in runs[:MAX_RANGES]]
+    some = ", ".join(shown) + ", ..." * (len(runs) > MAX_RANGES)
+    return f"the next byte must be one of {some}{', or the text must end' if ends else ''}"
+
+
+def _after(text: bytes) -> str:
+    """Return in words the place after `text`; of a long text, its last bytes."""
+    shown, dots = text[-MAX_BYTES:], "..." * (len(text) > MAX_BYTES)
+    whole = shown.decode("utf-8", "replace")
+    return f"after {dots}{shown if chr(0xFFFD) in whole else whole!r}" if text else "at the start"
+
+
+BYTES = Vocabulary([*(b"%c" % byte for byte in range(256)), b""], [256])     # and an eos
+
+
+class MatchedPrefix(NamedTuple):
+    """Longest prefix of a text that begins a match."""
+
+    length: int                                         # in characters
+    complete: bool                                      # True if the prefix is itself a match
+    expected: str                                       # description of the bytes that may follow
+
+
+def match_prefix(constraint: Constraint, text: str) -> MatchedPrefix:
+    """Read `text` byte by byte as far as the constraint allows."""
+    index: Any = constraint.index(BYTES)
+    state, length = index.start, len(text)
+    for at, character in enumerate(text):
+        after = state
+        for byte in character.encode():
+            if not index.mask(after)[byte]:
+                return MatchedPrefix(at, index.accepts(state), _expected(index.next_bytes(after), index.accepts(after)))
+            after = index.advance(after, byte)
+        state = after
+    return MatchedPrefix(length, index.accepts(state), _expected(index.next_bytes(state), index.accepts(state)))

@@ -6,11 +6,10 @@ instead, so that the children of a node are adjacent. The root has no byte; its 
 
 from __future__ import annotations
 
-import functools
 import itertools
 import weakref
-from collections.abc import Callable, Iterable, Sequence
-from typing import Any, TypeVar
+from collections.abc import Iterable, Sequence
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -20,9 +19,8 @@ from llmppl.support.arguments import shown
 from llmppl.support.locks import cached_property
 from llmppl.support.shared import Shared
 
-__all__ = ["Trie", "once", "ranges", "trie_of"]
+__all__ = ["Trie", "ranges", "trie_of"]
 
-T = TypeVar("T")
 Ids = npt.NDArray[np.int32]
 
 NARROW = 40                                         # levels of at most so many nodes are read node by node
@@ -242,24 +240,15 @@ def _shared_bytes(blob: npt.NDArray[np.uint8], begin: Ints, length: Ints) -> npt
     return common
 
 
-def once(make: Callable[[VocabularyLike], T]) -> Callable[[VocabularyLike], T]:
-    """Decorate `make` to run once for equal vocabularies; the result lives as long as one of them."""
-    made: weakref.WeakKeyDictionary[Any, T] = weakref.WeakKeyDictionary()
-
-    @functools.wraps(make)
-    def of(vocab: VocabularyLike) -> T:
-        try:
-            found = made.get(vocab)
-        except TypeError:                           # not hashable, or no weak references
-            return make(vocab)
-        return made.setdefault(vocab, make(vocab)) if found is None else found
-
-    return of
+_tries: weakref.WeakKeyDictionary[Any, Trie] = weakref.WeakKeyDictionary()
 
 
-@once
 def trie_of(vocab: VocabularyLike) -> Trie:
-    """Return the trie of a vocabulary; equal vocabularies share one."""
+    """Return the trie of a vocabulary; equal vocabularies share one, which lives as long as one of them."""
     if not hasattr(vocab, "tokens"):
         raise TypeError(f"masks are over a Vocabulary, such as lm.vocab, not {shown(vocab, 60)}")
-    return Trie(vocab.tokens, without_bytes(vocab))
+    try:
+        found = _tries.get(vocab)
+    except TypeError:                               # not hashable, or no weak references
+        return Trie(vocab.tokens, without_bytes(vocab))
+    return found or _tries.setdefault(vocab, Trie(vocab.tokens, without_bytes(vocab)))

@@ -16,7 +16,7 @@ from helpers.random_types import Types
 from pydantic import Field, TypeAdapter
 
 from llmppl import JsonSchema
-from llmppl.constraints.masks.explain import BYTES
+from llmppl.constraints.masks.index import BYTES
 
 
 class Color(enum.Enum):
