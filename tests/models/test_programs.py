@@ -223,7 +223,7 @@ def test_only_an_index_over_an_equal_vocabulary_is_accepted():
 
 def test_an_impossible_constraint_is_refused_with_the_missing_bytes():
     lm = tiny_lm(V)
-    with pytest.raises(ValueError, match=r"\[xyz\].*the next byte must be one of b'x'..b'z', and none of the 5 tokens"):
+    with pytest.raises(ValueError, match=r"\[xyz\].*the next byte must be one of b'x'..b'z'"):
         ConstrainedText(lm, "a", Regex("[xyz]+"))
     with pytest.raises(ValueError, match="b'd'"):
         ConstrainedText(lm, "a", Regex("abd"))

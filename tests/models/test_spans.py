@@ -255,7 +255,7 @@ BAD = [
     ({"constraint": len, "max_tokens": 2}, TypeError, "constraint len returned 1 for "),
     ({"constraint": "a*"}, TypeError, "a constraint is a Regex"),
     ({"constraint": Spanned}, TypeError, "cannot be the type"),
-    ({"constraint": Regex("z")}, ValueError, "none of the 5 tokens of this vocabulary begins"),
+    ({"constraint": Regex("z")}, ValueError, "no sequence of tokens of this vocabulary spells"),
     ({"until": "b", "complete": True}, ValueError, "complete=True wants max_tokens, after which the text must have"),
     ({"constraint": Regex("aaac"), "max_tokens": 3, "complete": True}, ValueError, "no text ends within max_tokens=3"),
     ({"max_tokens": 2, "rule": Rule}, TypeError, "rule must be a function"),

@@ -313,16 +313,20 @@ def _check_spellable(index: TokenIndex) -> None:
     """Raise a ValueError if tokens lead from the start to no state that accepts."""
     if index.trie.complete or index.accepts(index.start):
         return
-    stack, seen = [index.start], {index.start}
+    stack, seen, stuck = [index.start], {index.start}, b""
     while stack:
-        for end in np.unique(index.walk(stack.pop())[1]).tolist():
+        state = stack.pop()
+        ends = np.unique(index.walk(state)[1]).tolist()
+        stuck = stuck or (b"" if ends else index.next_bytes(state))
+        for end in ends:
             target = index.graph.state(end)
             if index.recognizer.accepts(target) or len(seen) > MAX_GAP_SEARCH:
                 return
             if target not in seen:
                 seen.add(target)
                 stack.append(target)
-    raise ValueError(f"{index.name}: no sequence of tokens of this vocabulary spells a string that it accepts")
+    where = f": no token fits where {_expected(stuck, False)}" * bool(stuck)
+    raise ValueError(f"{index.name}: no sequence of tokens of this vocabulary spells a string that it accepts{where}")
 
 
 # ---- words for errors
