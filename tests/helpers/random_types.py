@@ -107,7 +107,7 @@ class Types:
             bounds["multiple_of"] = self._pick(0.5, 0.1, 2, 0.25)
         if self._coin(0.2):
             bounds["allow_inf_nan"] = False
-        free = (0.0, 1e300, 1e-7, 123456789.125, -3.3, 5.0, 1e16)
+        free = (0.0, 123456789.125, -3.3, 5.0, *(() if "multiple_of" in bounds else (1e300, 1e-7, 1e16)))
         draw = lambda: float(self._pick(low, low + width, *free, low + width * self.rng.random()))  # noqa: E731
         return Random(Annotated[float, Field(**bounds)], draw)
 

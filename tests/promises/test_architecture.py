@@ -81,7 +81,7 @@ LINES = {
     "cli": 600,
     "constraints": 400,
     "constraints/automata": 2680,
-    "constraints/json": 3370,                          # one reader in place of three; the aim is 2,300
+    "constraints/json": 3360,                          # one reader in place of three; the aim is 2,300
     "constraints/lark": 1760,
     "constraints/masks": 1040,
     "constraints/vocabulary": 1950,

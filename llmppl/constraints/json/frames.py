@@ -17,6 +17,7 @@ from llmppl.constraints.automata.dfa import DFA
 from llmppl.constraints.automata.regex import Regex
 from llmppl.constraints.json.shapes import Lazy
 from llmppl.support.graphs import Memo
+from llmppl.support.locks import cached_property
 
 __all__ = ["BLANK", "DONE", "Automaton", "Expansion", "Frame", "Key", "Local", "Move", "Whitespace", "spaces"]
 
@@ -39,26 +40,18 @@ DONE = Expansion([], [], True)
 
 
 class Local:
-    """State of a frame. `expanded` and `closing` are its moves, calls and whether it is done; computed on first use."""
-
-    __slots__ = ("_closing", "_expanded", "frame", "key")
+    """State of a frame. `expanded` and `closing` are its moves, calls and whether it is done."""
 
     def __init__(self, frame: Frame, key: Key) -> None:
         self.frame, self.key = frame, key
-        self._expanded: Moves | None = None
-        self._closing: Moves | None = None
 
-    @property
+    @cached_property
     def expanded(self) -> Moves:
-        if self._expanded is None:
-            self._expanded = self._with_locals(self.frame.expand(self.key))
-        return self._expanded
+        return self._with_locals(self.frame.expand(self.key))
 
-    @property
+    @cached_property
     def closing(self) -> Moves:
-        if self._closing is None:
-            self._closing = self._with_locals(self.frame.closing(self.key))
-        return self._closing
+        return self._with_locals(self.frame.closing(self.key))
 
     def _with_locals(self, found: Expansion) -> Moves:
         local, (moves, calls, done) = self.frame.local, found

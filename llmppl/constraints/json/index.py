@@ -161,6 +161,8 @@ def _with_names(trie: Trie) -> list[int]:
 class _Closing(SearchDistances):
     """Distances along closing moves. It is its own index: states are those that no token can tell apart."""
 
+    cost = 30
+
     def __init__(self, index: JsonIndex) -> None:
         super().__init__(index._lock)
         self.recognizer, self.trie, self.name = index.recognizer, index.trie, index.name

@@ -25,8 +25,8 @@ from llmppl.constraints.automata.regex import Regex
 __all__ = ["numbers", "spellings"]
 
 MAX_DIGITS = 20                                     # before the point, without a bound; twice as many of an integer
-MAX_FRACTION = 17                                   # after the point, unless bounds or steps need more
-MAX_STATES = 20_000                                 # remainders of a step
+MAX_FRACTION = 21                                   # after the point, unless bounds or steps need more
+MAX_STATES = 4_000                                  # remainders of a step
 LARGEST = Fraction(sys.float_info.max)
 _WHOLE = rf"-?(?:0|[1-9][0-9]{{0,{MAX_DIGITS - 1}}})"
 _INTEGER = rf"-?(?:0|[1-9][0-9]{{0,{2 * MAX_DIGITS - 1}}})"
@@ -35,7 +35,7 @@ _MANTISSA = rf"[1-9](?:\.[0-9]{{1,{MAX_FRACTION}}})?e"
 _HUGE, _TINY = r"\+?(?:1[6-9]|[2-9][0-9]|[12][0-9]{2}|30[0-7])", "-(?:0?[5-9]|[1-9][0-9]|[12][0-9]{2}|3[01][0-9])"
 
 
-@lru_cache(256)
+@lru_cache(128)
 def numbers(
     low: Fraction | None = None,
     low_in: bool = True,
@@ -44,26 +44,10 @@ def numbers(
     integer: bool = False,
     steps: tuple[Fraction, ...] = (),
 ) -> DFA:
-    """Return the JSON texts of the numbers from `low` to `high` that are multiples of every step.
+    """Return the JSON texts of the numbers from `low` to `high` that are multiples of every step; perhaps none.
 
-    Parameters
-    ----------
-    low, high : Fraction, or None for no bound
-    low_in, high_in : bool
-        False excludes the bound itself.
-    integer : bool
-        If True, the numbers have neither a point nor an exponent.
-    steps : tuple of Fractions above 0
-
-    Returns
-    -------
-    DFA
-        Its `start` is 0 if there are no such numbers.
-
-    Raises
-    ------
-    ValueError
-        The multiples need an automaton that is too large.
+    `low_in` and `high_in` include the bounds. Integers have neither a point nor an exponent. Raises ValueError if the
+    multiples need an automaton that is too large.
     """
     if low is high is None and not steps:
         return Regex(_INTEGER if integer else f"{_ANY}|-?{_MANTISSA}(?:{_HUGE}|{_TINY})")
@@ -105,7 +89,7 @@ def _decimals(value: Fraction) -> int:
     return next(n for n in range(value.denominator.bit_length() + 1) if 10**n % value.denominator == 0)
 
 
-@lru_cache(64)
+@lru_cache(16)
 def _multiples(step: Fraction) -> DFA:
     """Return the decimal texts of the multiples of a step, with an optional sign and any number of zeros.
 
@@ -127,7 +111,7 @@ def _multiples(step: Fraction) -> DFA:
         table[whole : whole + m, char] = whole + (rest * 10 + scaled) % m
         for left in range(1, digits + 1):
             begin = after + left * m
-            table[begin : begin + m, char] = after + (left - 1) * m + (rest + digit * 10 ** (left - 1)) % m
+            table[begin : begin + m, char] = after + (left - 1) * m + (rest + digit * pow(10, left - 1, m)) % m
     table[after : after + m, ord("0")] = after + rest
     table[whole : whole + m, ord(".")] = after + digits * m + rest
     table[1, ord("-")] = 1

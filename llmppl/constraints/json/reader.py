@@ -43,7 +43,7 @@ from llmppl.constraints.json.shapes import (
     negate,
     values_of,
 )
-from llmppl.constraints.json.strings import MAX_BOUND
+from llmppl.constraints.json.strings import quoted
 
 __all__ = ["Place", "Reader"]
 
@@ -288,12 +288,14 @@ class Reader:
                 self.notes[f"{place.pointer}, 'format': {schema['format']!r} is no known format, and is ignored"] = None
             else:
                 languages.append(("format", schema["format"], True))
-        least, most = int(schema.get("minLength", 0)), schema.get("maxLength", math.inf)
-        for key, bound in (("minLength", least), ("maxLength", most)):
-            if languages and MAX_BOUND < bound < math.inf:
+        shape = String(int(schema.get("minLength", 0)), schema.get("maxLength", math.inf), tuple(languages))
+        try:
+            quoted(shape)
+        except ValueError:                          # too large
+            for key in {"minLength", "maxLength"} & schema.keys():
                 self._leave_out(place, key)
-                least, most = (0, most) if key == "minLength" else (least, math.inf)
-        return String(least, most, tuple(languages))
+            return String(languages=shape.languages)
+        return shape
 
     def _check(self, pattern: str, place: Place, keyword: str) -> None:
         try:

@@ -56,15 +56,8 @@ def draft_of(schema: Any, default: int | None = None) -> int:
 def registry_of(schema: Any, resources: Resources = None) -> Registry[Any]:
     """Return the registry of a schema (the resource ""), the metaschemas and the caller's resources.
 
-    Parameters
-    ----------
-    resources : mapping of URI to schema (dict, bool or str of JSON), or folder
-        A file of the folder stands for any URI whose last parts are its path, and is read when a `$ref` needs it.
-
-    Raises
-    ------
-    TypeError, ValueError
-        `resources` is neither, or a resource is no schema.
+    A file of a folder stands for any URI whose last parts are its path, and is read when a `$ref` needs it. Raises
+    TypeError or ValueError if `resources` is neither mapping nor folder, or a resource is no schema.
     """
     draft, folder = draft_of(schema), None
     named: dict[str, Any] = {}

@@ -82,7 +82,7 @@ class JsonSchema(Shared):
 
         self.type = schema if is_type(schema) else None
         given, self._of_type = (schema, list[str]()) if self.type is None else types.schema_of(schema)
-        self._exact = _read(given)                  # numbers with a point are Decimal
+        self._text, self._exact = _read(given)      # numbers with a point are Decimal
         self.schema: Any = json.loads(json.dumps(self._exact, default=float))
         self.order = one_of("order", order, ["schema", "any"])
         self._options: dict[str, Any] = {
@@ -156,11 +156,11 @@ class JsonSchema(Shared):
         return f"JsonSchema({text if len(text) <= 80 else text[:77] + '...'}{self._given})"
 
     def __reduce__(self) -> Any:
-        return functools.partial(JsonSchema, **self._options), (self.type or self.schema,)
+        return functools.partial(JsonSchema, **self._options), (self.type or self._text,)
 
 
-def _read(schema: Any) -> Any:
-    """Return the schema as JSON values of its own. Raises ValueError if it is not JSON, or no schema."""
+def _read(schema: Any) -> tuple[str, Any]:
+    """Return the text of a schema, and its JSON values. Raises ValueError if it is not JSON, or no schema."""
     try:
         text = schema if isinstance(schema, str) else json.dumps(schema)
         value = json.loads(text, parse_float=Decimal)
@@ -174,4 +174,4 @@ def _read(schema: Any) -> Any:
         raise ValueError(f"the schema is not JSON: {error}{hint}") from None
     if not isinstance(value, (dict, bool)):
         raise ValueError(f"a JSON schema is an object, true or false, not {json.dumps(value, default=str)}")
-    return value
+    return text, value

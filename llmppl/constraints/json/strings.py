@@ -24,7 +24,7 @@ from llmppl.constraints.json.shapes import ANY, Choice, Constants, Shape, String
 from llmppl.constraints.masks.distances import bytes_to_accept
 from llmppl.support.locks import cached_property
 
-__all__ = ["MAX_BOUND", "Quoted", "cut", "escapes", "quoted", "spelled", "texts_of"]
+__all__ = ["Quoted", "cut", "escapes", "quoted", "spelled", "texts_of"]
 
 T = TypeVar("T")
 

@@ -174,7 +174,7 @@ class Texts:
         while todo:
             pair = todo.pop()
             local, below = pair
-            moves, calls, done = local.closing if is_closing else (local._expanded or local.expanded)
+            moves, calls, done = local.closing if is_closing else local.expanded
             if calls or done:
                 if pair in seen:
                     continue

@@ -41,6 +41,7 @@ _PATTERNS = {                                       # by pydantic's formats
 }  # fmt: skip
 _UUIDS = tuple(f"uuid{version}" for version in range(1, 9))
 _SPACES = r"\t-\r \x85\xa0\u1680\u2000-\u200a\u2028\u2029\u202f\u205f\u3000"
+_KINDS = {r"\d": r"\p{Nd}", r"\w": r"\p{L}\p{Mn}\p{Mc}\p{Nd}\p{Nl}\p{Pc}", r"\s": _SPACES}
 _TRIMMED = rf"^(?:[^{_SPACES}](?:[\s\S]*[^{_SPACES}])?)?$"
 
 
@@ -174,12 +175,11 @@ def _type_schema() -> Any:
                 node["allOf"] = [{"pattern": _TRIMMED}]
             if given is not None:
                 text = given if isinstance(given, str) else given.pattern
-                pattern = re.sub(r"\(\?P<", "(?<", text).replace(r"\A", "^").replace(r"\z", "$").replace(r"\Z", "$")
                 try:
                     if not isinstance(given, str) and given.flags & ~re.UNICODE:
                         raise ValueError
-                    found(pattern)
-                    node["pattern"] = pattern
+                    node["pattern"] = _in_ecma(text)
+                    found(node["pattern"])
                 except ValueError:
                     self._warn(f"the pattern {text!r}")
             return node
@@ -201,7 +201,8 @@ def _type_schema() -> Any:
             port = either(digits_between(1, 65535))
             schemes = "|".join(schema.get("allowed_schemes") or ["http", "https", "ftp"])
             part = "(?:[A-Za-z0-9._~!$&'()*+,;=:@/-]|%[0-9A-Fa-f]{2})*"
-            return _text(rf"(?:{schemes})://{host}(?::{port})?(?:/{part})?(?:\?{part})?(?:#{part})?")
+            after = part.replace("@", "@?")
+            return _text(rf"(?:{schemes})://{host}(?::{port})?(?:/{part})?(?:\?{after})?(?:#{after})?")
 
         multi_host_url_schema = url_schema
 
@@ -310,6 +311,29 @@ def _type_schema() -> Any:
             return super().dataclass_field_schema(schema)
 
     return TypeSchema
+
+
+def _in_ecma(pattern: str) -> str:
+    """Return a pattern of pydantic's, whose classes are those of Unicode, as ECMA-262 writes it.
+
+    Raises ValueError for a complement inside of a class.
+    """
+    inside = False
+
+    def converted(token: re.Match[str]) -> str:
+        nonlocal inside
+        text = token[0]
+        inside = text == "[" if text in "[]" else inside
+        kind = _KINDS.get(text.lower())
+        if kind and text[1].isupper():
+            if inside:
+                raise ValueError(f"{text} inside of a class")
+            return f"[^{kind}]"
+        if kind:
+            return kind if inside else f"[{kind}]"
+        return {"(?P<": "(?<", r"\A": "^", r"\z": "$", r"\Z": "$"}.get(text, text)
+
+    return re.sub(r"\\.|[\[\]]|\(\?P<", converted, pattern, flags=re.DOTALL)
 
 
 def _reads(validator: Any, text: bytes) -> bool:

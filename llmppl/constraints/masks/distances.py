@@ -266,6 +266,8 @@ class _Edges:
 class SearchDistances:
     """Distances by breadth-first search from one state; a ValueError after MAX_READ tokens."""
 
+    cost = 0                                        # of a state, in tokens
+
     def __init__(self, turn: Lock) -> None:
         self._lock = turn
         self._memo: dict[State, tuple[float, bool]] = {}        # a distance, and whether it is no lower bound only
@@ -298,7 +300,7 @@ class SearchDistances:
                 if each not in self._next:
                     ends = index.walk(each)[1]
                     self._next[each] = tuple(index.graph.state(end) for end in np.unique(ends).tolist())
-                    num_read += ends.size
+                    num_read += ends.size + self.cost
                 below.update(dict.fromkeys(self._next[each]))
                 if num_read + len(seen) + len(below) > MAX_READ:
                     raise ValueError(

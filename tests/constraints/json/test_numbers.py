@@ -111,7 +111,7 @@ def test_bounds_without_a_number_between_give_no_text():
     assert numbers(Fraction(1), True, Fraction(6), True, False, (Fraction(7),)).is_empty()
 
 
-@pytest.mark.parametrize("step, message", [(9999999967, "remainders"), (10**6, "remainders"), (12345, "too large")])
+@pytest.mark.parametrize("step, message", [(9999999967, "remainders"), (10**6, "remainders"), (12345, "remainders")])
 def test_steps_without_an_automaton_are_refused(step, message):
     with pytest.raises(ValueError, match=message):
         numbers(None, True, None, True, True, (Fraction(step),))
