@@ -63,7 +63,7 @@ class ConfigGraph(MemoGraph):
         return state
 
     def next_bytes(self, state: State) -> bytes:
-        return bytes(np.flatnonzero(self.row(self.number(state))).tolist())
+        return bytes(byte for lo, hi, _ in self.texts.moves(state) for byte in range(lo, hi + 1))
 
     def loop(self, number: int) -> Key | None:
         """Return the self-loop key (`masks.self_loops.key_of`) of a state with one local state."""
