@@ -22,7 +22,6 @@ from typing import Any
 from lark import Lark
 from lark.indenter import Indenter
 
-from llmppl.constraints.automata.budget import TooLarge
 from llmppl.constraints.constraint import State, VocabularyLike
 from llmppl.constraints.lark.completion import Completion
 from llmppl.constraints.lark.lexer import PartialTokens
@@ -128,10 +127,9 @@ class Grammar(Shared):
         with open(path, encoding="utf-8") as file:
             try:
                 return cls(file.read(), start, source_path=os.fspath(path), **options)
-            except TooLarge as error:
-                raise TooLarge(f"{os.fspath(path)}: {error.what}", error.count, error.remedy) from error
             except ValueError as error:
-                raise ValueError(f"{os.fspath(path)}: {error}") from error
+                error.args = (f"{os.fspath(path)}: {error}",)
+                raise
 
     def index(self, vocab: VocabularyLike) -> TokenIndex:
         """Return the index of the tokens of a vocabulary that may follow each state."""
