@@ -12,8 +12,6 @@ from hypothesis import strategies as st
 
 from llmppl import Grammar, JsonSchema, Regex
 from llmppl.constraints import TokenIndex, Vocabulary
-from llmppl.constraints.automata.determinise import Subsets
-from llmppl.constraints.automata.nfa import NFA
 from llmppl.constraints.masks import self_loops
 from llmppl.constraints.masks.self_loops import UTF8, Loop, key_of
 from llmppl.constraints.vocabulary import trie_walk
@@ -201,24 +199,3 @@ def test_an_index_in_use_can_be_pickled(texts):
     for end, mask in enumerate(masks):
         np.testing.assert_array_equal(copy.mask(copy.after(begun[:end])), mask)
         np.testing.assert_array_equal(copy.allowed(copy.after(begun[:end])), np.flatnonzero(mask))
-
-
-@given(st.data())
-def test_the_moves_of_a_set_of_states_are_their_union(data):
-    nfa, rows = NFA(), []
-    for _ in range(data.draw(st.integers(1, 4))):
-        cuts = sorted(data.draw(st.sets(st.integers(0, 255), min_size=2, max_size=8)))
-        wide = data.draw(st.booleans())
-        edges = [(lo, hi - 1 if wide else lo, -1) for lo, hi in zip(cuts, cuts[1:], strict=False)]
-        rows.append((nfa.read((tuple(edges),), nfa.add(())), edges))
-    subsets = Subsets(nfa, [state for state, _ in rows])
-    found = subsets.moves(frozenset(state for state, _ in rows) if len(rows) > 1 else rows[0][0])
-    assert found == sorted(found, key=lambda move: move[0])
-    reached = [set() for _ in range(256)]
-    for lo, hi, key in found:
-        for byte in range(lo, hi + 1):
-            assert not reached[byte]
-            reached[byte] = {key} if isinstance(key, int) else set(key)
-    for byte in range(256):
-        read = [state for state, edges in rows if any(lo <= byte <= hi for lo, hi, _ in edges)]
-        assert reached[byte] == {nfa.edges(state)[0][2] for state in read}
