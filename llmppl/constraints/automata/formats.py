@@ -25,7 +25,7 @@ from llmppl.support import arguments
 
 __all__ = [
     "FORMATS", "digits_between", "either", "email", "format_language", "ipv4", "iso_date", "iso_datetime", "iso_time",
-    "naturals", "number_range", "numerals", "phone", "same_length", "signed", "url", "uuid",
+    "number_range", "numerals", "phone", "same_length", "signed", "url", "uuid",
 ]  # fmt: skip
 
 ZEROS, NINES = (str.maketrans("0123456789", 10 * digit) for digit in "09")
@@ -78,14 +78,6 @@ def same_length(low: str, high: str) -> str:
     if int(low[0]) + 1 < int(high[0]):
         choices.append(f"[{int(low[0]) + 1}-{int(high[0]) - 1}]" + same_length(zeros[1:], nines[1:]))
     return either(choices)
-
-
-def naturals(low: int, high: float = math.inf) -> str:
-    """Return the pattern of the whole numbers from `low` to `high`, 0 <= low <= high."""
-    if high < math.inf:
-        return either(digits_between(low, int(high)))
-    digits = len(str(low))
-    return either([*digits_between(low, 10**digits - 1), f"[1-9][0-9]{{{digits},}}"])
 
 
 Bound = float | Fraction

@@ -36,7 +36,7 @@ from llmppl.constraints.automata.nfa import ACCEPT, ANY, DEAD, FOUND, NFA, Ahead
 from llmppl.constraints.automata.operations import automaton_of
 from llmppl.support.arguments import shown
 
-__all__ = ["Regex", "escape", "parse"]
+__all__ = ["Regex", "parse"]
 
 _compiler: Any = import_module("re._compiler")       # Python's own pattern parser, which has no types
 _parser: Any = import_module("re._parser")
@@ -45,8 +45,6 @@ op: Any = import_module("re._constants")
 NEWLINE = ((10, 10),)
 WORDS = re.compile(r"[\w ]+(?:\|[\w ]+){7,}")       # read as a list of strings, which is faster
 MAX_AROUND = 40                                     # characters of a pattern shown on either side of an error
-
-escape = re.escape
 
 
 class Regex(DFA):
