@@ -190,11 +190,13 @@ def test_times_counts_the_texts_in_a_row(words, bounds):
     assert texts(DFA.from_strings(words).times(*bounds)) == expected
 
 
-def test_times_refuses_invalid_counts():
-    for bounds, error, message in [((-1,), ValueError, "least must be at least 0"), ((3, 2), ValueError, "at least 3"),
-                                   ((1, 2.5), TypeError, "most must be an integer")]:  # fmt: skip
-        with pytest.raises(error, match=message):
-            Regex("a").times(*bounds)
+@pytest.mark.parametrize("bounds, error, message", [
+    ((-1,), ValueError, "least must be at least 0"), ((3, 2), ValueError, "at least 3"),
+    ((1, 2.5), TypeError, "most must be an integer"),
+])  # fmt: skip
+def test_times_refuses_invalid_counts(bounds, error, message):
+    with pytest.raises(error, match=message):
+        Regex("a").times(*bounds)
 
 
 def test_but_not_takes_texts_as_they_are_and_languages():

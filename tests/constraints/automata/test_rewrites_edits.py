@@ -176,28 +176,18 @@ def test_an_alignment_is_the_same_however_much_of_the_language_is_known():
 # ---- errors
 
 
-def test_errors_name_the_fault_and_a_remedy():
-    word = Regex("ab")
-    for wrong, message in [
-        ({"k": -1}, "k must be at least 0, not -1"),
-        ({"k": 1, "insert": 0}, "insert must be at least 1, not 0"),
-        ({"k": 1, "alphabet": "abc"}, "the alphabet 'abc' holds 'abc'; single characters such as"),
-        ({"k": 1, "alphabet": ["a", ""]}, r"the alphabet \('a', ''\) holds ''; single characters such as"),
-        ({"k": 1, "alphabet": "[a"}, "unterminated character set"),
-        ({"k": 200_000}, "k=200000 edits of Regex.* is too large: more than 1,000,000 states; a smaller k"),
-    ]:
-        with pytest.raises(ValueError, match=message):
-            within(word, **wrong)
-    for wrong, message in [
-        ({"k": 1.5}, "k must be an integer, not 1.5"),
-        ({"k": 1, "alphabet": [97]}, r"the alphabet \(97,\) has an element that is no str"),
-        ({"k": 1, "delete": False}, "delete must be an integer, not False"),
-    ]:
-        with pytest.raises(TypeError, match=message):
-            within(word, **wrong)
-    with pytest.raises(TypeError, match=r"edits are made to a DFA, such as Regex\('ab'\), not a str"):
-        within("ab", 1)
-    with pytest.raises(ValueError, match="k must be at least 0, not -2"):
-        alignment(word, "ab", -2)
-    with pytest.raises(ValueError, match="substitute must be at least 1, not -1"):
-        distance(word, "ab", substitute=-1)
+@pytest.mark.parametrize("wrong, error, message", [
+    ({"k": -1}, ValueError, "k must be at least 0, not -1"),
+    ({"k": 1, "insert": 0}, ValueError, "insert must be at least 1, not 0"),
+    ({"k": 1, "alphabet": "abc"}, ValueError, "the alphabet 'abc' holds 'abc'; single characters such as"),
+    ({"k": 1, "alphabet": ["a", ""]}, ValueError, r"the alphabet \('a', ''\) holds ''; single characters such as"),
+    ({"k": 1, "alphabet": "[a"}, ValueError, "unterminated character set"),
+    ({"k": 200_000}, ValueError, "k=200000 edits of Regex.* is too large: more than 1,000,000 states; a smaller k"),
+    ({"k": 1.5}, TypeError, "k must be an integer, not 1.5"),
+    ({"k": 1, "alphabet": [97]}, TypeError, r"the alphabet \(97,\) has an element that is no str"),
+    ({"k": 1, "delete": False}, TypeError, "delete must be an integer, not False"),
+    ({"k": 1, "language": "ab"}, TypeError, r"edits are made to a DFA, such as Regex\('ab'\), not a str"),
+])  # fmt: skip
+def test_errors_name_the_fault_and_a_remedy(wrong, error, message):
+    with pytest.raises(error, match=message):
+        within(**{"language": Regex("ab"), **wrong})
