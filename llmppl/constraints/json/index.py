@@ -98,6 +98,7 @@ class JsonIndex(TokenIndex):
     def _begin(self) -> None:
         self.reach = max(map(len, self.trie.tokens), default=1) + 1
         self._with_names = _with_names(self.trie)
+        self._plain: dict[Config, PackedMask] = {}      # masks that may hold tokens with repeated names
         self._distances = _Closing(self)
         self.graph = ConfigGraph(self.recognizer)
         self._loops = Loops(self.graph, self.trie)
@@ -114,14 +115,16 @@ class JsonIndex(TokenIndex):
 
     def _work_out(self, state: Config, accepts: bool) -> PackedMask:
         plain = self.plain(state)
-        found = self._masks.get(plain)
+        found = self._plain.get(plain)
         if found is None:
             self._renew()
             graph, number = self.graph, self.graph.number(plain)
             mask = self._loops.mask(number, lambda other: self.mask(graph.state(other)))
             found = self.store.of_ids(walk_state(graph, self.trie, number)[0], accepts) if mask is None \
                 else self.store.of_mask(mask, accepts)
-            self._masks[plain] = found
+            if len(self._plain) > self.graph.room:
+                self._plain.clear()
+            self._plain[plain] = found
         return self._without_repeats(state, found) if self._with_names else found
 
     def _without_repeats(self, state: Config, found: PackedMask) -> PackedMask:

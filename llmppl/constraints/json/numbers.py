@@ -53,11 +53,19 @@ def numbers(
         return Regex(_INTEGER if integer else f"{_ANY}|-?{_MANTISSA}(?:{_HUGE}|{_TINY})")
     known = [abs(each) for each in (low, high, *steps) if each is not None]
     width = max(MAX_DIGITS * (1 + integer), 1 + max(len(str(math.ceil(each))) for each in known))
-    is_long = any(bound is not None and abs(bound) > 2**53 for bound in (low, high))
-    digits = 0 if integer or is_long else max(MAX_FRACTION, *map(_decimals, known))
-    least = 1 - 10**width if low is None else low if low_in else _inwards(low, digits)
-    most = 10**width - 1 if high is None else high if high_in else -_inwards(-high, digits)
+    is_huge = any(bound is not None and abs(bound) > 10 ** (2 * MAX_DIGITS) for bound in (low, high))
+    digits = 0 if integer or is_huge else max(MAX_FRACTION, *map(_decimals, known))
+
+    def between(digits: int) -> tuple[Fraction, Fraction]:
+        """Return the least and the greatest number with at most so many digits after the point."""
+        least = Fraction(1 - 10**width) if low is None else _inwards(low, low_in, digits)
+        return least, Fraction(10**width - 1) if high is None else -_inwards(-high, high_in, digits)
+
+    least, most = between(digits)
     found = numerals(math.ceil(least * 10**digits), math.floor(most * 10**digits), digits)
+    if digits and any(bound is not None and abs(bound) > 2**53 for bound in (low, high)):
+        first, last = between(0)                    # without a point, a number is exact
+        found = found | numerals(math.ceil(first), math.floor(last), 0)
     if least <= 0 <= most:
         found = found | Regex(rf"-0(?:\.0{{1,{digits}}})?" if digits else "-0")
     for step in steps:
@@ -75,10 +83,14 @@ def numbers(
     return (found | Regex("|".join(some))).minimise() if some else found
 
 
-def _inwards(bound: Fraction, digits: int) -> Fraction:
-    """Return the least number above an excluded lower bound: the next double, with at most so many digits."""
-    after = bound
-    if digits and abs(bound) <= LARGEST:
+def _inwards(bound: Fraction, is_in: bool, digits: int) -> Fraction:
+    """Return the least number from a lower bound on, with so many digits: the bound itself or a double above it."""
+    after, is_double = bound, digits and abs(bound) <= LARGEST
+    if is_in:
+        if is_double and abs(bound) > 2**53 and (after := Fraction(float(bound))) < bound:
+            after = Fraction(math.nextafter(float(bound), math.inf))
+        return max(bound, after)
+    if is_double:
         after = Fraction(Decimal(repr(math.nextafter(float(bound), math.inf))))
     least = Fraction(math.floor(bound * 10**digits) + 1, 10**digits)
     return max(least, Fraction(math.ceil(after * 10**digits), 10**digits))

@@ -51,6 +51,7 @@ MAX_VALUES = 64                                     # of the items of an array w
 MAX_PAIRS = 2_000                                   # of options of a oneOf that are compared
 MAX_OVERLAPS = 6                                    # options of a oneOf that overlap
 MAX_DEPENDENT = 6                                   # names that others depend on
+BOUNDS = {"minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum"}
 MAX_HOPS = 1_000                                    # of a $ref to a $ref
 OWN = frozenset(                                    # keywords for values of one type
     "type minLength maxLength pattern format minimum maximum exclusiveMinimum exclusiveMaximum multipleOf items "
@@ -269,11 +270,14 @@ class Reader:
         ):  # fmt: skip
             shape = shape if bound is None else intersect(shape, Number(**more(Fraction(bound))))
         assert isinstance(shape, Number)
-        try:
-            numbers(shape.low, shape.low_in, shape.high, shape.high_in, shape.integer, shape.steps)
-        except ValueError:                          # too many remainders
-            self._leave_out(place, "multipleOf")
-            shape = replace(shape, steps=())
+        for keys, weaker in ({"multipleOf"}, dict[str, Any]()), (BOUNDS, {"low": None, "high": None}):
+            try:
+                numbers(shape.low, shape.low_in, shape.high, shape.high_in, shape.integer, shape.steps)
+                break
+            except ValueError:                      # too large
+                for key in sorted(keys & schema.keys()):
+                    self._leave_out(place, key)
+                shape = replace(shape, steps=(), **weaker)
         return shape
 
     def _string(self, schema: Any, place: Place) -> Shape:
