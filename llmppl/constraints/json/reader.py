@@ -17,8 +17,8 @@ from typing import Any, NamedTuple
 from llmppl.constraints.automata.formats import format_language
 from llmppl.constraints.json.ecma import found
 from llmppl.constraints.json.keywords import check_keywords, pointer
-from llmppl.constraints.json.numbers import numbers
 from llmppl.constraints.json.references import DRAFTS, draft_of, lookup
+from llmppl.constraints.json.scalars import numbers, quoted
 from llmppl.constraints.json.shapes import (
     ANY,
     EVERY,
@@ -43,7 +43,6 @@ from llmppl.constraints.json.shapes import (
     negate,
     values_of,
 )
-from llmppl.constraints.json.strings import quoted
 
 __all__ = ["Place", "Reader"]
 

@@ -20,8 +20,8 @@ from llmppl.constraints.automata.budget import TooLarge
 from llmppl.constraints.automata.dfa import DFA
 from llmppl.constraints.json.arrays import Items
 from llmppl.constraints.json.frames import Automaton, Frame, Local, Whitespace
-from llmppl.constraints.json.numbers import numbers, spellings
 from llmppl.constraints.json.objects import Members
+from llmppl.constraints.json.scalars import numbers, quoted, spelled, spellings
 from llmppl.constraints.json.shapes import (
     ANY,
     NONE,
@@ -37,7 +37,6 @@ from llmppl.constraints.json.shapes import (
     Shape,
     String,
 )
-from llmppl.constraints.json.strings import quoted, spelled
 from llmppl.support.graphs import Memo, Numbering
 from llmppl.support.locks import Lock, locked
 

@@ -9,7 +9,7 @@ from helpers.common import repetitions
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from llmppl.constraints.json.numbers import MAX_DIGITS, MAX_FRACTION, numbers
+from llmppl.constraints.json.scalars import MAX_DIGITS, MAX_FRACTION, numbers
 
 SHAPE = re.compile(r"-?(0|[1-9][0-9]*)(\.[0-9]+)?")
 SHORT = ["".join(chars) for size in range(6) for chars in itertools.product("-0159.eE+", repeat=size)]
