@@ -22,6 +22,7 @@ from typing import Any
 from lark import Lark
 from lark.indenter import Indenter
 
+from llmppl.constraints.automata.budget import TooLarge
 from llmppl.constraints.constraint import State, VocabularyLike
 from llmppl.constraints.lark.completion import Completion
 from llmppl.constraints.lark.lexer import PartialTokens
@@ -127,9 +128,10 @@ class Grammar(Shared):
         with open(path, encoding="utf-8") as file:
             try:
                 return cls(file.read(), start, source_path=os.fspath(path), **options)
+            except TooLarge as error:
+                raise TooLarge(f"{os.fspath(path)}: {error.what}", error.count, error.remedy) from error
             except ValueError as error:
-                error.args = (f"{os.fspath(path)}: {error}",)
-                raise
+                raise ValueError(f"{os.fspath(path)}: {error}") from error
 
     def index(self, vocab: VocabularyLike) -> TokenIndex:
         """Return the index of the tokens of a vocabulary that may follow each state."""
@@ -166,18 +168,14 @@ class Grammar(Shared):
             ended = [place for stack, _, ends in outcomes for place in after(stack, ends)]
         return self._state(ended, alive)
 
-    def _masks_over(self, trie: Trie) -> Masks:
-        if self._masks is None or self._masks.trie is not trie:
-            self._masks = Masks(self._completion, trie)
-        return self._masks
-
     @locked
     def token_mask(self, state: _State, trie: Trie) -> bytes:
         """Return the tokens that may follow a state, as bits."""
-        masks = self._masks_over(trie)
-        if masks.made > MAX_MASKS:
+        if self._masks is None or self._masks.trie is not trie:
+            self._masks = Masks(self._completion, trie)
+        if self._masks.made > MAX_MASKS:
             self._forget()
-        return masks.bits(state.hypotheses)
+        return self._masks.bits(state.hypotheses)
 
     def accepts(self, state: _State) -> bool:
         """Check whether lark parses the text that led to `state`."""
