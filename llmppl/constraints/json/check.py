@@ -84,7 +84,7 @@ def _validator(draft: int) -> Any:
         return isinstance(value, int | Decimal) and not isinstance(value, bool)
 
     def whole(checker: Any, value: Any) -> bool:
-        return number(checker, value) and (draft > 4 or isinstance(value, int)) and value % 1 == 0
+        return number(checker, value) and (draft > 4 or isinstance(value, int)) and value == int(value)
 
     types = official.TYPE_CHECKER.redefine_many({"number": number, "integer": whole})
     known = {
