@@ -112,19 +112,19 @@ class Automaton(Frame):
 
 
 class Whitespace:
-    """Whitespace between the tokens of JSON, which may always be left out; its states are those of a DFA, or 0."""
+    """Whitespace between the tokens of JSON, which may always be left out; its states are those of a DFA, or 0.
+
+    Raises ValueError if the pattern matches other characters.
+    """
 
     def __init__(self, pattern: str | None) -> None:
         self._dfa = Regex(pattern) if pattern else DFA.from_strings([""])
+        if not (self._dfa - Regex(r"[ \t\n\r]*")).is_empty():
+            raise ValueError(f"whitespace={pattern!r} matches other characters than JSON's; {BLANK!r} would work")
         self.moves = Memo[int, list[tuple[int, int, int]]](lambda state: self._dfa.moves(state or self._dfa.start))
 
     def may_end(self, state: int) -> bool:
         return not state or self._dfa.accepts(state)
 
 
-@lru_cache(16)
-def spaces(pattern: str | None) -> Whitespace:
-    """Return the whitespace that matches a pattern. Raises ValueError if it matches other characters."""
-    if pattern and not (Regex(pattern) - Regex(r"[ \t\n\r]*")).is_empty():
-        raise ValueError(f"whitespace={pattern!r} matches other characters than JSON's; {BLANK!r} would work")
-    return Whitespace(pattern)
+spaces = lru_cache(16)(Whitespace)

@@ -72,11 +72,13 @@ class Reader:
     """Reader of one schema and of those that it refers to.
 
     `left_out` and `notes` grow while shapes are read: keywords that are checked on the finished text, and remarks.
+    `places` has the pointers of all shapes that were read.
     """
 
     def __init__(self, is_live: Callable[[Lazy], bool]) -> None:
         self.left_out: dict[str, None] = {}
         self.notes: dict[str, None] = {}
+        self.places: dict[Lazy, str] = {}
         self._is_live = is_live
         self._lazies: dict[Any, tuple[Any, Lazy]] = {}
         self._targets = set[int]()                  # ids of schemas that a reference leads to, whose values are checked
@@ -89,6 +91,7 @@ class Reader:
         key = id(schema), _scope(place)
         if key not in self._lazies:
             self._lazies[key] = schema, Lazy(lambda: self._read_apart(schema, place), self._weakened)
+            self.places[self._lazies[key][1]] = place.pointer
         return self._lazies[key][1]
 
     def part(self, schema: Any, place: Place, *steps: object) -> Lazy:

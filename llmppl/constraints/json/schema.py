@@ -104,6 +104,10 @@ class JsonSchema(Shared):
             place = reader.Place("#", resolver, references.draft_of(self._exact))
             root = self._reader.lazy(self._exact, place)
             self._reader.read_all()                 # so that every error is raised here
+            if not self._texts.is_live(root):
+                dead = [at for part, at in self._reader.places.items() if not self._texts.is_live(part)]
+                raise ValueError(f"JSON schema at {dead[-1] if dead else '#'}: it has no instances; every text breaks "
+                                 "a keyword, or would be infinite")     # fmt: skip
             self._texts.begin(root)
         except RecursionError:
             raise ValueError("JSON schema: a way along $ref, or of parts inside each other, is too long") from None

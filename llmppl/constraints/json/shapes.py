@@ -1,7 +1,7 @@
 """Shapes: sets of JSON values, as a schema describes them without references and combinators.
 
 `intersect` and `negate` compute with shapes, and `fits` tests a value. The parts of arrays and objects are `Lazy`: they
-are read on first use, so shapes may refer to themselves and a large schema is read only as far as texts need it.
+are read on first use, so shapes may refer to themselves.
 """
 
 from __future__ import annotations

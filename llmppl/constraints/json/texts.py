@@ -81,10 +81,7 @@ class Texts:
         self._lock = Lock()
 
     def begin(self, root: Lazy) -> None:
-        """Begin with a shape. Raises ValueError if it has no instances."""
-        if not self.is_live(root):
-            raise ValueError("JSON schema: it has no instances; every text breaks a keyword, or would be infinite")
-        self._root = root
+        """Begin with a shape that has instances."""
         self.start = self.closed((local, END) for local in self._starts[root])
 
     # ---- frames
