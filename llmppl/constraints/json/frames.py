@@ -112,10 +112,7 @@ class Automaton(Frame):
 
 
 class Whitespace:
-    """Whitespace between the tokens of JSON, which may always be left out; its states are those of a DFA, or 0.
-
-    Raises ValueError if the pattern matches other characters.
-    """
+    """Whitespace between tokens, which may be left out; states are those of a DFA, or 0. ValueError if it is none."""
 
     def __init__(self, pattern: str | None) -> None:
         self._dfa = Regex(pattern) if pattern else DFA.from_strings([""])

@@ -85,10 +85,8 @@ class JsonSchema(Shared):
         self._text, self._exact = _read(given)      # numbers with a point are Decimal
         self.schema: Any = json.loads(json.dumps(self._exact, default=float))
         self.order = one_of("order", order, ["schema", "any"])
-        self._options: dict[str, Any] = {
-            "whitespace": whitespace, "order": order, "resources": resources, "lenient": lenient,
-        }  # fmt: skip
         defaults = {"whitespace": BLANK, "order": "schema", "resources": None, "lenient": False}
+        self._options = dict(zip(defaults, (whitespace, order, resources, lenient), strict=True))
         self._given = "".join(f", {name}={each!r}" for name, each in self._options.items() if each != defaults[name])
         keywords.check_keywords(self._exact)
         wrong, self._notes = keywords.foreign(self._exact)
