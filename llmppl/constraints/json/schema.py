@@ -86,7 +86,8 @@ class JsonSchema(Shared):
         self.schema: Any = json.loads(json.dumps(self._exact, default=float))
         self.order = one_of("order", order, ["schema", "any"])
         defaults = {"whitespace": BLANK, "order": "schema", "resources": None, "lenient": False}
-        self._options = dict(zip(defaults, (whitespace, order, resources, lenient), strict=True))
+        given_options = (whitespace, order, resources, lenient)
+        self._options: dict[str, Any] = dict(zip(defaults, given_options, strict=True))
         self._given = "".join(f", {name}={each!r}" for name, each in self._options.items() if each != defaults[name])
         keywords.check_keywords(self._exact)
         wrong, self._notes = keywords.foreign(self._exact)
