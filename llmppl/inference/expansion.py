@@ -450,7 +450,8 @@ def cut(particles: Iterable[Model]) -> None:
     """End the unfinished particles, and mark them as cut."""
     for particle in particles:
         untwist(particle)
-        particle._cut_ |= not particle.finished
+        if not particle.finished:
+            particle._cut_ = True
         particle.finished = True
 
 
