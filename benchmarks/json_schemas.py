@@ -130,7 +130,8 @@ def count_costs(folder: Path, every: int, vocab: Vocabulary, tokenizer: Any) -> 
                 index.mask(index.start() if callable(index.start) else index.start)
                 indices.append(index)
             except ValueError as error:
-                reasons[str(error)] += make is makers[0]
+                if make is makers[0]:
+                    reasons[str(error)] += 1
             compiling.append((time.thread_time_ns() - begin) / 1e6)
         is_ours = len(indices) and not isinstance(indices[0], SimpleNamespace)
         kinds[KINDS[0] if len(indices) == 2 else KINDS[1] if is_ours else KINDS[2] if indices else KINDS[3]] += 1

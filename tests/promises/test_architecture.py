@@ -81,7 +81,7 @@ LINES = {
     "cli": 600,
     "constraints": 400,
     "constraints/automata": 2670,
-    "constraints/json": 3350,                          # one reader in place of three; the aim is 2,300
+    "constraints/json": 3370,                          # one reader in place of three; the aim is 2,300
     "constraints/lark": 1750,
     "constraints/masks": 1000,
     "constraints/vocabulary": 1940,

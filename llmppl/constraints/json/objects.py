@@ -12,6 +12,7 @@ import itertools
 import math
 from bisect import bisect_left
 from collections.abc import Callable, Iterable, Iterator
+from functools import lru_cache
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -23,11 +24,11 @@ from llmppl.constraints.constraint import Bools, Ints
 from llmppl.constraints.json.ecma import found
 from llmppl.constraints.json.frames import DONE, Expansion, Frame, Key, Local, Move, Whitespace
 from llmppl.constraints.json.scalars import ESCAPED, cut, escapes, spelled, texts_of
-from llmppl.constraints.json.shapes import Lazy, Object, String, both, fits, intersect
+from llmppl.constraints.json.shapes import Lazy, Object, Shape, String, both, fits, intersect
 from llmppl.support.graphs import Memo, Numbering
 from llmppl.support.locks import cached_property
 
-__all__ = ["Members"]
+__all__ = ["Members", "classes"]
 
 QUOTE, COMMA, COLON, CLOSE, BACKSLASH = b'",:}\\'
 MAX_STATES = 5_000                                  # of all patterns of an object together
@@ -51,7 +52,8 @@ class Names:
             self.start = self._dfa.start if is_live(part) else 0
             self._parts |= dict.fromkeys(np.flatnonzero(self._dfa.accepting).tolist(), part)
             return
-        table, accepting, sets = _product([texts_of(intersect(shape.names, String())), *map(found, patterns)])
+        table, accepting, sets = classes(shape.names, tuple(patterns))
+        table, accepting = table.copy(), accepting.copy()
         parts = dict[tuple[bool, ...], Lazy]()
         for state in np.flatnonzero(accepting).tolist():
             if sets[state] not in parts:
@@ -92,8 +94,13 @@ class Names:
         return frozenset(rests)
 
 
-def _product(dfas: list[DFA]) -> tuple[Ints, Bools, list[tuple[bool, ...]]]:
-    """Return the table of the first automaton, whether its states accept, and which of the others accept there."""
+@lru_cache(64)
+def classes(names: Shape, patterns: tuple[str, ...]) -> tuple[Ints, Bools, list[tuple[bool, ...]]]:
+    """Return the table of some names, whether its states accept, and which patterns are found there.
+
+    Raises TooLarge if the table is.
+    """
+    dfas = [texts_of(intersect(names, String())), *map(found, patterns)]
     start = tuple(dfa.start for dfa in dfas)
     states, rows = Numbering[tuple[int, ...]]([(), start]), [np.zeros(256, np.int32)]
     for key in itertools.islice(states.keys_in_order, 1, None):         # grows

@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 from llmppl.constraints.automata.formats import format_language
 from llmppl.constraints.json.ecma import found
 from llmppl.constraints.json.keywords import check_keywords, pointer
+from llmppl.constraints.json.objects import classes
 from llmppl.constraints.json.references import DRAFTS, draft_of, lookup
 from llmppl.constraints.json.scalars import numbers, quoted
 from llmppl.constraints.json.shapes import (
@@ -349,6 +350,10 @@ class Reader:
         names: Shape = String()
         if "propertyNames" in schema and place.draft >= 6:
             names = intersect(String(), self._in_place(schema["propertyNames"], place, "propertyNames"))
+        try:
+            classes(names, tuple(dict.fromkeys(pattern for pattern, _ in patterns)))
+        except ValueError as error:                 # too large
+            raise ValueError(f"JSON schema at {place.pointer}: {error}") from None
         key = "additionalProperties"
         rest = self._evaluated(schema, "unevaluatedProperties", schema.get(key, True), key, place)
         additional = self.part(rest, place, key)

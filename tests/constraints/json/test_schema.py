@@ -245,6 +245,7 @@ def nested(n, schema):
         (False, "JSON schema at #: it has no instances"),
         ({"properties": {"a": {"type": "integer", "minimum": 3, "maximum": 1}}, "required": ["a"], "type": "object"},
          "JSON schema at #/properties/a: it has no instances"),
+        ({"items": {"patternProperties": {"^(a|b)*a(a|b){12}$": True}}}, "#/items: the patterns of an object's names"),
         ({"title": "x"}, "JSON schema at # has no keyword, so that any JSON would do"),
         ({"a": {"type": "string"}}, "are 'a' properties"),
         ({"$defs": {"A": {"type": "object"}}}, "# has no keyword"),
