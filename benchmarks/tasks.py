@@ -63,7 +63,7 @@ class Writer(ConstrainedText):
     def step(self) -> None:
         p = self.target(self.next_token(self.context))
         proposal: Any = p
-        for mask in self.masks(p.support):
+        for mask in [*self._guide.masks(self.state, self.num_tokens), *self.own_masks(p.support).values()]:
             proposal = proposal.masked(mask)
         if self.how == "tested":
             proposal = p.where(functools.partial(self.fits, mask))

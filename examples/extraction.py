@@ -117,8 +117,9 @@ def main() -> None:
             ways, last[prompted] = [], []
             for before, word in cases:
                 prefix = re.escape(before) if prompted else ""
-                asked: QueryOptions = {**options, "prefix": prefix, "rule": RULE, "end": "prefix"}
-                matches = search(lm, re.escape(before + word), results="tokens", **asked)
+                matches = search(
+                    lm, re.escape(before + word), prefix=prefix, rule=RULE, end="prefix", results="tokens", **options
+                )
                 found = list(islice(matches, args.most))
                 ways.append(len(found))
                 last[prompted] += found

@@ -203,7 +203,8 @@ def _prompts(file: Path) -> list[str]:
     except (LookupError, RecursionError, TypeError, ValueError) as error:
         how = 'write UTF-8, and {"prompt": "..."} on each line of a .jsonl file'
         raise ValueError(f"{file}: {how} ({type(error).__name__}: {error})") from None
-    usage_error(not all(lines), f"{file} has an empty line: write JSON lines, in which a prompt may be empty.")
+    if not all(lines):
+        raise ValueError(f"{file} has an empty line: write JSON lines, in which a prompt may be empty")
     return lines
 
 

@@ -208,8 +208,8 @@ def _connect(path: Path, mode: str) -> sqlite3.Connection:
     try:
         db = sqlite3.connect(uri, uri=True, check_same_thread=False)    # the collector may close it elsewhere
         tables = {name for (name,) in db.execute("select name from sqlite_master")}
-        if tables and not tables >= {"run", "result", "particle"}:
-            raise sqlite3.DatabaseError("it has other tables")
+        if not tables >= {"run", "result", "particle"} and (tables or mode == "ro"):
+            raise sqlite3.DatabaseError("it has other tables" if tables else "its run has written nothing yet")
     except sqlite3.DatabaseError as error:
         raise ValueError(f"{path} is no file of results of run_many ({error}), and is left as it is") from None
     return db

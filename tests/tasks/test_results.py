@@ -359,6 +359,14 @@ def test_a_foreign_file_is_left_unchanged(path, content):
         load_results(path)
 
 
+def test_a_file_that_a_run_has_only_opened_is_refused_to_readers_and_written_by_a_run(path):
+    with contextlib.closing(sqlite3.connect(path)) as db:
+        db.execute("pragma journal_mode=wal")
+    with pytest.raises(ValueError, match="its run has written nothing yet"):
+        load_results(path)
+    assert len(run_all(path, range(3))) == 3
+
+
 def test_another_database_is_left_unchanged(path):
     with sqlite3.connect(path) as db:
         db.execute("create table result(a)")
