@@ -359,7 +359,7 @@ def test_a_foreign_file_is_left_unchanged(path, content):
         load_results(path)
 
 
-def test_a_file_that_a_run_has_only_opened_is_refused_to_readers_and_written_by_a_run(path):
+def test_a_file_that_a_run_has_only_opened_has_no_results_yet(path):
     with contextlib.closing(sqlite3.connect(path)) as db:
         db.execute("pragma journal_mode=wal")
     with pytest.raises(ValueError, match="its run has written nothing yet"):

@@ -124,8 +124,10 @@ def _type_schema() -> Any:
             name, kind = node.get("format"), schema["type"]
             if kind.startswith("function-"):
                 function = schema["function"]["function"]
-                if not str(getattr(function, "__module__", "")).startswith(("pydantic.", "ipaddress", "typing")):
-                    self._warn(f"the validator {getattr(function, '__qualname__', repr(function))!r}")
+                name_of, module = getattr(function, "__qualname__", repr(function)), getattr(function, "__module__", "")
+                is_masked = str(module).startswith(("pydantic.", "ipaddress", "typing"))
+                if not is_masked or name_of.startswith("ByteSize"):
+                    self._warn(f"the validator {name_of!r}")
             if kind in ("model", "dataclass") and (schema.get("custom_init") or schema.get("post_init")):
                 self._warn(f"'__init__' or '__post_init__' of {schema['cls'].__name__!r}")
             if name in _PATTERNS:

@@ -12,7 +12,7 @@ from llmppl import Vocabulary
 
 VOCABULARIES = ROOT.parent / "shared" / "vocab"
 STATES = repetitions(10, 1)                             # per schema and vocabulary
-DETOURS = {"open", "lengths"}                           # a property or escape that is not needed may save a token
+DETOURS = {"open", "lengths", "any"}                    # a property or escape that is not needed may save a token
 MOST_SEARCHED = 60                                     # states of one search over tokens
 
 

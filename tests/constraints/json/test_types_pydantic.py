@@ -136,6 +136,7 @@ class Checked(pydantic.BaseModel):
         (bounded(Decimal, multiple_of=Decimal("0.25")), "'multiple_of' 0.25"),
         (bounded(dt.timedelta, le=dt.timedelta(hours=1)), "the bound of a timedelta"),
         (bounded(bytes, min_length=3), "the number of bytes"),
+        (pydantic.ByteSize, "the validator .ByteSize"),
     ],
 )
 def test_constraints_that_no_mask_holds_are_warnings(kind, named):
