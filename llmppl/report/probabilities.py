@@ -1,0 +1,95 @@
+"""Probabilities of values: a mapping that is displayed as a table, in a notebook with bars."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator, Mapping
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from llmppl.report.tables import TableView, frame, html_table, one_line
+from llmppl.support.options import readable_tuple
+
+if TYPE_CHECKING:
+    import pandas
+
+__all__ = ["Probabilities", "Share"]
+
+CERTAIN = 5e-4                                          # half the last digit that is shown
+
+
+@readable_tuple
+class Share(NamedTuple):
+    """Probability of one value.
+
+    `lower` and `upper` are certain bounds of a computed probability. `se` is the standard error of an estimate, NaN
+    where the run does not tell. The others are None.
+    """
+
+    value: Any
+    probability: float
+    lower: float | None = None
+    upper: float | None = None
+    se: float | None = None
+
+
+class Probabilities(TableView, Mapping[Any, float]):
+    """Probabilities of values, the most probable first: `answers["blue"]`, `answers.best`, `dict(answers)`.
+
+    Parameters
+    ----------
+    shares : iterable of Share
+    header : str
+        First line of the table.
+
+    Attributes
+    ----------
+    shares : tuple of Share, the most probable first
+    """
+
+    def __init__(self, shares: Iterable[Share], header: str) -> None:
+        self.shares = tuple(sorted(shares, key=lambda share: -share.probability))
+        self.header = header
+        self._by_value = {share.value: share for share in self.shares}
+
+    def __getitem__(self, value: Any) -> float:
+        return self._by_value[value].probability
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(self._by_value)
+
+    def __len__(self) -> int:
+        return len(self.shares)
+
+    @property
+    def best(self) -> Any:
+        """Most probable value, the first of several; a ValueError without values."""
+        if not self.shares:
+            raise ValueError(f"{self.header}: there is no value")
+        return self.shares[0].value
+
+    def to_pandas(self) -> pandas.DataFrame:
+        """Return a data frame with a row for each value: value, probability, lower, upper, se."""
+        return frame([share._asdict() for share in self.shares])
+
+    def _header(self) -> str:
+        return self.header
+
+    def _table(self) -> tuple[tuple[str, str], list[tuple[str, str]]]:
+        return ("probability", "value"), [(_shown(share), one_line(share.value)) for share in self.shares]
+
+    def _repr_html_(self) -> str:
+        heads, rows = self._table()
+        most = max((share.probability for share in self.shares), default=1.0) or 1.0
+        bars = [share.probability / most for share in self.shares]
+        return f"<p>{self.header}</p>{html_table(heads, rows, bars) if rows else ''}"
+
+
+def _shown(share: Share) -> str:
+    """Return a probability with its standard error or bounds, where they show."""
+    p = share.probability
+    text = f"{p:.3f}" if p >= CERTAIN or not p else f"{p:.1e}"
+    if share.se is not None:
+        return f"{text} +- {'?' if math.isnan(share.se) else f'{share.se:.2g}'}"
+    if share.lower is not None and share.upper is not None and share.upper - share.lower > CERTAIN:
+        return f"{text} ({share.lower:.3f} to {share.upper:.3f})"
+    return text
