@@ -24,6 +24,7 @@ from llmppl.support import arguments
 Options = Iterable[str] | Mapping[Any, str] | type
 FLOOR = -30.0                                           # log-probability of an impossible token, in the likely order
 ROUND = 8                                               # nodes of an option that are expanded together
+TINY = 1e-300
 SELDOM = 0.01                                           # a smaller mass is said in the repr
 
 
@@ -49,11 +50,9 @@ class Choice(Probabilities):
         scale = float(np.max(upper))
         low, high = np.exp(lower - scale), np.exp(upper - scale)
         others_low, others_high = low.sum() - low, high.sum() - high
-        p = low / low.sum()
-        shares = [
-            Share(option, *map(float, bounds))
-            for option, *bounds in zip(totals, p, low / (low + others_high), high / (high + others_low), strict=True)
-        ]
+        p = low / low.sum() if low.any() else high / high.sum()      # the bounds are all that is known
+        bounds = low / np.maximum(low + others_high, TINY), high / np.maximum(high + others_low, TINY)
+        shares = [Share(option, *map(float, each)) for option, *each in zip(totals, p, *bounds, strict=True)]
         mass = math.exp(self.log_mass)
         seldom = f": the model writes one of these with probability {mass:.2g} only" * (mass < SELDOM)
         super().__init__(shares, f"Choice({len(shares)} options){seldom}")
