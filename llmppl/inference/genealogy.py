@@ -159,24 +159,38 @@ def log_ml_error(records: Sequence[StepRecord]) -> tuple[float | None, str]:
     if drawn and all(record.parents.size == 1 for record in records):
         return None, "there was one candidate at every step, and nothing to compare it with"
     estimates = relative_variance(records, 1.0), relative_variance(records, MIN_FAMILIES)
-    variance, units = max(V for V, _ in estimates), min(n for _, n in estimates)
+    variance, units = max(each[0] for each in estimates), min(each[1] for each in estimates)
     v = variance * (1 + 2 / units) if variance > ROUNDING else 0.0
     return math.sqrt(v + v * v / 4), ""
 
 
-def relative_variance(records: Sequence[StepRecord], min_families: float = 1.0) -> tuple[float, float]:
-    """Estimate Var(Z-hat) / Z-hat^2 and the number of units on which the estimate rests.
+def probability_error(records: Sequence[StepRecord], holds: NDArray[np.bool_]) -> float:
+    """Return the standard error of the posterior probability of an event that holds for some survivors, (n,) bool.
 
-    The number is Satterthwaite's, (sum of the terms)^2 / sum of their squares. Takes O(M log M) time and O(M) memory
-    for a step of M candidates.
+    se^2 = V + 1 / (m + 2)^2, with the variance V of the estimated probability. The smallest effective number m of
+    families that depend on one event stands for values that no particle has seen.
     """
-    later = _Influence(_shares(records[-1].log_survivors))
-    seen, squares = 0.0, 0.0
+    variance, _, families = relative_variance(records, holds=holds)
+    return math.sqrt(variance + (families + 2) ** -2)
+
+
+def relative_variance(
+    records: Sequence[StepRecord], min_families: float = 1.0, holds: NDArray[np.bool_] | None = None
+) -> tuple[float, float, float]:
+    """Estimate Var(Z-hat) / Z-hat^2, the number of units on which the estimate rests, and that of the families.
+
+    The number of units is Satterthwaite's, (sum of the terms)^2 / sum of their squares. With `holds`, the variance is
+    that of the posterior probability of an event; F is then the share of the descendants for which it holds, less their
+    share times its probability. Takes O(M log M) time and O(M) memory for a step of M candidates.
+    """
+    later = _Influence(_shares(records[-1].log_survivors), holds)
+    seen, squares, families = 0.0, 0.0, math.inf
     for t, step in reversed([*enumerate(records)]):
         # selection: candidates from survivors
         chosen, log_weights = _shares(step.log_chosen), step.candidate_log_weights
         unsure = _unsure(log_weights[step.ancestors] - step.log_chosen)
         deviations = _deviations(unsure, later.influence, chosen)
+        families = _fewer(families, np.sum(unsure * later.share**2))
         later.go_back(unsure, deviations, chosen, step.ancestors, _shares(log_weights))
         # draws: starts from candidates
         _, first, groups = np.unique(step.groups, return_index=True, return_inverse=True)
@@ -184,6 +198,7 @@ def relative_variance(records: Sequence[StepRecord], min_families: float = 1.0) 
         unsure, unsure_first = 1 / np.maximum(step.copies, 1) * (step.copies > 0), _unsure(step.log_kept[first])
         inverse_families = np.sum((unsure * (1 - unsure_first)[groups]) * later.share**2)
         inverse_families += np.sum(unsure_first * _sums(groups, later.share, first.size) ** 2)
+        families = _fewer(families, inverse_families)
         if inverse_families * min_families > 1 + 1e-9 and t < len(records) - 1:
             seen, squares = seen + np.sum(later.seen), squares + np.sum(later.squares)
             later = _Influence(_shares(log_weights))
@@ -196,7 +211,7 @@ def relative_variance(records: Sequence[StepRecord], min_families: float = 1.0) 
         later.go_back(unsure_first, deviations, of_start, parents, before)
     variance = float(seen + np.sum(later.seen))
     total = float(squares + np.sum(later.squares))
-    return variance, variance**2 / total if variance > ROUNDING else 1.0
+    return variance, variance**2 / total if variance > ROUNDING else 1.0, families
 
 
 class _Influence:
@@ -207,8 +222,9 @@ class _Influence:
         itself, and of its square
     """
 
-    def __init__(self, shares: Floats) -> None:
-        self.influence: Floats = shares
+    def __init__(self, shares: Floats, holds: NDArray[np.bool_] | None = None) -> None:
+        self.changes = holds is None                    # True if changes by later events count
+        self.influence: Floats = shares if holds is None else shares * (holds - np.sum(shares[holds]))
         self.share: Floats = shares
         self.seen: Floats = np.zeros_like(shares)
         self.squares: Floats = np.zeros_like(shares)
@@ -216,7 +232,7 @@ class _Influence:
     def go_back(self, unsure: Floats, deviations: Floats, after: Floats, owners: Indices, before: Floats) -> None:
         """Go back over an event: from its units (n,), of shares `after`, to their owners (m,), of shares `before`."""
         n, term, sure = before.size, unsure * deviations, 1 - unsure
-        self.influence = _sums(owners, self.influence - after, n) + before
+        self.influence = _sums(owners, self.influence - self.changes * after, n) + self.changes * before
         self.share = _sums(owners, self.share, n)
         self.seen = _sums(owners, term + sure * self.seen, n)
         self.squares = _sums(owners, term**2 + sure**2 * self.squares, n)
@@ -242,6 +258,11 @@ def _deviations_of_runs(
     mean = np.bincount(groups, influence)[groups] / np.maximum(runs, 1)
     several = (influence - mean * copies) ** 2 * runs / np.maximum(runs - 1, 1)
     return np.where(runs > 1, several, _deviations(unsure * (runs == 1), influence, shares))
+
+
+def _fewer(families: float, squares: float) -> float:
+    """Return the smaller number of families, for the sum of the squares of their shares."""
+    return min(families, 1 / squares) if squares > ROUNDING else families
 
 
 def _sums(owners: Indices, values: Floats, n: int) -> Floats:

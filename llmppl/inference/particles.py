@@ -11,6 +11,7 @@ Source: Kong, Liu & Wong (1994), "Sequential imputations and Bayesian missing da
 from __future__ import annotations
 
 import html
+import re
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -20,11 +21,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from llmppl.inference.detached import SavedParticle, detach
-from llmppl.inference.genealogy import StepRecord, StepRecords
+from llmppl.inference.genealogy import StepRecord, StepRecords, probability_error
 from llmppl.models.model import Model
 from llmppl.report import Recorder, html_page
+from llmppl.report.probabilities import Probabilities, Share, key_of
 from llmppl.report.tables import TableView, frame, html_table, one_line, text_table, without_middle
-from llmppl.support.arguments import generator, optional_count, shown
+from llmppl.support.arguments import function, generator, name_of, optional_count, shown
 from llmppl.support.locks import cached_property
 from llmppl.support.runtime import Stats
 from llmppl.support.shared import Shared
@@ -133,6 +135,52 @@ class Particles(Shared, Sequence[P]):
         for text, weight in zip(self.texts, self.weights.tolist(), strict=True):
             total[text] += weight
         return dict(sorted(total.items(), key=lambda item: -item[1]))
+
+    def by(self, key: str | Callable[[Any], Any]) -> Probabilities:
+        """Return the posterior probability of each value of a key, with its standard error, most probable first.
+
+        Parameters
+        ----------
+        key : str or callable
+            An attribute of the particles, as "mood" or "parsed.pets[0].kind", or a function of a particle, as
+            `lambda p: len(p.s)`. A particle whose text has not ended has no parsed value, and counts as `NO_VALUE`, as
+            does one whose record has no such field.
+
+        Raises
+        ------
+        AttributeError
+            If no particle has the attribute or field.
+        ValueError
+            If no particle is left.
+        """
+        self._need_one()
+        values = [value_of(particle, key) for particle in self]
+        if all(value is NO_VALUE for value in values):
+            raise AttributeError(f"no particle has {key!r}: the first one has {', '.join(sorted(names_of(self[0])))}")
+        groups = dict[Any, list[int]]()
+        for i, value in enumerate(values):
+            groups.setdefault(key_of(value), []).append(i)
+        shares = [
+            Share(values[group[0]], float(self.weights[group].sum()), se=self._se(group)) for group in groups.values()
+        ]
+        name = key if isinstance(key, str) else name_of(key)
+        return Probabilities(shares, f"{name}: {len(shares)} values of {len(self)} particles, ess {self.ess:.1f}")
+
+    def _se(self, group: list[int]) -> float | None:
+        """Return the standard error of the probability of some particles; None if these are no random sample."""
+        if not self.steps:
+            return None
+        holds = np.zeros(self.steps[-1].log_survivors.size, bool)
+        holds[np.flatnonzero(self.steps[-1].log_survivors > -np.inf)[group]] = True
+        return probability_error(self.steps, holds)
+
+    def field(self, path: str) -> Probabilities:
+        """Return the posterior probability of each value of a field of the parsed texts: `field("pets[0].kind")`."""
+        return self.by(f"parsed.{path}".replace(".[", "["))
+
+    def answers(self) -> Probabilities:
+        """Return the posterior probability of each parsed value, or of each text if nothing is parsed."""
+        return self.by("parsed" if any(hasattr(type(particle), "parsed") for particle in self) else str)
 
     def to_dict(self) -> dict[str, Any]:
         """Return data for JSON: `log_ml`, `log_ml_se`, and text, log-weight and mark as cut of each particle.
@@ -259,6 +307,38 @@ class Particles(Shared, Sequence[P]):
         ]
         others = sum(count for count, _, _ in rows[MAX_REASONS:])
         return f"all died by step {last}: {'; '.join(causes + [f'{others} for other reasons'] * bool(others))}"
+
+
+# ---- values of a particle
+
+
+class _NoValue:
+    def __repr__(self) -> str:
+        return "(no value)"
+
+
+NO_VALUE = _NoValue()                                   # of a text that has not ended, or a record without the field
+
+
+def value_of(particle: object, key: str | Callable[[Any], Any]) -> Any:
+    """Return the value of a path, such as "parsed.pets[0].kind", or of a function; `NO_VALUE` where there is none."""
+    if not isinstance(key, str):
+        return function("key", key, "lambda p: p.s")(particle)
+    value: Any = particle
+    try:
+        for name, index in re.findall(r"([^.\[\]]+)|\[(-?\d+)\]", key):
+            if index:
+                value = value[int(index)]
+            else:
+                value = value[name] if isinstance(value, dict) else getattr(value, name)
+    except (AttributeError, LookupError, TypeError, ValueError):
+        return NO_VALUE
+    return value
+
+
+def names_of(particle: object) -> list[str]:
+    """Return the names of the public attributes of a particle."""
+    return [name for name in vars(particle) if not name.startswith("_")]
 
 
 # ---- deaths: the reasons why particles got weight zero, counted by step and reason

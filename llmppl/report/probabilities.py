@@ -7,12 +7,13 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from llmppl.report.tables import TableView, frame, html_table, one_line
+from llmppl.support.arguments import is_hashable
 from llmppl.support.options import readable_tuple
 
 if TYPE_CHECKING:
     import pandas
 
-__all__ = ["Probabilities", "Share"]
+__all__ = ["Probabilities", "Share", "key_of"]
 
 CERTAIN = 5e-4                                          # half the last digit that is shown
 
@@ -35,6 +36,8 @@ class Share(NamedTuple):
 class Probabilities(TableView, Mapping[Any, float]):
     """Probabilities of values, the most probable first: `answers["blue"]`, `answers.best`, `dict(answers)`.
 
+    The key of a value that cannot be hashed, such as a list, is its repr.
+
     Parameters
     ----------
     shares : iterable of Share
@@ -49,13 +52,13 @@ class Probabilities(TableView, Mapping[Any, float]):
     def __init__(self, shares: Iterable[Share], header: str) -> None:
         self.shares = tuple(sorted(shares, key=lambda share: -share.probability))
         self.header = header
-        self._by_value = {share.value: share for share in self.shares}
+        self._by_key = {key_of(share.value): share for share in self.shares}
 
     def __getitem__(self, value: Any) -> float:
-        return self._by_value[value].probability
+        return self._by_key[key_of(value)].probability
 
     def __iter__(self) -> Iterator[Any]:
-        return iter(self._by_value)
+        return iter(self._by_key)
 
     def __len__(self) -> int:
         return len(self.shares)
@@ -82,6 +85,11 @@ class Probabilities(TableView, Mapping[Any, float]):
         most = max((share.probability for share in self.shares), default=1.0) or 1.0
         bars = [share.probability / most for share in self.shares]
         return f"<p>{self.header}</p>{html_table(heads, rows, bars) if rows else ''}"
+
+
+def key_of(value: Any) -> Any:
+    """Return the value itself if it can be hashed, else its repr."""
+    return value if is_hashable(value) else repr(value)
 
 
 def _shown(share: Share) -> str:
