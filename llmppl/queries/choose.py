@@ -11,7 +11,7 @@ from typing import Any, TypedDict, Unpack, overload
 
 import numpy as np
 
-from llmppl.constraints.automata import DFA
+from llmppl.constraints.automata.dfa import DFA
 from llmppl.constraints.values import constraint_of
 from llmppl.distributions import NO_RULE, DecisionRule, Floats
 from llmppl.lm import ENDS, CachedTransformer, Context, End
