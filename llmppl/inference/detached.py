@@ -68,7 +68,7 @@ def detach(particle: Any) -> SavedParticle:
 
 
 def _data_of(value: Any) -> Any:
-    """Return a parsed value as plain data: a dataclass as a dict, and what is not plain as pydantic's JSON."""
+    """Return a parsed value as plain data: a dataclass as a dict, other objects as pydantic writes them in JSON."""
     value = dataclasses.asdict(value) if dataclasses.is_dataclass(value) and not isinstance(value, type) else value
     try:
         return plain(value)

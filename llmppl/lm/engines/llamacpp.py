@@ -175,7 +175,7 @@ class LlamaCpp(Engine):
         return logits
 
     def release(self, contexts: list[list[int]]) -> None:
-        """Note what may go, and evict the oldest of it while it holds more tokens than the rest."""
+        """Release contexts, and evict the oldest released tokens while they are more than the other ones."""
         for ids in contexts:
             for each in self._continuing(key(ids)):
                 each.keep = min(each.keep, len(ids) - 1)

@@ -12,7 +12,7 @@ from llmppl import Vocabulary
 
 VOCABULARIES = ROOT.parent / "shared" / "vocab"
 STATES = repetitions(10, 1)                             # per schema and vocabulary
-DETOURS = {"open", "lengths", "any"}                    # a property or escape that is not needed may save a token
+DETOURS = {"open", "lengths"}                           # a property or escape that is not needed may save a token
 MOST_SEARCHED = 60                                     # states of one search over tokens
 
 
@@ -181,4 +181,4 @@ def test_distances_equal_search_over_tokens(name, order, tokens):
     assert [(place, within - needed) for within, needed, place in masks if not within <= needed] == []
     if name not in DETOURS:
         assert [each for each in found if each[0] > each[1]] == []
-        assert [(place, needed - within) for within, needed, place in masks if not needed <= within] == []
+        assert (name, tokens) == ("any", "complete") or all(needed <= within for within, needed, _ in masks)
