@@ -20,6 +20,7 @@ import argparse
 import ctypes
 import functools
 import gc
+import json
 import logging
 import os
 import pickle
@@ -44,7 +45,7 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")       # before the import of numpy
 import numpy as np
 from tables import machine, table
 
-from llmppl import Grammar, Regex, TokenIndex, Vocabulary
+from llmppl import Grammar, JsonSchema, Regex, TokenIndex, Vocabulary
 from llmppl.constraints import encode_fragment
 from llmppl.constraints.automata import characters, dfa, nfa, regex
 
@@ -154,7 +155,7 @@ class Subject:
         return encode_fragment(self.tokenizer, self.vocab, text)
 
 
-# ---- the libraries: `regex(pattern)` and `grammar(name)` compile, and return a reader
+# ---- the libraries: `regex(pattern)`, `grammar(name)` and `schema(schema)` compile, and return a reader
 
 
 class Reader:
@@ -199,6 +200,9 @@ class Llmppl:
     def grammar(self, name: str) -> Reader:
         return Ours(Grammar(lark(name)), self.subject)
 
+    def schema(self, schema: Any) -> Reader:
+        return Ours(JsonSchema(schema), self.subject)
+
 
 class OutlinesCore:
     name, package, module = "outlines-core", "outlines-core", outlines_core
@@ -230,6 +234,9 @@ class OutlinesCore:
 
         return Guided()
 
+    def schema(self, schema: Any) -> Reader:
+        return self.regex(outlines_core.json_schema.build_regex_from_schema(json.dumps(schema)))
+
 
 class LLGuidance:
     name, package, module = "llguidance", "llguidance", llguidance
@@ -250,8 +257,11 @@ class LLGuidance:
     def grammar(self, name: str) -> Reader:
         return self._reader(lark(name))
 
+    def schema(self, schema: Any) -> Reader:
+        return self._reader("start: %json " + json.dumps(schema))
+
     def _reader(self, text: str) -> Reader:
-        matcher = llguidance.LLMatcher(self.tokenizer, '%llguidance {"no_forcing": true}\n' + text)
+        matcher = llguidance.LLMatcher(self.tokenizer, '%llguidance {"no_forcing": true}\n' + text, log_level=0)
         if matcher.is_error():
             raise ValueError(matcher.get_error())
         bits = self.bits
@@ -288,6 +298,9 @@ class XGrammar:
         return self._reader(
             compiler.compile_builtin_json_grammar() if name == "json" else compiler.compile_lark(lark(name))
         )
+
+    def schema(self, schema: Any) -> Reader:
+        return self._reader(self.compiler.compile_json_schema(json.dumps(schema), strict_mode=False))
 
     def _reader(self, compiled: Any) -> Reader:
         matcher, bits = xgrammar.GrammarMatcher(compiled), self.bits

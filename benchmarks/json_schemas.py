@@ -1,4 +1,4 @@
-"""JSON Schemas: the number of particles that end in time, and the cost of masks by llmppl and by llguidance.
+"""JSON Schemas: the number of particles that end in time, and the cost of masks, compared with other libraries.
 
 Of 8 particles, the number that end within 40 tokens, with a closed record and with an open one:
 
@@ -6,7 +6,9 @@ Of 8 particles, the number that end within 40 tokens, with a closed record and w
     python benchmarks/json_schemas.py --lm smollm2
 
 With real schemas, such as those of JSONSchemaBench, it counts the schemas that each library takes. It also measures the
-CPU time to compile, including the constructor, and to make masks along their texts. The libraries take turns:
+CPU time to compile, including the constructor, and to make masks along their texts. llguidance, xgrammar and
+outlines-core take turns with llmppl if they are installed; a token is its mask and step, and a text that a library
+refuses is timed up to there. A schema counts as taken by outlines-core if it is compiled in 10 CPU seconds and 2 GB:
 
     python benchmarks/json_schemas.py --schemas FOLDER --vocab FOLDER [--every 4]
 
@@ -17,30 +19,31 @@ has a "schema" and, if there are texts to read, "tests": objects with "valid", a
 from __future__ import annotations
 
 import argparse
+import functools
 import json
 import os
+import resource
 import time
-from collections import Counter
-from collections.abc import Iterator
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")       # before the import of numpy and torch
 
-import llguidance
 import numpy as np
+from constraints import LLGuidance, Llmppl, OutlinesCore, Reader, Subject, XGrammar
 from tables import machine, table
 
 from llmppl import CachedTransformer, ConstrainedText, JsonSchema, Vocabulary, smc_standard
-from llmppl.constraints import encode_fragment
 
-KINDS = ("taken by both", "by llmppl alone", "by llguidance alone", "by neither")
+FIGURES = ("compile and first mask", "a token, at first", "a token, again")
 TEXTS = 3                                           # per schema, at most
 
 PROPERTIES = {"name": {"type": "string"}, "age": {"type": "integer"}, "kind": {"enum": ["dog", "cat", "bird"]}}
 OPEN = {"type": "object", "required": [*PROPERTIES], "properties": PROPERTIES}
-RECORDS = {"closed": OPEN | {"additionalProperties": False}, "open": OPEN}
+CLOSED = OPEN | {"additionalProperties": False}
+RECORDS = {"closed": CLOSED, "open": OPEN}
 
 
 def count_alive(name: str | None, runs: int) -> None:
@@ -70,96 +73,90 @@ def read_schemas(folder: Path) -> Iterator[tuple[Any, list[Any]]]:
             yield found["schema"], [test["data"] for test in found.get("tests", []) if test["valid"]]
 
 
-class Theirs:
-    """Index of llguidance over a vocabulary, whose states are matchers; `read` makes one state after the other."""
-
-    def __init__(self, vocab: Vocabulary) -> None:
-        special = sorted({*vocab.eos_ids, *vocab.special_ids})
-        tokens = [b"\xff<%d>" % id if id in special else token for id, token in enumerate(vocab.tokens)]
-        facts = SimpleNamespace(
-            eos_token_id=vocab.eos_ids[0], bos_token_id=None, tokens=tokens, special_token_ids=special
-        )
-        self.tokenizer = llguidance.LLTokenizer(llguidance.TokenizerWrapper(facts))
-        self.bits = np.zeros((len(vocab) + 31) // 32, np.int32)
-
-    def index(self, schema: Any) -> Any:
-        text = f'%llguidance {{"no_forcing": true}}\nstart: %json {json.dumps(schema)}'
-        matcher = llguidance.LLMatcher(self.tokenizer, text, log_level=0)
-        if matcher.is_error():
-            raise ValueError(matcher.get_error())
-        return SimpleNamespace(start=matcher.deep_copy, mask=self.mask, advance=self.advance)
-
-    def mask(self, matcher: Any) -> None:
-        matcher.unsafe_compute_mask_ptr(self.bits.ctypes.data, self.bits.nbytes)
-
-    def advance(self, matcher: Any, token: int) -> Any:
-        if not matcher.consume_token(token):
-            raise ValueError("the token does not fit")
-        return matcher
-
-
-def read(index: Any, text: list[int]) -> tuple[int, int]:
+def read(reader: Reader, text: list[int]) -> tuple[int, int]:
     """Return the nanoseconds of mask and step over the tokens up to one that does not fit, and their number."""
-    state, spent = index.start() if callable(index.start) else index.start, 0
+    reader.begin()
+    spent = 0
     for count, token in enumerate(text):
         begin = time.thread_time_ns()
         try:
-            index.mask(state)
-            state = index.advance(state, token)
+            reader.mask()
+            fits = reader.read(token)
         except ValueError:
+            fits = False
+        if fits is False:
             return spent, count
         spent += time.thread_time_ns() - begin
     return spent, len(text)
 
 
-def count_costs(folder: Path, every: int, vocab: Vocabulary, tokenizer: Any) -> None:
-    """Compile each schema by both libraries, and read its texts twice."""
-    kinds, reasons, theirs = Counter[str](), Counter[str](), Theirs(vocab)
-    makers = lambda schema: JsonSchema(schema).index(vocab), theirs.index       # noqa: E731
-    names = "compile + first mask", "a token, at first", "a token, again"
-    found: dict[str, list[tuple[float, float]]] = {name: [] for name in names}
-    num_tokens = 0
-    for make in makers:                             # one-time work per vocabulary
-        read(make(True), encode_fragment(tokenizer, vocab, '{"a": "b", "c": 10}'))
-    for schema, values in list(read_schemas(folder))[::every]:
-        indices, compiling = [], []
-        for make in makers:
+def ends_in_time(make: Callable[[], object]) -> bool:
+    """Return whether a copy of this process does it in 10 CPU seconds and 2 GB more: native code hears no signal."""
+    child = os.fork()
+    if child == 0:
+        bytes_now = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+        resource.setrlimit(resource.RLIMIT_CPU, (10, 10))
+        resource.setrlimit(resource.RLIMIT_AS, (bytes_now + (2 << 30),) * 2)
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
+        try:
+            make()
+        except BaseException:
+            os._exit(1)
+        os._exit(0)
+    return os.waitpid(child, 0)[1] == 0
+
+
+def compile_schema(library: Any, schema: Any) -> Reader:
+    reader: Reader = library.schema(schema)
+    reader.begin()
+    reader.mask()
+    return reader
+
+
+def count_costs(folder: Path, every: int, subject: Subject) -> None:
+    """Compile each schema by every library, and read its texts twice."""
+    libraries = [Llmppl(subject)]
+    libraries += [each(subject) for each in (LLGuidance, XGrammar, OutlinesCore) if each.module is not None]
+    spent = defaultdict[tuple[str, str], dict[int, float]](dict)
+    reasons, num_schemas, num_tokens = Counter[str](), 0, 0
+    for library in libraries:                       # one-time work per vocabulary
+        read(library.schema(CLOSED), subject.encode('{"name": "b", "age": 10, "kind": "dog"}'))
+    for number, (schema, values) in enumerate(list(read_schemas(folder))[::every]):
+        num_schemas += 1
+        texts = [subject.encode(json.dumps(value, ensure_ascii=False)) for value in values[:TEXTS]]
+        for library in libraries:
+            make = functools.partial(compile_schema, library, schema)
+            if library.name == "outlines-core" and not ends_in_time(make):
+                continue
             begin = time.thread_time_ns()
             try:
-                index = make(schema)
-                index.mask(index.start() if callable(index.start) else index.start)
-                indices.append(index)
-            except ValueError as error:
-                if make is makers[0]:
+                reader = make()
+            except (ValueError, RuntimeError) as error:
+                if library is libraries[0]:
                     reasons[str(error)] += 1
-            compiling.append((time.thread_time_ns() - begin) / 1e6)
-        is_ours = len(indices) and not isinstance(indices[0], SimpleNamespace)
-        kinds[KINDS[0] if len(indices) == 2 else KINDS[1] if is_ours else KINDS[2] if indices else KINDS[3]] += 1
-        if len(indices) < 2:
-            continue
-        found[names[0]].append((compiling[0], compiling[1]))
-        shown = [json.dumps(value, ensure_ascii=False) for value in values[:TEXTS]]
-        texts = [encode_fragment(tokenizer, vocab, text) for text in shown]
-        for name in names[1:]:
-            spent = np.array([[read(index, text) for index in indices] for text in texts]).reshape(-1, 2, 2).sum(0)
-            if spent[:, 1].all():
-                found[name].append(tuple(spent[:, 0] / spent[:, 1] / 1e6))
-                num_tokens += int(spent[0, 1])
-    total = kinds.total()
-    shares = [f"{kind} {kinds[kind]} ({kinds[kind] / total:.0%})" for kind in KINDS]
-    print(f"\n{total} schemas, {len(vocab):,} tokens: {', '.join(shares)}")
-    for reason, number in reasons.most_common(8):
-        print(f"    {number:4}  {reason[:100]}")
-    rows = []
-    for name, pairs in found.items():
-        if pairs:
-            ours, others = np.array(pairs).T
-            quantiles = [f"{np.quantile(some, q):.3f}" for some in (ours, others) for q in (0.5, 0.9, 1)]
-            ratios = np.median(ours / others), sum(ours) / sum(others)
-            rows.append([name, len(pairs), *quantiles, *(f"{ratio:.2f}" for ratio in ratios)])
-    columns = ["CPU ms", "schemas", "llmppl", "p90", "worst", "llguidance", "p90", "worst", "ratio", "of sums"]
-    note = f"{num_tokens // 2:,} tokens of at most {TEXTS} texts per schema"
-    table("llmppl compared with llguidance; a token is its mask and step", columns, rows, note)
+                continue
+            spent[FIGURES[0], library.name][number] = (time.thread_time_ns() - begin) / 1e6
+            for figure in FIGURES[1:]:
+                times, counts = np.array([read(reader, text) for text in texts]).reshape(-1, 2).sum(0)
+                if counts:
+                    spent[figure, library.name][number] = times / counts / 1e6
+                    num_tokens += int(counts) * (library is libraries[0])
+    print(f"\n{num_schemas} schemas, {len(subject.vocab):,} tokens; taken by", end=" ")
+    print(", ".join(f"{each.name} {len(spent[FIGURES[0], each.name])}" for each in libraries))
+    for reason, count in reasons.most_common(8):
+        print(f"    {count:4}  {reason[:100]}")
+    columns = ["CPU ms", "schemas", "median", "p90", "worst", "llmppl", "p90", "worst", "ratio", "of sums"]
+    for figure in FIGURES:
+        rows = []
+        for library in libraries[1:]:
+            ours, theirs = spent[figure, "llmppl"], spent[figure, library.name]
+            pairs = np.array([(ours[each], theirs[each]) for each in ours.keys() & theirs.keys()]).reshape(-1, 2)
+            if len(pairs):
+                quantiles = [f"{q:.4f}" for i in (1, 0) for q in np.quantile(pairs[:, i], [0.5, 0.9, 1])]
+                ratios = np.median(pairs[:, 0] / pairs[:, 1]), pairs[:, 0].sum() / pairs[:, 1].sum()
+                rows.append([library.name, len(pairs), *quantiles, *(f"{ratio:.2f}" for ratio in ratios)])
+        table(f"{figure}, of the schemas that both take", columns, rows)
+    print(f"{num_tokens // 2:,} tokens of at most {TEXTS} texts per schema")
 
 
 def main() -> None:
@@ -176,15 +173,16 @@ def main() -> None:
         return
     if not any(True for _ in args.schemas.glob("*.json*")):
         raise SystemExit(f"--schemas {args.schemas}: no *.json or *.jsonl there; JSONSchemaBench's would work")
-    print(machine("llmppl", "numpy", "llguidance"))
+    print(machine("llmppl", "numpy", "llguidance", "xgrammar", "outlines-core"))
     if args.vocab is None:
         lm = CachedTransformer.from_pretrained(*[args.lm] * (args.lm is not None))
-        count_costs(args.schemas, args.every, lm.vocab, lm.tokenizer)
+        count_costs(args.schemas, args.every, Subject("the model's", lm.tokenizer, lm.vocab))
     else:
         from transformers import AutoTokenizer
 
         tokenizer = AutoTokenizer.from_pretrained(args.vocab)
-        count_costs(args.schemas, args.every, Vocabulary.from_tokenizer(tokenizer), tokenizer)
+        subject = Subject(args.vocab, tokenizer, Vocabulary.from_tokenizer(tokenizer))
+        count_costs(args.schemas, args.every, subject)
 
 
 if __name__ == "__main__":
