@@ -11,12 +11,13 @@ import re
 from collections.abc import Mapping
 from decimal import Decimal
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 from urllib.parse import unquote, urlsplit
 
 from llmppl.constraints.json.keywords import check_keywords, subschemas
 
 try:
+    import attrs
     from jsonschema_specifications import REGISTRY
     from referencing import Registry, Specification
     from referencing import jsonschema as drafts
@@ -26,8 +27,12 @@ except ImportError as error:
 
 __all__ = ["DRAFTS", "draft_of", "lookup", "registry_of", "resolver_of"]
 
+_DRAFT4 = attrs.evolve(                                 # with true and false, which schemas in use have all the same
+    cast(Any, drafts.DRAFT6), name="draft-04", id_of=lambda it: drafts.DRAFT4.id_of(it) if isinstance(it, dict) else None,
+    anchors_in=lambda spec, it: drafts.DRAFT4.anchors_in(it) if isinstance(it, dict) else [],
+)  # fmt: skip
 DRAFTS: dict[int, Specification[Any]] = {
-    4: drafts.DRAFT4, 6: drafts.DRAFT6, 7: drafts.DRAFT7, 2019: drafts.DRAFT201909, 2020: drafts.DRAFT202012,
+    4: _DRAFT4, 6: drafts.DRAFT6, 7: drafts.DRAFT7, 2019: drafts.DRAFT201909, 2020: drafts.DRAFT202012,
 }  # fmt: skip
 _DRAFT = re.compile(r"json-schema\.org/draft[-/]0?([0-9]+)")
 Resources = Mapping[str, Any] | str | Path | None

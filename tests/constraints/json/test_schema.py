@@ -106,6 +106,9 @@ def test_a_schema_accepts_exactly_its_instances(text, inside):
         ({"oneOf": [{"type": "integer"}, {"type": "number", "minimum": 2}]}, ["1", "2.5"], ["3", "1.5"]),
         ({"if": {"required": ["k"]}, "then": {"properties": {"k": {"pattern": "^[0-9]+$"}}}},
          ['{"k":"1"}', "[]"], ['{"k":"a"}']),
+        ({"$schema": "http://json-schema.org/draft-04/schema#", "type": "array", "additionalItems": False,
+          "items": [True, {"$ref": "odd"}], "definitions": {"o": {"id": "odd", "not": {"multipleOf": 2}}}},
+         ["[]", "[1]", "[{},1]"], ["[1,2]", "[1,1,1]"]),
     ],
 )  # fmt: skip
 def test_texts_that_other_readers_have_got_wrong(schema, inside, outside):
