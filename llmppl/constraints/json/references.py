@@ -28,8 +28,9 @@ except ImportError as error:
 __all__ = ["DRAFTS", "draft_of", "lookup", "registry_of", "resolver_of"]
 
 _DRAFT4 = attrs.evolve(                                 # with true and false, which schemas in use have all the same
-    cast(Any, drafts.DRAFT6), name="draft-04", id_of=lambda it: drafts.DRAFT4.id_of(it) if isinstance(it, dict) else None,
-    anchors_in=lambda spec, it: drafts.DRAFT4.anchors_in(it) if isinstance(it, dict) else [],
+    cast(Any, drafts.DRAFT6), name="draft-04",
+    id_of=lambda each: drafts.DRAFT4.id_of(each) if isinstance(each, dict) else None,
+    anchors_in=lambda spec, each: drafts.DRAFT4.anchors_in(each) if isinstance(each, dict) else [],
 )  # fmt: skip
 DRAFTS: dict[int, Specification[Any]] = {
     4: _DRAFT4, 6: drafts.DRAFT6, 7: drafts.DRAFT7, 2019: drafts.DRAFT201909, 2020: drafts.DRAFT202012,
