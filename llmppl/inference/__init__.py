@@ -22,7 +22,6 @@ from llmppl.inference.resampling import DownSample as DownSample
 from llmppl.inference.resampling import ResampleBelow as ResampleBelow
 from llmppl.inference.resampling import multinomial as multinomial
 from llmppl.inference.resampling import optimal as optimal
-from llmppl.inference.resampling import residual as residual
 from llmppl.inference.resampling import stratified as stratified
 from llmppl.inference.resampling import systematic as systematic
 from llmppl.inference.smc import SMC as SMC

@@ -7,8 +7,8 @@ be normalised, and their sum is kept exactly, not only on average.
 A particle is *dead* if its log-weight is -inf. No scheme returns a dead particle. If all are dead, it returns two empty
 arrays.
 
-`multinomial`, `residual`, `stratified` and `systematic` return N particles of equal weight, with repeats. The number of
-copies varies most under multinomial; systematic uses one uniform in all. `optimal` returns N distinct particles of
+`multinomial`, `stratified` and `systematic` return N particles of equal weight, with repeats. The number of copies
+varies most under multinomial; systematic uses one uniform in all. `optimal` returns N distinct particles of
 unequal weight. It never copies, as a down-sampler of M > N different particles needs.
 
 A *selection* chooses the surviving candidates of a step, or keeps all: `select(rng, log_weights, active)` returns the
@@ -29,7 +29,7 @@ from numpy.typing import ArrayLike, NDArray
 from llmppl.distributions import logsumexp
 from llmppl.support.arguments import count, probability
 
-__all__ = ["DownSample", "ResampleBelow", "Scheme", "multinomial", "optimal", "residual", "stratified", "systematic"]
+__all__ = ["DownSample", "ResampleBelow", "Scheme", "multinomial", "optimal", "stratified", "systematic"]
 
 Resampled = tuple[NDArray[np.int64], NDArray[np.float64]]
 Scheme = Callable[[np.random.Generator, ArrayLike, int], Resampled]
@@ -68,25 +68,9 @@ def systematic(rng: np.random.Generator, log_weights: ArrayLike, N: int) -> Resa
 def _at_points(log_weights: ArrayLike, N: int, points: Callable[[], NDArray[np.float64]]) -> Resampled:
     """Return the particles at N points of the cumulated weight, which are drawn if any particle is alive."""
     alive, log_weights, N = _checked(log_weights, N)
-    return (alive[_owners(log_weights, points())], _equal(log_weights, N)) if alive.size else (alive, log_weights)
-
-
-def residual(rng: np.random.Generator, log_weights: ArrayLike, N: int) -> Resampled:
-    """Return floor(N W_j) copies of particle j, and draw the rest by the remaining weights; see `multinomial`."""
-    alive, log_weights, N = _checked(log_weights, N)
     if not alive.size:
         return alive, log_weights
-    weights = np.exp(log_weights - np.max(log_weights))
-    share = N * (weights / np.sum(weights))         # (M,) the expected number of copies, sum N
-    copies = np.floor(share * (1 + 1e-12))          # a share of 3 may be computed as 2.9999999999999996
-    ancestors = np.repeat(np.arange(alive.size), copies.astype(np.int64))
-    num_left = N - ancestors.size
-    if num_left:
-        with np.errstate(divide="ignore"):          # log 0 is -inf
-            log_left = np.log(np.maximum(share - copies, 0.0))
-        drawn = _owners(log_left, np.sort(rng.random(num_left)))
-        ancestors = np.sort(np.concatenate([ancestors, drawn]))
-    return alive[ancestors], _equal(log_weights, N)
+    return alive[_owners(log_weights, points())], np.full(N, logsumexp(log_weights) - np.log(N))
 
 
 def optimal(rng: np.random.Generator, log_weights: ArrayLike, N: int) -> Resampled:
@@ -207,7 +191,3 @@ def _owners(log_weights: NDArray[np.float64], points: NDArray[np.float64]) -> ND
     np.cumsum(np.exp(cum, out=cum), out=cum)
     points = np.minimum(points, np.nextafter(1.0, 0.0)) * cum[-1]   # (i + u) / n may round to 1, past the last part
     return np.searchsorted(cum, points, side="right").astype(np.int64, copy=False)   # skips parts of length 0
-
-
-def _equal(log_weights: NDArray[np.float64], N: int) -> NDArray[np.float64]:
-    return np.full(N, logsumexp(log_weights) - np.log(N))

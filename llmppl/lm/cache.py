@@ -17,7 +17,6 @@ did not end.
 from __future__ import annotations
 
 import heapq
-import html
 import weakref
 from collections import OrderedDict
 from collections.abc import Iterable, Iterator
@@ -273,9 +272,6 @@ class Trie:
             f"next-token rows of {store.rows_used} ({store.row_bytes / 1e6:.1f} MB); "
             f"{store.bytes / 1e6:.1f} of {store.budget / 1e6:.1f} MB>"
         )
-
-    def _repr_html_(self) -> str:
-        return f"<p>{html.escape(repr(self)[1:-1])}</p><pre>{html.escape(self.draw())}</pre>"
 
     def draw(self, max_lines: int = 60) -> str:
         """Return a drawing of the trie: one line for each run of tokens without a branch, at most `max_lines` lines.

@@ -126,8 +126,9 @@ class CachedTransformer(Shared):
         ImportError
             A package is missing. The message says how to install it.
         """
-        if name is not None:
-            arguments.path("name", name)
+        if name is not None and not isinstance(name, str | os.PathLike):
+            given, other = arguments.shown(name), "a loaded model goes into CachedTransformer(model, tokenizer)"
+            raise TypeError(f"name must be a str or a path, not {given}: {other}")
         cache_bytes = optional_count("cache_bytes", cache_bytes, least=0)
         keys = None if cache_bytes is None else cache_bytes - cache_bytes // 8
         model, tokenizer = loading.load(name, engine, cache_bytes=keys, **options)

@@ -20,7 +20,7 @@ import functools
 import itertools
 import sys
 from collections import deque
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from types import CodeType
 from typing import Any, NamedTuple, NoReturn, TypeVar
@@ -152,9 +152,6 @@ class Noted(Shared):
             yield node.item
             node = node.before
 
-    def __reduce__(self) -> tuple[Any, ...]:            # a list as long as a run is nested too deep for pickle
-        return _from_list, ([*self][::-1],)
-
     def steps(self) -> Steps:
         steps = list[list[Item]]()
         for item in [*self][::-1]:
@@ -166,10 +163,6 @@ class Noted(Shared):
 
 
 NOTHING = Noted()
-
-
-def _from_list(items: Iterable[Item | None]) -> Noted:
-    return functools.reduce(Noted, items, NOTHING)
 
 
 def last_choices(particle: Any) -> list[Item]:

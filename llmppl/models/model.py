@@ -331,8 +331,7 @@ class Model:
         """
         return self.__deepcopy__({})
 
-    def __copy__(self) -> Self:
-        return self.__deepcopy__({})
+    __copy__ = copy
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Self:
         cls: Any = type(self)
@@ -360,7 +359,7 @@ class Model:
     def _spawn_(self, chooser: Sampled) -> Self:
         """Return a copy whose choices `chooser` makes."""
         particle = self.copy()
-        particle._chooser_, particle._stepping_ = chooser, False
+        particle._chooser_ = chooser
         return particle
 
     def _own_chooser_(self) -> Sampled:

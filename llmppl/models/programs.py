@@ -57,7 +57,7 @@ class Program(Model):
         Turns the model's next-token distribution into the target's, as in `rule=Rule(temperature=0.5)`.
     """
 
-    shared = ("labels",)
+    shared = ("labels", "stop")
     labels: Mapping[str, str] = {}                      # keys in `attribution` of the class's own statements, by verb
     deaths: Mapping[str, str] = {}                      # reasons of deaths by them, where they say more
 
@@ -97,12 +97,8 @@ class Program(Model):
             return False
         self.s += token
         self.num_tokens += 1
-        data = bytes_of(self.s)
-        searched = len(data) - len(token.bytes)         # the bytes before contain no stop string
-        places = [(data.find(stop, max(0, searched - len(stop) + 1)), stop) for stop in map(str.encode, self.stop)]
-        found = [(place + len(stop), place) for place, stop in places if place >= 0]
-        if found:
-            self.s = Text(data[: min(found)[1]])        # the first to end, the longest of several
+        if self.stop and (found := self._stops(len(token.bytes))):
+            self.s = Text(bytes_of(self.s)[: min(found)[1]])        # the first to end, the longest of several
             if self.before_min_tokens():
                 self._die_("stop", f"a stop string is written before min_tokens={self.min_tokens}")
             self.finish()
@@ -110,6 +106,12 @@ class Program(Model):
             self._cut_ = True
             self.finish()
         return True
+
+    def _stops(self, num_new: int) -> list[tuple[int, int]]:
+        """Return the end and the start of the first of each stop string that ends in the last `num_new` bytes."""
+        data, stops = bytes_of(self.s), [*map(str.encode, self.stop)]
+        starts = [data.find(stop, max(0, len(data) - num_new - len(stop) + 1)) for stop in stops]
+        return [(start + len(stop), start) for start, stop in zip(starts, stops, strict=True) if start >= 0]
 
     def _in_words_(self, verb: str, reason: str, site: CallSite) -> str:
         if site[0].co_filename != __file__:             # a statement of the user's subclass

@@ -8,7 +8,7 @@ import warnings
 from collections.abc import Iterable
 from fractions import Fraction
 from itertools import accumulate, product
-from math import floor, log, prod
+from math import log, prod
 
 import numpy as np
 import pytest
@@ -17,7 +17,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from llmppl.distributions import logsumexp
-from llmppl.inference.resampling import multinomial, optimal, residual, stratified, systematic, threshold
+from llmppl.inference.resampling import multinomial, optimal, stratified, systematic, threshold
 
 EXACT = settings(derandomize=True, deadline=None, max_examples=repetitions(1000, 150))
 
@@ -59,11 +59,6 @@ def bisected_threshold(weights: list[Fraction], N: int) -> Fraction:
     return high
 
 
-def residual_uniforms(shares: list[Fraction], N: int) -> tuple[int, list[Fraction]]:
-    left = [share - floor(share) for share in shares]
-    return int(sum(left)), [cum / sum(left) for cum in accumulate(left) if sum(left)]
-
-
 def optimal_uniforms(shares: list[Fraction], N: int) -> tuple[int, list[Fraction]]:
     c = bisected_threshold(shares, N)
     rest = [c * share for share in shares if 0 < share and c * share < 1 - Fraction(1, 10**15)]
@@ -74,7 +69,6 @@ def optimal_uniforms(shares: list[Fraction], N: int) -> tuple[int, list[Fraction
 # uniforms it draws and where in (0, 1) its result may change as any of them moves.
 SCHEMES = {
     multinomial: lambda shares, N: (N, [cum / N for cum in accumulate(shares)]),
-    residual: residual_uniforms,
     stratified: lambda shares, N: (N, [cum % 1 for cum in accumulate(shares)]),
     systematic: lambda shares, N: (1, [cum % 1 for cum in accumulate(shares)]),
     optimal: optimal_uniforms,
@@ -230,7 +224,6 @@ def test_a_uniform_draw_of_zero_selects_no_particle_of_weight_zero():
     log_weights = [-900.0, 0.0, 0.0]                            # the share of the first is 0 in floating point
     for scheme in COPYING:
         assert 0 not in scheme(Scripted([0.0] * 2), log_weights, 2)[0]
-    assert residual(Scripted([0.0]), np.log([2, 1, 1]), 2)[0].tolist() == [0, 1]        # 1, 1/2, 1/2: nothing left of 0
 
 
 def test_optimal_keeps_at_most_N_alive_particles_unchanged():
@@ -249,22 +242,13 @@ def test_dead_weights_give_two_empty_arrays_without_a_warning(scheme, log_weight
     assert ancestors.dtype == np.int64 and new.dtype == np.float64
 
 
-@pytest.mark.parametrize("scheme", [residual, stratified, systematic])
+@pytest.mark.parametrize("scheme", [stratified, systematic])
 @pytest.mark.parametrize("N", [3, 10, 49, 103, 1000])
 def test_equal_weights_are_copied_once_each(scheme, N):
     for u in [1e-9, 0.5, 1 - 1e-9]:                              # at 0 and 1 themselves rounding decides
         ancestors, log_weights = scheme(Scripted([u] * N), np.full(N, log(1 / 3)), N)
         assert ancestors.tolist() == list(range(N))
         np.testing.assert_allclose(log_weights, log(1 / 3), rtol=1e-12)
-
-
-@EXACT
-@given(integer_weights, st.integers(1, 20))
-def test_residual_copies_each_particle_at_least_floor_times(counts, N):
-    if not any(counts):
-        return
-    copies = np.bincount(residual(np.random.default_rng(0), logs(counts), N)[0], minlength=len(counts))
-    assert all(have >= N * count // sum(counts) for have, count in zip(copies, counts, strict=True))
 
 
 @EXACT

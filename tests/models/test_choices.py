@@ -24,7 +24,7 @@ from llmppl import (
 from llmppl.distributions import Proposal
 from llmppl.inference import SMC, Copies, Distinct, DownSample
 from llmppl.models import choices
-from llmppl.models.choices import NOTHING, Choice, Noted, Sampled, State, replay, spawned, stream_of
+from llmppl.models.choices import Choice, Sampled, State, replay, spawned, stream_of
 
 ALGORITHMS = {
     "distinct": lambda model, seed: smc_steer(model, 5, 3, seed=seed, max_steps=9),
@@ -156,15 +156,6 @@ def test_a_particle_that_died_of_a_weight_of_zero_is_replayed():
         again = replay(Dies(), candidate.choices)
         assert (again.s, again.choices, again.death) == (candidate.s, candidate.choices, candidate.death)
         assert again.finished and again.log_weight == -np.inf and again.attribution == candidate.attribution
-
-
-def test_a_long_list_of_choices_is_pickled_without_recursion():
-    noted = NOTHING
-    for i in range(30_000):
-        noted = Noted(noted, Choice(i, 0.0) if i % 3 else None)
-    again = pickle.loads(pickle.dumps(noted))
-    assert again.steps() == noted.steps() and len(again.steps()) == 10_000
-    assert pickle.loads(pickle.dumps(NOTHING)).steps() == ()
 
 
 def test_a_replay_continues_with_the_given_stream():

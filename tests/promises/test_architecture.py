@@ -86,7 +86,7 @@ LINES = {
     "constraints/masks": 1000,
     "constraints/vocabulary": 1940,
     "distributions": 1140,
-    "inference": 2160,
+    "inference": 2140,
     "inference/resuming": 240,
     "lm": 1720,
     "lm/embedded": 30,

@@ -16,7 +16,7 @@ from helpers.programs import ThreeCoins
 from helpers.tiny import add_up
 
 from llmppl import enumerate_exact, smc_standard
-from llmppl.inference.resampling import multinomial, residual, stratified
+from llmppl.inference.resampling import multinomial, stratified
 
 FAMILIES = ["predicate", "infilling", "intersection, product", "where, second choice", "soft", "twist by log mass",
             "spans, one a step", "branching"]  # fmt: skip
@@ -26,7 +26,7 @@ SCHEMES = {
     f"standard N=4, {scheme.__name__}": lambda model, rng, scheme=scheme: smc_standard(
         model, 4, ess_threshold=0.9, resample=scheme, rng=rng
     )
-    for scheme in (multinomial, residual, stratified)
+    for scheme in (multinomial, stratified)
 }
 
 

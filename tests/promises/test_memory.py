@@ -194,3 +194,14 @@ def test_rows_count_with_nodes_that_they_alone_hold_or_outlive():
         lm.at([*trunk[:n], *rng.integers(0, V, 4).tolist()]).log_probs()
         rows = [node.row.nbytes + ROW_OVERHEAD for node in nodes_of(lm) if node.row is not None]
         assert sum(rows) + NODE_OVERHEAD * len(lm.trie) == lm.store.row_bytes <= 20_000
+
+
+def test_nodes_under_a_row_count_while_they_have_no_slot():
+    lm = family_lm("llama")
+    context = at(lm, [3, 4, 5, 6])
+    context.log_probs()
+    before = lm.store.row_bytes
+    lm.store._evict(99, keep=[])
+    assert lm.store.row_bytes == before + 4 * NODE_OVERHEAD
+    (context + 7).log_probs()
+    check_books(lm, [context])

@@ -70,7 +70,7 @@ MISTAKES = [
     (lambda: PromptIntersection(["a"], LM), TypeError, "lm must be a CachedTransformer, not 'a'"),
     (lambda: CachedTransformer("gpt2", "gpt2"), TypeError, r"tokenizer must be .*from_pretrained\(name\) loads a"),
     (lambda: CachedTransformer(tiny_model(V), tiny_model(V)), TypeError, r"tokenizer must be .*, not a Llama\w+: "),
-    (lambda: CachedTransformer.from_pretrained(tiny_model(V)), TypeError, r"name must be .*, not a Llama\w+$"),
+    (lambda: CachedTransformer.from_pretrained(tiny_model(V)), TypeError, r"not a Llama\w+: .*former\(model, tok"),
     (lambda: CachedTransformer.from_pretrained(cache_bytes="2GB"), TypeError, "cache_bytes must be an integer, not"),
     (lambda: load(n_ctx=512), TypeError, "takes no n_ctx: it is an option of engine='llama.cpp'"),
     # ---- options

@@ -1,6 +1,5 @@
 """Views of results: tables as text and for a notebook, charts, data frames."""
 
-import html
 import math
 import pickle
 import re
@@ -104,14 +103,6 @@ def test_beams_show_as_a_table():
     assert frame["log_joint"].tolist() == [beam.log_joint for beam in beams] and frame["text"].tolist() == ["a", "<b>"]
     assert repr(pickle.loads(pickle.dumps(beams))) == repr(beams)
     assert repr(beam_search(Letters(), 1, 1, max_steps=1)).startswith("1 beam\n")
-
-
-def test_the_trie_shows_its_contexts_in_a_notebook():
-    lm = cold_lm_with_bos()
-    search(lm, "ab|c").take(1)
-    shown = lm.trie._repr_html_()
-    assert shown.startswith("<p>Trie of ") and html.escape(lm.trie.draw()) in shown
-    assert "<6>" in lm.trie.draw() and "<6>" not in shown
 
 
 def test_data_frames_agree_with_the_results():

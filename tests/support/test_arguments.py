@@ -31,7 +31,7 @@ from llmppl import (
     smc_steer,
 )
 from llmppl.constraints.automata.rewrites import alignment, distance, within
-from llmppl.inference.resampling import multinomial, optimal, residual, stratified, systematic
+from llmppl.inference.resampling import multinomial, optimal, stratified, systematic
 from llmppl.models.lookahead import Lookahead, mean_next_token, rollout
 from llmppl.models.programs import Program, short_words
 from llmppl.queries import compare
@@ -181,7 +181,7 @@ API = [
     ("Particles.sample", "seed", SEED, lambda x: posterior.sample(seed=x)),
     *(
         (scheme.__name__, "N", COUNT, lambda x, scheme=scheme: scheme(rng, [0.0, 0.0], x))
-        for scheme in (multinomial, residual, stratified, systematic, optimal)
+        for scheme in (multinomial, stratified, systematic, optimal)
     ),
     ("DFA.count", "length", COUNT, word.count),
     ("DFA.sample", "max_length", COUNT, lambda x: word.sample(rng, x)),
