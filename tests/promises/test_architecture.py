@@ -66,8 +66,8 @@ def test_the_document_lists_the_folders_in_their_order():
 
 MAX_LINES, MAX_CLASS, MAX_PARAMETERS = 900, 500, 8
 # branches per code line, as tools/shape.py counts them; the aims are 0.25 and 0.15
-MAX_DENSITY = {"llmppl": 0.288, "tests": 0.228}
-MAX_TOTAL = {"llmppl": 26_350, "tests": 28_090}         # lines; the aims are 26,000 and 28,000
+MAX_DENSITY = {"llmppl": 0.289, "tests": 0.228}         # lines without branches went first
+MAX_TOTAL = {"llmppl": 26_150, "tests": 28_090}         # lines; the aims are 26,000 and 28,000
 MAX_PUBLIC = 35                                         # names of llmppl.__all__
 MAX_WHATS = 1.0                                         # relative "what" per 1,000 words
 MAX_WORDS = 12                                          # of a test's name
@@ -80,11 +80,11 @@ LINES = {
     ".": 940,                                           # the check of programs took over what runs watched
     "cli": 600,
     "constraints": 400,
-    "constraints/automata": 2670,
+    "constraints/automata": 2580,
     "constraints/json": 3370,                          # one reader in place of three; the aim is 2,300
     "constraints/lark": 1750,
     "constraints/masks": 1000,
-    "constraints/vocabulary": 1940,
+    "constraints/vocabulary": 1910,
     "distributions": 1140,
     "inference": 2140,
     "inference/resuming": 240,

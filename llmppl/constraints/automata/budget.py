@@ -8,8 +8,6 @@ within seconds.
 
 from __future__ import annotations
 
-__all__ = ["MAX_PARTS", "MAX_STATES", "MAX_STEPS", "Budget", "TooLarge"]
-
 MAX_STATES = 130_000                                # of a deterministic automaton, at 1 KiB each
 MAX_STEPS = 20_000_000                              # of a construction, at 100 to 300 ns each
 MAX_PARTS = 1_000_000                               # other parts of one automaton: states of an NFA, prefixes, edges
@@ -29,15 +27,7 @@ class TooLarge(ValueError):
 
 
 class Budget:
-    """Count of the states and steps that one automaton has taken.
-
-    Parameters
-    ----------
-    what : str
-        Name of the automaton, for the error.
-    remedy : str
-        A change that would work, for the error.
-    """
+    """Count of the states and steps that an automaton has taken. Errors name it, `what`, and a `remedy`."""
 
     __slots__ = ("remedy", "states", "steps", "what")
 

@@ -38,10 +38,6 @@ from llmppl.constraints.automata.operations import joined, trimmed
 from llmppl.constraints.constraint import TabledRecognizer
 from llmppl.support.graphs import Memo, Numbering, reachable
 
-__all__ = [
-    "cased", "category", "characters", "general_category", "include_intersection", "negated", "points", "properties",
-]  # fmt: skip
-
 op: Any = import_module("re._constants")            # of Python's own pattern parser, which has no types
 
 
@@ -158,22 +154,10 @@ Piece = tuple[int, int, bytes]                      # code point bits lo..hi, an
 
 
 def include_intersection(nfa: NFA, factors: Sequence[tuple[TabledRecognizer, bool]], budget: Budget) -> int:
-    """Add a state to `nfa` that reads the texts in all `factors`, up to the end of the text.
+    """Add a state to `nfa` that reads the texts in all `factors`, up to the end of the text; DEAD if there are none.
 
-    Parameters
-    ----------
-    factors : sequence of (automaton, bool)
-        False stands for the complement of the automaton.
-
-    Returns
-    -------
-    int
-        DEAD if the intersection is empty.
-
-    Raises
-    ------
-    TooLarge
-        The budget does not suffice. Nothing is then added to `nfa`.
+    A factor is an automaton and a bool; False stands for its complement. If the budget does not suffice (TooLarge),
+    nothing is added to `nfa`.
     """
     dfas, signs = zip(*factors, strict=True)
     classes, steps = _over_characters(dfas, budget)

@@ -27,8 +27,6 @@ from llmppl.support.graphs import Memo, reachable
 from llmppl.support.locks import Lock, locked
 from llmppl.support.shared import Shared
 
-__all__ = ["Leftmost", "Machine", "Subsets", "Thread", "Threads", "unguarded"]
-
 
 class Thread(NamedTuple):
     """An NFA state, its pending lookaheads, and for a match that waits for them, the number of bytes since it ended."""
@@ -332,13 +330,7 @@ class Machine(Shared):
         return rows
 
     def row(self, state: int) -> NDArray[np.int32]:
-        """Return the next state for every byte.
-
-        Returns
-        -------
-        (256,) int32 ndarray, read-only
-            0 where the text can no longer be completed.
-        """
+        """Return the next state for every byte, 0 where the text cannot be completed: (256,) int32 array, read-only."""
         if not self._ready[state]:
             self._work_out(state)
         view: NDArray[np.int32] = self._table[state]

@@ -28,8 +28,6 @@ from llmppl.constraints.masks import TokenIndex
 from llmppl.support import arguments
 from llmppl.support.locks import Lock, cached_property, locked
 
-__all__ = ["Counts", "DFA", "anything"]
-
 BYTES = (*LEAD_BYTES, (0x80, 0xBF))                 # lead bytes with 0..3 bytes after them, and those bytes
 REST = 4
 
@@ -175,11 +173,7 @@ class DFA(Machine):
     def from_table(cls, table: NDArray[np.int32], accepting: NDArray[np.bool_], start: int) -> DFA:
         """Return the automaton with these arrays, without useless states and with new state numbers.
 
-        Parameters
-        ----------
-        table : (S, 256) int array of next states; 0 is the dead one
-        accepting : (S,) bool array
-        start : int
+        `table` is an (S, 256) int array of next states, where 0 is the dead one; `accepting` is an (S,) bool array.
         """
         dfa, table = DFA.__new__(DFA), np.array(table, np.int32)
         table[0] = 0

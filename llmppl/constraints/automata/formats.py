@@ -23,11 +23,6 @@ from llmppl.constraints.automata.dfa import DFA
 from llmppl.constraints.automata.regex import Regex
 from llmppl.support import arguments
 
-__all__ = [
-    "FORMATS", "digits_between", "either", "email", "format_language", "ipv4", "iso_date", "iso_datetime", "iso_time",
-    "number_range", "numerals", "phone", "same_length", "signed", "url", "uuid",
-]  # fmt: skip
-
 ZEROS, NINES = (str.maketrans("0123456789", 10 * digit) for digit in "09")
 Magnitude = Callable[[float, float, bool, bool], str]               # low, high, and whether each is included
 

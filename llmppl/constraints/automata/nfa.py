@@ -20,8 +20,6 @@ from llmppl.constraints.automata.operations import Edge, joined
 from llmppl.constraints.constraint import TabledRecognizer
 from llmppl.support.graphs import Numbering
 
-__all__ = ["ANY", "DEAD", "NFA", "Ahead", "Behind", "utf8"]
-
 MAX_CODE_POINT = 0x10FFFF
 DEAD = -1                                           # stands for a state from which nothing is accepted
 ACCEPT, FOUND = 0, 1                                # NFA states: the text is matched; a lookahead is satisfied
@@ -51,16 +49,9 @@ def merged(ranges: Iterable[tuple[int, int]]) -> Ranges:
 
 @lru_cache(4096)
 def utf8(ranges: Ranges) -> Fragment:
-    """Return the UTF-8 encodings of a set of code points, as a minimal acyclic graph over bytes.
+    """Return the UTF-8 encodings of a set of code points, as a minimal acyclic graph over bytes; () if it is empty.
 
-    Parameters
-    ----------
-    ranges : (lo, hi) pairs of code points, as `merged` returns them; surrogates are ignored
-
-    Returns
-    -------
-    nodes, each a tuple of (lo, hi, target) with bytes lo..hi in order; node 0 is the entry, target -1 the end. An
-    empty set gives an empty tuple.
+    `ranges` are as `merged` returns them. Surrogates are ignored.
     """
     nodes: Numbering[tuple[Edge, ...]] = Numbering([()])
 
@@ -113,12 +104,7 @@ class NFA:
     `epsilon[q]` are the states that q becomes without reading, first choice first. `edges(q)` are the bytes it reads.
     `guards[q]`, if present, must hold for q to become its epsilon target. `accept` ends a match, `start` begins one
     (DEAD if nothing matches). A state that would lead to DEAD only is never built, so every state can reach the end if
-    its guards allow it.
-
-    Parameters
-    ----------
-    budget : Budget, optional
-        Limits of this automaton and of the deterministic one made from it, with the name for the error.
+    its guards allow it. The `budget` limits it and the deterministic automaton made from it.
     """
 
     accept = ACCEPT

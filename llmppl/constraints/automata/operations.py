@@ -18,10 +18,6 @@ from llmppl.constraints.automata.budget import MAX_PARTS, Budget, TooLarge
 from llmppl.constraints.constraint import TabledRecognizer
 from llmppl.support.graphs import Numbering
 
-__all__ = [
-    "Arrays", "Edge", "automaton_of", "classes_of", "joined", "product", "runs", "trie_of", "trimmed",
-]  # fmt: skip
-
 T = TypeVar("T")
 Table = NDArray[np.int32]
 Arrays = tuple[Table, NDArray[np.bool_], int]       # next states, accepting, start

@@ -36,8 +36,6 @@ from llmppl.constraints.automata.nfa import ACCEPT, ANY, DEAD, FOUND, NFA, Ahead
 from llmppl.constraints.automata.operations import automaton_of
 from llmppl.support.arguments import shown
 
-__all__ = ["Regex", "parse"]
-
 _compiler: Any = import_module("re._compiler")       # Python's own pattern parser, which has no types
 _parser: Any = import_module("re._parser")
 op: Any = import_module("re._constants")

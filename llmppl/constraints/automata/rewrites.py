@@ -33,11 +33,6 @@ from llmppl.support.arguments import count, shown
 from llmppl.support.graphs import Memo, reachable
 from llmppl.support.options import readable_tuple
 
-__all__ = [
-    "Edit", "alignment", "any_case", "any_whitespace", "distance", "homoglyphs", "optional_punctuation", "rewrite",
-    "synonyms", "within",
-]  # fmt: skip
-
 SIZES = (1,) * 12 + (2, 2, 3, 4)                    # bytes of a character, by the first 4 bits of its first byte
 STEPS_PER_STATE = 50                                # that the next characters of a state cost
 
@@ -61,14 +56,9 @@ class _Costs(NamedTuple):
 
 
 def within(
-    language: DFA,
-    k: int,
-    *,
-    insert: int | None = 1,
-    delete: int | None = 1,
-    substitute: int | None = 1,
+    language: DFA, k: int, *, insert: int | None = 1, delete: int | None = 1, substitute: int | None = 1,
     alphabet: str | Iterable[str] | None = None,
-) -> DFA:
+) -> DFA:  # fmt: skip
     """Return the strings that edits of total cost at most k make of members: `within(Regex("cat"), 1)`.
 
     For edits in one region only, concatenate: `within(prefix, 0) + within(suffix, 2)`.
@@ -117,84 +107,61 @@ def within(
 
 
 def distance(
-    language: DFA,
-    text: str,
-    *,
-    insert: int | None = 1,
-    delete: int | None = 1,
-    substitute: int | None = 1,
+    language: DFA, text: str, *, insert: int | None = 1, delete: int | None = 1, substitute: int | None = 1,
     alphabet: str | Iterable[str] | None = None,
-) -> int | None:
+) -> int | None:  # fmt: skip
     """Return the least k for which `text` is in `within(language, k)`, or None if the allowed edits do not suffice."""
     costs = _checked(language, insert, delete, substitute)
-    return _cheapest(language, text, math.inf, costs, _alphabet(alphabet))[0]
+    edits = _cheapest(language, text, math.inf, costs, _alphabet(alphabet))
+    return None if edits is None else sum(int(getattr(costs, edit.kind)) for edit in edits)
 
 
 def alignment(
-    language: DFA,
-    text: str,
-    k: int | None = None,
-    *,
-    insert: int | None = 1,
-    delete: int | None = 1,
-    substitute: int | None = 1,
-    alphabet: str | Iterable[str] | None = None,
-) -> list[Edit] | None:
+    language: DFA, text: str, k: int | None = None, *, insert: int | None = 1, delete: int | None = 1,
+    substitute: int | None = 1, alphabet: str | Iterable[str] | None = None,
+) -> list[Edit] | None:  # fmt: skip
     """Return one cheapest list of edits that makes `text` of a member of the language, in the order of the text.
 
     It is empty if `text` is a member, and None if no edits of total cost at most k suffice. Parameters as for `within`.
     """
     most = math.inf if k is None else count("k", k, least=0)
-    return _cheapest(language, text, most, _checked(language, insert, delete, substitute), _alphabet(alphabet))[1]
+    return _cheapest(language, text, most, _checked(language, insert, delete, substitute), _alphabet(alphabet))
 
 
-Node = tuple[int, int]                              # characters of the text read, state of the language
-
-
-def _cheapest(
-    language: DFA, text: str, k: float, costs: _Costs, alphabet: DFA | None
-) -> tuple[int, list[Edit]] | tuple[None, None]:
-    """Run Dijkstra's search over (characters read, state), and return the cost and the edits."""
+def _cheapest(language: DFA, text: str, k: float, costs: _Costs, alphabet: DFA | None) -> list[Edit] | None:
+    """Run Dijkstra's search over (characters read, state), and return the edits."""
     try:
         encoded = list(map(str.encode, text))
     except UnicodeEncodeError:                      # a lone surrogate is in no language
-        return None, None
+        return None
     may_come = [alphabet is None or char in alphabet for char in text] + [False]
     members_change = min(costs.delete, costs.substitute) < math.inf
     nexts: Memo[int, dict[int, str]] = Memo(lambda state: _next_characters(language, state) if members_change else {})
-    start = (0, language.start)
-    least: dict[Node, float] = {start: 0}
-    came: dict[Node, tuple[Node, Edit | None]] = {}
+    least: dict[tuple[int, int], float] = {(0, language.start): 0}
     order = itertools.count()                       # breaks ties, independently of the states' numbers
-    todo: list[tuple[float, int, Node]] = [(0, next(order), start)]
+    todo: list[tuple[float, int, int, int, tuple[Edit, ...]]] = [(0, next(order), 0, language.start, ())]
 
-    def reach(node: Node, cost: float, before: Node, edit: Edit | None) -> None:
-        if node[1] and cost <= k and cost < least.get(node, math.inf):
-            least[node] = cost
-            came[node] = before, edit
-            heappush(todo, (cost, next(order), node))
+    def reach(place: int, state: int, cost: float, *edits: Edit) -> None:
+        if state and cost <= k and cost < least.get((place, state), math.inf):
+            least[place, state] = cost
+            heappush(todo, (cost, next(order), place, state, edits))
 
     while todo:
-        cost, _, node = heappop(todo)
-        place, state = node
-        if cost > least[node]:
+        cost, _, place, state, edits = heappop(todo)
+        if cost > least[place, state]:
             continue
         if place == len(text) and language.accepts(state):
-            edits = []
-            while node in came:
-                node, edit = came[node]
-                edits.append(edit)
-            return int(cost), list(filter(None, reversed(edits)))
+            return list(edits)
         if place < len(text):
-            reach((place + 1, language.after(state, encoded[place])), cost, node, None)
+            reach(place + 1, language.after(state, encoded[place]), cost, *edits)
         if may_come[place]:
-            reach((place + 1, state), cost + costs.insert, node, Edit("insert", place, "", text[place]))
+            reach(place + 1, state, cost + costs.insert, *edits, Edit("insert", place, "", text[place]))
         for target, char in nexts[state].items():
-            reach((place, target), cost + costs.delete, node, Edit("delete", place, char, ""))
+            reach(place, target, cost + costs.delete, *edits, Edit("delete", place, char, ""))
             if may_come[place]:
                 edit = Edit("substitute", place, char, text[place])
-                reach((place + 1, target), cost + costs.substitute, node, edit)
-    return None, None
+                reach(place + 1, target, cost + costs.substitute, *edits, edit)
+    return None
 
 
 def _next_characters(language: DFA, state: int) -> dict[int, str]:

@@ -380,6 +380,7 @@ class Canonical(Shared):
         self._masks = Memo(self._find_mask, most)           # (state of the pre-tokeniser, last token) -> mask
         self._stable_masks = Memo(self._find_stable, most)  # last token -> tokens that are stable after it
         self._uncut_masks = Memo(self._find_uncut, most)    # state of the pre-tokeniser -> tokens without a cut inside
+        self._after = Memo(self._read, MAX_STATES)          # (opened state, bytes of a token) -> the state after it
         self._lock = Lock()
         self.start = CanonicalState(self._pre.start, -1, () if self.reason else None)
 
@@ -439,7 +440,7 @@ class Canonical(Shared):
         opened = self._pre.open(pretokens, stable)
         if opened is None:
             return None
-        after = self._read(opened, self.vocab.tokens[token])
+        after = self._after[opened, self.vocab.tokens[token]]
         return after and CanonicalState(after, int(token), tokens)
 
     def mask(self, state: CanonicalState) -> Bools:
@@ -475,8 +476,9 @@ class Canonical(Shared):
         return self._graph
 
     @locked
-    def _read(self, opened: PreTokenState, data: bytes) -> PreTokenState | None:
-        """Return the state after `data`, or None if the bytes do not fit."""
+    def _read(self, key: tuple[PreTokenState, bytes]) -> PreTokenState | None:
+        """Return the state after a token's bytes, or None if they do not fit."""
+        opened, data = key
         graph = self._bounded_graph()
         at = graph.number(opened)
         for byte in data:

@@ -19,12 +19,9 @@ from llmppl.support.arguments import shown
 from llmppl.support.locks import cached_property
 from llmppl.support.shared import Shared
 
-__all__ = ["Trie", "ranges", "trie_of"]
-
 Ids = npt.NDArray[np.int32]
 
 NARROW = 40                                         # levels of at most so many nodes are read node by node
-
 
 
 class Trie(Shared):
@@ -57,10 +54,9 @@ class Trie(Shared):
         length = np.fromiter(map(len, self.tokens), np.int64, len(self.tokens))
         if length.max(initial=0) > 65535:
             raise ValueError(f"token {length.argmax()} has {length.max()} bytes; at most 65535 are possible")
-        blob = np.frombuffer(b"".join(self.tokens) + bytes(8), np.uint8)
-        begin = np.cumsum(length) - length
-        order = _sorted_ids(blob, begin, length)
-        begin, length = begin[order], length[order]
+        blob = np.frombuffer(b"".join(self.tokens), np.uint8)
+        order = np.array(sorted(np.flatnonzero(length).tolist(), key=self.tokens.__getitem__), np.int64)
+        begin, length = (np.cumsum(length) - length)[order], length[order]
         common = _shared_bytes(blob, begin, length)
         fresh = length - common                     # nodes that a token adds
         last = np.cumsum(fresh)
@@ -195,36 +191,6 @@ def ranges(begin: Ints, size: Ints) -> npt.NDArray[np.int64]:
     found: npt.NDArray[np.int64] = (begin - end + size).astype(np.int64, copy=False).repeat(size)
     found += np.arange(found.size)
     return found
-
-
-def _sorted_ids(blob: npt.NDArray[np.uint8], begin: Ints, length: Ints) -> npt.NDArray[np.int64]:
-    """Return the ids of the tokens that have bytes, in the order of their bytes; equal tokens are ordered by id.
-
-    The sort compares eight bytes at a time, padded with zeros, and continues where they are equal.
-    """
-    order = np.flatnonzero(length)
-    group = np.zeros(order.size, np.int64)
-    tied = np.arange(order.size)
-    at = 0
-    while tied.size:
-        ids = order[tied]
-        key = np.zeros(ids.size, np.uint64)
-        for j in range(at, at + 8):
-            inside = length[ids] > j
-            key = (key << np.uint64(8)) | np.where(inside, blob[np.where(inside, begin[ids] + j, 0)], 0)
-        # past the end of all tokens, a longer one can differ from a shorter one by zero bytes only
-        ended = bool((length[ids] <= at).all())
-        by = length[ids].astype(np.uint64) if ended else key
-        move = np.lexsort((ids, by, group[tied]))
-        order[tied], by, old = ids[move], by[move], group[tied]
-        if ended:
-            break
-        new = np.concatenate([[True], (by[1:] != by[:-1]) | (old[1:] != old[:-1])])
-        group[tied] = tied[np.flatnonzero(new)][np.cumsum(new) - 1]
-        size = np.diff(np.append(np.flatnonzero(new), new.size))
-        tied = tied[np.repeat(size > 1, size)]
-        at += 8
-    return order
 
 
 def _shared_bytes(blob: npt.NDArray[np.uint8], begin: Ints, length: Ints) -> npt.NDArray[np.int64]:

@@ -23,8 +23,6 @@ import numpy.typing as npt
 from llmppl.constraints.constraint import Bools, Ints, State, TabledRecognizer
 from llmppl.constraints.vocabulary.trie import Ids, Trie, ranges
 
-__all__ = ["FLAG", "Graph", "MemoGraph", "TableGraph", "Walk", "walk", "walk_from", "walk_state"]
-
 CHUNK = 1 << 18                                     # entries of the whole index worked on at once
 WIDE = (3 / 4, 1 / 10)                              # shares of the trie below one and two bytes; " " has 0.7
 MANY = 1 << 20                                      # nodes of all wide walks together, computed at once
