@@ -19,11 +19,12 @@ from lark.grammar import Terminal as LarkTerminal
 from lark.load_grammar import GrammarBuilder
 
 from llmppl.constraints.lark.parser import Rule, Tables
-from llmppl.constraints.lark.terminals import Terminal, join_words, split_keywords
+from llmppl.constraints.lark.terminals import Terminal, split_keywords
 from llmppl.support.graphs import postorder, reachable
 
 MAX_SYMBOLS = 150_000                               # of a grammar, with all rules written out
 MAX_TERMINAL_SYMBOLS = 200_000                      # of all terminals, with the terminals in them written out
+MAX_TERMINALS = 1_000                               # lark's tables of a repeat of words are quadratic in their number
 MAX_TEMPLATES = 5_000                               # rules that templates make
 MAX_NAME = 5_000                                    # characters of the name of such a rule
 MAX_UNSEEN = 10                                     # terminals of several terminals that need no count
@@ -74,16 +75,17 @@ def _written_out(loaded: load_grammar.Grammar, start: str, flags: int, postlex: 
     _check_sizes(loaded.rule_defs)
     always = frozenset(postlex.always_accept if postlex is not None else ())
     definitions, alternatives, ignored = loaded.compile([start], set(always))
+    if len(definitions) > MAX_TERMINALS:
+        raise GrammarError(
+            f"{len(definitions):,} terminals, more than {MAX_TERMINALS:,}: one for all, WORD: \"a\" | \"b\", would do"
+        )
     if not any(rule.origin.name == start for rule in alternatives):
         raise GrammarError(f"no rule is named {start!r}, from which a text is to start")
     if missing := set(ignored) - {terminal.name for terminal in definitions}:
         raise GrammarError(f"Ignore terminals are not defined: {missing}")
     rules = [Rule(each.origin, each.expansion, each.order, None, each.options) for each in alternatives]
     _check_ends(rules, start, set(ignored))
-    terminals = split_keywords(definitions, flags)
-    if postlex is None:
-        terminals, rules = join_words(terminals, frozenset(ignored), rules)
-    return Rules(terminals, frozenset(ignored), always, rules)
+    return Rules(split_keywords(definitions, flags), frozenset(ignored), always, rules)
 
 
 def _check_ends(rules: Sequence[Rule], start: str, ignored: set[str]) -> None:

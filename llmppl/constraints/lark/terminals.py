@@ -4,9 +4,7 @@ A terminal is an NFA. Its states may have *guards*: a look-ahead, which is an au
 after a place, or a look-behind, which a *tracker* of the text so far decides. All automata share one numbering
 of states. States that read a byte or end are *stops*.
 
-A *word* is a terminal that is one string. A *keyword* is a word that a regular expression matches as a whole. Words in
-the same places of all rules that are neighbours in the lexer's order are read as one terminal: neither lexer nor parser
-tells them apart.
+A *keyword* is a terminal that is one string, which the regular expression of another one matches as a whole.
 
 Source: the lexer of lark 1.3.
 """
@@ -14,37 +12,30 @@ Source: the lexer of lark 1.3.
 from __future__ import annotations
 
 import itertools
-import re
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from lark.grammar import Terminal as LarkTerminal
 from lark.lexer import PatternStr, TerminalDef
 
 from llmppl.constraints.automata.budget import MAX_PARTS, TooLarge
 from llmppl.constraints.automata.determinise import Leftmost
 from llmppl.constraints.automata.nfa import DEAD, NFA, Ahead, Behind
 from llmppl.constraints.automata.regex import parse
-from llmppl.constraints.lark.parser import Rule
-from llmppl.support.graphs import Numbering, reachable, reversed_edges
-
-MIN_JOINED = 8                                      # neighbouring words from which on they are one terminal
-MAX_COMPARED = 50                                   # symbols of an alternative in which words are compared
+from llmppl.support.graphs import reachable, reversed_edges
 
 
 @dataclass(frozen=True)
 class Terminal:
-    """A terminal: a regular expression, or some words; its automaton; and its keywords."""
+    """A terminal with its automaton and its keywords."""
 
     name: str
     pattern: str
     nfa: NFA
-    words: tuple[str, ...] = ()                     # longest first; empty for a regular expression
-    keywords: tuple[str, ...] = ()                  # names of the terminals that its text may be instead
-    embedded: frozenset[str] = frozenset()          # names of terminals whose alternatives cover this one
+    keywords: tuple[str, ...]                       # names of the terminals that its text may be instead
+    embedded: frozenset[str]                        # names of terminals whose alternatives cover this one
 
 
 class Assumptions(dict[int, bool]):
@@ -162,10 +153,8 @@ def split_keywords(terminals: Sequence[TerminalDef], flags: int) -> list[Termina
     hosts = reversed_edges(keywords.items())
 
     def made(t: TerminalDef) -> Terminal:
-        plain = isinstance(t.pattern, PatternStr) and not (t.pattern.flags or flags)
         embedded = frozenset([host for host in hosts[t.name] if flags_of[t.name] <= flags_of[host]])
-        strings = (t.pattern.value,) if plain else ()
-        return Terminal(t.name, t.pattern.to_regexp(), nfas[t.name], strings, keywords[t.name], embedded)
+        return Terminal(t.name, t.pattern.to_regexp(), nfas[t.name], keywords[t.name], embedded)
 
     return list(map(made, ranked))
 
@@ -194,46 +183,3 @@ def _matches_whole(machine: Leftmost, data: bytes) -> bool:
     state = machine.after(machine.start, data)
     since = machine.at_end(state)                       # bytes from the match's end to the text's end
     return (machine.matched(state) if since is None else since) == 0
-
-
-def join_words(
-    terminals: Sequence[Terminal], ignored: frozenset[str], rules: Iterable[Rule]
-) -> tuple[list[Terminal], list[Rule]]:
-    """Join neighbouring words into one terminal where no rule and no regular expression tells them apart."""
-    places: dict[str, set[int]] = {terminal.name: set() for terminal in terminals if terminal.words}
-    numbers: Numbering[Any] = Numbering()
-    for rule in rules:
-        symbols = [symbol.name for symbol in rule.expansion]
-        for at, name in enumerate(symbols):
-            if name in places:
-                hole: Any = (*symbols[:at], None, *symbols[at + 1 :])
-                shared = len(symbols) < MAX_COMPARED
-                places[name].add(numbers[rule.origin.name, rule.options.priority, hole if shared else object()])
-    hosts = reversed_edges((terminal.name, terminal.keywords) for terminal in terminals)
-
-    def alike(terminal: Terminal) -> Any:
-        """Return a key that is equal for words that can be read as one."""
-        if not terminal.words or terminal.name in ignored:
-            return terminal.name
-        return frozenset(places[terminal.name]), tuple(hosts[terminal.name]), terminal.embedded
-
-    runs = [list(run) for _, run in itertools.groupby(terminals, alike)]
-    first = {terminal.name: run[0].name for run in runs if len(run) >= MIN_JOINED for terminal in run}
-
-    def renamed(names: Iterable[str]) -> tuple[str, ...]:
-        return tuple([first.get(name, name) for name in names])
-
-    found: list[Terminal] = []
-    for run in runs:
-        if run[0].name in first:
-            strings = tuple(dict.fromkeys(itertools.chain.from_iterable(terminal.words for terminal in run)))
-            pattern = "|".join(map(re.escape, strings))
-            found.append(replace(run[0], pattern=pattern, nfa=parse(pattern, to_end=True), words=strings))
-        else:
-            found += [replace(t, keywords=tuple(dict.fromkeys(renamed(t.keywords)))) for t in run]
-    joined: dict[Any, Rule] = {}                    # equal rules once
-    for rule in rules:
-        parts = [LarkTerminal(first[each.name]) if each.name in first else each for each in rule.expansion]
-        key = rule.origin, tuple(parts), rule.options.priority
-        joined.setdefault(key, Rule(rule.origin, parts, rule.order, None, rule.options))
-    return found, list(joined.values())
