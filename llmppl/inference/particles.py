@@ -11,7 +11,7 @@ Source: Kong, Liu & Wong (1994), "Sequential imputations and Bayesian missing da
 from __future__ import annotations
 
 import html
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, TypeVar, overload
@@ -91,7 +91,7 @@ class Particles(Shared, Sequence[P]):
         self.ess = float(1 / np.sum(self.weights**2)) if self._particles else 0.0
         self.log_weights.flags.writeable = self.weights.flags.writeable = False
         self.stats: Stats | Any = stats                 # | Any: None only if the caller has run many at once
-        self.deaths = merge_deaths(deaths)
+        self.deaths = Deaths(deaths)
         self.steps = StepRecords(steps)
         self._accuracy, self._recorder = accuracy, recorder
 
@@ -273,11 +273,6 @@ class Death:
     count: int = 1
     text: str = ""
 
-    def __post_init__(self) -> None:
-        if len(self.text) > MAX_END:                    # bounds the memory of a run
-            object.__setattr__(self, "text", "…" + self.text[1 - MAX_END :])
-        object.__setattr__(self, "reason", without_middle(self.reason, MAX_REASON))
-
     def __str__(self) -> str:
         return f"{self.count} at step {self.step}: {self.example}"
 
@@ -320,15 +315,8 @@ class Deaths(TableView, tuple[Death, ...]):
 
 
 def deaths_of(step: int, particles: Iterable[Any]) -> Deaths:
-    """Return the deaths among particles: those of log-weight -inf."""
+    """Return the deaths among particles, those of log-weight -inf. The parts of long texts are bounded, as a run is."""
     dead = [particle for particle in particles if particle.log_weight == -np.inf]
-    return merge_deaths(Death(step, particle.death or "weight zero", 1, str(particle)) for particle in dead)
-
-
-def merge_deaths(deaths: Iterable[Death]) -> Deaths:
-    """Return one death for each step and reason, with the counts added."""
-    merged = dict[Any, Death]()
-    for death in deaths:
-        key = death.step, death.reason
-        merged[key] = replace(merged[key], count=merged[key].count + death.count) if key in merged else death
-    return Deaths(sorted(merged.values(), key=lambda death: (death.step, -death.count)))
+    reasons = [without_middle(particle.death or "weight zero", MAX_REASON) for particle in dead]
+    texts = {reason: str(particle)[-MAX_END:] for reason, particle in [*zip(reasons, dead, strict=True)][::-1]}
+    return Deaths(Death(step, reason, count, texts[reason]) for reason, count in Counter(reasons).most_common())

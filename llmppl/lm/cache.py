@@ -33,6 +33,7 @@ from llmppl.support.arguments import shown
 
 SLOT_OVERHEAD, ROW_OVERHEAD, NODE_OVERHEAD = 768, 640, 400      # bytes of Python objects for each, measured
 _ROW_DIVISOR = 8                                        # 1/8 of the budget is reserved for rows
+_MAX_LINES = 60                                         # of a drawing
 
 
 class Node:
@@ -255,7 +256,11 @@ class Store:
 
 
 class Trie:
-    """Tree of all contexts of one language model. `print(trie)` draws it, with marks for the kept data."""
+    """Tree of all contexts of one language model. `print(trie)` draws its first contexts, with marks for the kept data.
+
+    A line is a run of tokens without a branch. `▪` is a token whose keys and values are kept, and `▫` one without. `◆`
+    marks a kept next-token row, which ends a line, too.
+    """
 
     def __init__(self, tokens: list[bytes], store: Store) -> None:
         self.root = Node(None, -1)
@@ -273,37 +278,20 @@ class Trie:
             f"{store.bytes / 1e6:.1f} of {store.budget / 1e6:.1f} MB>"
         )
 
-    def draw(self, max_lines: int = 60) -> str:
-        """Return a drawing of the trie: one line for each run of tokens without a branch, at most `max_lines` lines.
-
-        `▪` is a token whose keys and values are kept, and `▫` one without. `◆` marks a kept next-token row, which ends
-        a line, too.
-        """
-        lines: list[str] = []
-        stack: list[tuple[Node, str, str]] = [(node, "", "") for node in reversed(self.root.children)]
-        while stack and len(lines) < max_lines:
+    def __str__(self) -> str:
+        lines, stack = [repr(self)], [(node, "", "") for node in reversed(self.root.children)]
+        while stack and len(lines) <= _MAX_LINES:
             node, lead, below = stack.pop()
-            run, children = [node], node.children
-            while len(children) == 1 and node.row is None:
-                (node,) = children
-                children = node.children
+            run = [node]
+            while len(node.children) == 1 and node.row is None:
+                (node,) = node.children
                 run.append(node)
             text = b"".join(self._tokens[each.token] or b"<%d>" % each.token for each in run).decode("utf-8", "replace")
-            lines.append(f"{lead}{shown(text, 72)} {_marks(run)}{'' if node.row is None else ' ◆'}")
+            marks = "".join("▫▪"[each.slot >= 0] for each in run) + " ◆" * (node.row is not None)
+            lines.append(f"{lead}{shown(text, 72)} {marks}")
             leads = chain([("└─ ", "   ")], repeat(("├─ ", "│  ")))         # last child first
-            further = zip(reversed(children), leads, strict=False)
+            further = zip(reversed(node.children), leads, strict=False)
             stack.extend((child, below + first, below + others) for child, (first, others) in further)
         if stack:
             lines.append(f"... and {sum(len(node.subtree()) for node, *_ in stack)} contexts more")
         return "\n".join(lines)
-
-    def __str__(self) -> str:
-        return f"{self!r}\n{self.draw()}"
-
-
-def _marks(run: list[Node]) -> str:
-    """Return one mark for each token: its keys and values are kept or not."""
-    marks = "".join("▫▪"[node.slot >= 0] for node in run)
-    if len(marks) <= 12:
-        return marks
-    return f"{marks[:11]}…" if marks.strip(marks[0]) else f"{marks[0]}x{len(marks)}"

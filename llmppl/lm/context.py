@@ -11,7 +11,7 @@ import math
 import weakref
 from collections.abc import Callable, Iterable, Sequence
 from itertools import islice
-from typing import TYPE_CHECKING, Any, Literal, NoReturn, Protocol, get_args
+from typing import TYPE_CHECKING, Any, Literal, NoReturn, get_args
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -19,8 +19,6 @@ from numpy.typing import ArrayLike, NDArray
 from llmppl.constraints.vocabulary import EOS, EndOfText, Text, Token, Vocabulary, encode_fragment
 from llmppl.distributions import Distribution, Finite, Floats, Mask, PutTable, Table
 from llmppl.lm.cache import Node
-from llmppl.lm.engine import Engine
-from llmppl.lm.evaluator import CachedEvaluator
 from llmppl.support import arguments
 from llmppl.support.runtime import ContextTooLong, request
 from llmppl.support.shared import Shared
@@ -33,15 +31,6 @@ NOT_PICKLED = (
 )
 
 
-class LanguageModel(Protocol):
-    """Interface of a language model that contexts use."""
-
-    vocab: Vocabulary
-    tokenizer: Any
-    engine: Engine
-    evaluator: CachedEvaluator
-
-
 class Context(Shared):
     """Tokens that the model has read: an immutable pointer to a node of the trie.
 
@@ -50,8 +39,9 @@ class Context(Shared):
     """
 
     __slots__ = ("lm", "node", "_start", "_offset", "__weakref__")
+    node: Node
 
-    def __init__(self, lm: LanguageModel, node: Node, ids: Iterable[int], start: Text, offset: int) -> None:
+    def __init__(self, lm: Any, node: Node, ids: Iterable[int], start: Text, offset: int) -> None:
         self.lm, self.node = lm, lm.evaluator.place(self, node, ids)
         self._start, self._offset = start, offset       # the text of the first `offset` tokens
 

@@ -147,12 +147,7 @@ class FunctionEngine(Engine):
         return np.stack([self._logits(contexts[i][:n]) for i, n in asked])
 
     def _logits(self, ids: list[int]) -> NDArray[np.float64]:
-        try:
-            logits = np.asarray(self.function(ids), dtype=np.float64)
-        except Exception as error:
-            if not ids:
-                error.add_note("the prompt is empty, and so are the ids: give some text if the function needs an id")
-            raise
+        logits = np.asarray(self.function(ids), dtype=np.float64)
         if logits.shape != (self.size,):
             raise ValueError(
                 f"the model's function returned an array of shape {logits.shape} after the tokens {ids}; it must "

@@ -48,12 +48,9 @@ _OWN_FILES.add(str(Path(__file__).parent.with_name("checking.py")))
 
 
 class State(NamedTuple):
-    """State of a stream. It determines everything that the stream will draw and spawn.
+    """State of a stream, which determines all that it will draw and spawn.
 
-    kind : name of the bit generator
-    entropy, spawn_key, pool_size : those of its SeedSequence
-    children : number of streams spawned so far
-    state : state of the bit generator; None before the first draw
+    `entropy` to `children` are those of its SeedSequence. `state` is the bit generator's; None before the first draw.
     """
 
     kind: str
@@ -153,13 +150,13 @@ class Noted(Shared):
             node = node.before
 
     def steps(self) -> Steps:
-        steps = list[list[Item]]()
+        steps: list[list[Any]] = [[]]                   # the first: sampled before the first step
         for item in [*self][::-1]:
             if item is None:
                 steps.append([])
-            elif steps:                                 # else it was sampled before the first step
+            else:
                 steps[-1].append(item)
-        return tuple(map(tuple, steps))
+        return tuple(map(tuple, steps[1:]))
 
 
 NOTHING = Noted()

@@ -2,7 +2,7 @@
 
 import json
 import warnings
-from dataclasses import FrozenInstanceError, dataclass, replace
+from dataclasses import dataclass
 from math import exp, log
 
 import numpy as np
@@ -153,31 +153,19 @@ def test_only_the_five_most_common_deaths_are_listed():
     assert "reason 6" not in str(error.value)
 
 
-def test_deaths_of_one_step_and_reason_are_counted_together():
-    deaths = [Death(2, "x"), Death(1, "y"), Death(2, "x", 3), Death(2, "z", 9)]
-    assert Particles([], deaths=deaths).deaths == (Death(1, "y", 1), Death(2, "z", 9), Death(2, "x", 4))
-    with pytest.raises(FrozenInstanceError):
-        deaths[0].count = 5
-
-
-def test_a_death_shortens_long_texts_and_reasons():
-    reason = "observe: " + "x" * 500 + " (here.py, line 3)"
-    death = Death(2, reason, text="begin" + "y" * 500 + "end")
-    assert death.text == "…" + "y" * 96 + "end" and len(death.text) == 100
-    assert len(death.reason) == 200 and death.reason.startswith("observe: xxx") and death.reason.endswith("line 3)")
-    whole = Death(2, "r" * 200, text="t" * 100)
-    assert (whole.reason, whole.text) == ("r" * 200, "t" * 100)
-    assert replace(death, count=5) == Death(2, death.reason, 5, death.text)
-
-
-def test_deaths_in_one_step_are_grouped_by_reason():
+def test_deaths_in_one_step_are_grouped_by_reason_and_bounded():
     class Dead(Run):
         death = None
 
-    particles = [Dead("a", -np.inf), Dead("b", 0.0), Dead("c", -np.inf), Dead("d", -np.inf)]
-    particles[0].death = particles[3].death = "condition is false"
-    assert deaths_of(4, particles) == (Death(4, "condition is false", 2, "a"), Death(4, "weight zero", 1, "c"))
-    assert deaths_of(4, particles[1:2]) == ()
+    reason = "observe: " + "x" * 500 + " (here.py, line 3)"
+    dead = [Dead("a", -np.inf), Dead("b", 0.0), Dead("y" * 500 + "end", -np.inf), Dead("d", -np.inf)]
+    dead[0].death, dead[3].death = "condition is false", "condition is false"
+    dead[2].death = reason
+    two, one = deaths_of(4, dead)
+    assert two == Death(4, "condition is false", 2, "a") and deaths_of(4, dead[1:2]) == ()
+    assert (one.count, one.text) == (1, "y" * 97 + "end") and len(one.reason) == 200
+    assert one.reason.startswith("observe: xxx") and one.reason.endswith("line 3)")
+    assert deaths_of(1, [Dead("", -np.inf)])[0].reason == "weight zero"
 
 
 def test_deaths_show_as_a_table_with_the_most_common_first():
