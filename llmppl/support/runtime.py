@@ -14,7 +14,7 @@ import contextvars
 import operator
 import threading
 import time
-from collections import deque
+from collections import defaultdict, deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -207,20 +207,10 @@ class Runtime:
         """Run every function to its end. An exception of one carries its name as a note."""
         todo = deque(zip(functions, names, strict=False))
         workers, waiting = list[_Worker](), list[_Request]()
-
-        def resume(worker: _Worker, switch: Callable[..., Any], *value: Any) -> None:
-            try:
-                wanted = switch(*value)
-            except BaseException as error:
-                error.add_note(f"in {worker.name}")
-                raise
-            if not worker.dead:
-                waiting.append(_Request(worker, *wanted))
-
         try:
             while todo:
                 workers.append(_Worker(self, todo))
-                resume(workers[-1], workers[-1].switch)
+                _resume(workers[-1], waiting, workers[-1].switch)
             while waiting:
                 batch = [each for each in waiting if not each.evaluator.patient] or waiting
                 waiting = [] if batch is waiting else [each for each in waiting if each.evaluator.patient]
@@ -230,15 +220,13 @@ class Runtime:
                         answers |= _answers(requests)
                     except Exception as error:          # raised in a step that asked, so its line is in the traceback
                         worker = requests[0].worker
-                        resume(worker, worker.throw, type(error), error, error.__traceback__)
+                        _resume(worker, waiting, worker.throw, type(error), error, error.__traceback__)
                         raise
                 for each in batch:
-                    resume(each.worker, each.worker.switch, answers[each.worker])
+                    _resume(each.worker, waiting, each.worker.switch, answers[each.worker])
         finally:
             todo.clear()
-            for worker in workers:
-                if not worker.dead:
-                    worker.throw()                      # GreenletExit unwinds it
+            _unwind(workers)
 
     def each(self, functions: Iterable[tuple[Callable[[], T], str]], together: int) -> Iterator[T]:
         """Yield the result of each named function as they end.
@@ -257,17 +245,12 @@ class Runtime:
             workers[worker] = None
             worker.parent = getcurrent()                # another greenlet may ask for the next result
             worker.resumed = time.process_time()
-            try:
-                wanted = go_on()
-            except BaseException as error:
-                error.add_note(f"in {worker.name}")
-                raise
+            result = _resume(worker, waiting, go_on)
             worker.cpu_seconds += time.process_time() - worker.resumed
             if not worker.dead:
-                waiting.append(_Request(worker, *wanted))
                 return []
             del workers[worker]
-            return [wanted]
+            return [result]
 
         try:
             while True:
@@ -283,16 +266,34 @@ class Runtime:
                 for each in batch:
                     yield from resume(each.worker, answered.pop(each.worker))
         finally:
-            for worker in workers:
-                if not worker.dead and threading.get_ident() == thread:     # greenlet unwinds others in their thread
-                    worker.parent = getcurrent()
-                    worker.throw()
+            if threading.get_ident() == thread:         # greenlet unwinds others in their thread
+                _unwind(workers)
+
+
+def _resume(worker: _Worker, waiting: list[_Request], switch: Callable[..., Any], *value: Any) -> Any:
+    """Continue a worker, and return its result, or add its request to `waiting`."""
+    try:
+        found = switch(*value)
+    except BaseException as error:
+        error.add_note(f"in {worker.name}")
+        raise
+    if worker.dead:
+        return found
+    waiting.append(_Request(worker, *found))
+
+
+def _unwind(workers: Iterable[_Worker]) -> None:
+    """End the workers that wait, by GreenletExit."""
+    for worker in workers:
+        if not worker.dead:
+            worker.parent = getcurrent()
+            worker.throw()
 
 
 def _by_evaluator(batch: list[_Request]) -> Iterable[list[_Request]]:
-    by_evaluator: dict[int, list[_Request]] = {}
+    by_evaluator = defaultdict[int, list[_Request]](list)
     for each in batch:
-        by_evaluator.setdefault(id(each.evaluator), []).append(each)
+        by_evaluator[id(each.evaluator)].append(each)
     return by_evaluator.values()
 
 
@@ -300,9 +301,9 @@ def _answers(requests: list[_Request]) -> dict[_Worker, list[Any]]:
     """Evaluate the requests to one evaluator together, and return the answers of each worker."""
     asked = [(each.worker, question) for each in requests for question in each.questions]
     replies = _evaluated(requests[0].evaluator, [question for _, question in asked])
-    answers: dict[_Worker, list[Any]] = {}
+    answers = defaultdict[_Worker, list[Any]](list)
     for (worker, _), reply in zip(asked, replies, strict=True):
-        answers.setdefault(worker, []).append(reply)
+        answers[worker].append(reply)
     return answers
 
 
@@ -325,7 +326,8 @@ def _answered_apart(requests: list[_Request]) -> dict[_Worker, Callable[[], Any]
     try:
         return {worker: partial(worker.switch, answers) for worker, answers in _answers(requests).items()}
     except Exception as error:
-        if len(requests) == 1:                          # raised in the step that asked
-            return {requests[0].worker: partial(requests[0].worker.throw, type(error), error, error.__traceback__)}
+        if len(requests) == 1:
+            worker = requests[0].worker                 # the exception is raised in the step that asked
+            return {worker: partial(worker.throw, type(error), error, error.__traceback__)}
         half = len(requests) // 2
         return _answered_apart(requests[:half]) | _answered_apart(requests[half:])

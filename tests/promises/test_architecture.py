@@ -66,8 +66,8 @@ def test_the_document_lists_the_folders_in_their_order():
 
 MAX_LINES, MAX_CLASS, MAX_PARAMETERS = 900, 500, 8
 # branches per code line, as tools/shape.py counts them; the aims are 0.25 and 0.15
-MAX_DENSITY = {"llmppl": 0.289, "tests": 0.228}         # lines without branches went first
-MAX_TOTAL = {"llmppl": 26_150, "tests": 28_090}         # lines; the aims are 26,000 and 28,000
+MAX_DENSITY = {"llmppl": 0.291, "tests": 0.228}         # lines without branches went first
+MAX_TOTAL = {"llmppl": 26_060, "tests": 28_090}         # lines; the aims are 26,000 and 28,000
 MAX_PUBLIC = 35                                         # names of llmppl.__all__
 MAX_WHATS = 1.0                                         # relative "what" per 1,000 words
 MAX_WORDS = 12                                          # of a test's name
@@ -77,25 +77,25 @@ MAX_WALK = 1.1                                          # times the moves that d
 # resuming together, 3,600 for lm and engines, 1,800 for queries, 1,030 for distributions, 750 for report, 700 for
 # support, and 550 each for cli and tasks
 LINES = {
-    ".": 940,                                           # the check of programs took over what runs watched
+    ".": 920,                                           # the check of programs took over what runs watched
     "cli": 600,
-    "constraints": 400,
+    "constraints": 380,
     "constraints/automata": 2580,
     "constraints/json": 3370,                          # one reader in place of three; the aim is 2,300
     "constraints/lark": 1700,
     "constraints/masks": 1000,
     "constraints/vocabulary": 1910,
-    "distributions": 1140,
+    "distributions": 1120,
     "inference": 2130,
     "inference/resuming": 240,
     "lm": 1690,
     "lm/embedded": 30,
     "lm/engines": 2110,
     "models": 1950,
-    "queries": 1890,
+    "queries": 1880,
     "report": 750,
     "support": 990,
-    "tasks": 710,
+    "tasks": 700,
 }
 
 
