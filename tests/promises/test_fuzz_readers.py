@@ -7,6 +7,7 @@ of damage are one bit, an early end, more bytes, zeros at the end as after a pow
 import json
 import random
 import re
+from functools import reduce
 
 import pytest
 from helpers.common import repetitions
@@ -16,6 +17,7 @@ from llmppl.cli.generate import _prompts
 from llmppl.cli.options import constraint
 from llmppl.report import load
 from llmppl.report.html_page import page
+from llmppl.support.arguments import shown
 
 GRAMMAR = 'start: sum\nsum: item ("+" item)*\nitem: NAME | NUMBER | "(" sum ")"\nNAME: /[abc]+/\nNUMBER: /[01]+(?!a)/\n'
 SCHEMA = json.dumps({
@@ -94,3 +96,7 @@ def test_lone_surrogates_are_named_with_their_file(tmp_path):
     path.write_text('{"prompt": "a"}\n{"prompt": "\\ud83d"}\n')
     with pytest.raises(ValueError, match=re.escape(f"{path}: ") + ".* surrogates not allowed"):
         _prompts(path)
+
+
+def test_a_value_nested_without_bound_is_shown_by_its_type():
+    assert shown(reduce(lambda inner, _: [inner], range(100_000), [])) == "a list"

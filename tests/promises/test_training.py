@@ -232,3 +232,6 @@ def test_weights_with_another_checksum_are_refused(tmp_path, monkeypatch):
     monkeypatch.setattr(hf, "verify", lambda: verify(folder))
     with pytest.raises(ValueError, match="the weights of the embedded model are damaged"):
         CachedTransformer.from_pretrained()
+    (folder / "model.safetensors.sha256").write_bytes(b"")
+    with pytest.raises(ValueError, match="the weights of the embedded model are damaged"):
+        verify(folder)

@@ -1,5 +1,6 @@
 """Tests of the runtime, with evaluators that record their questions."""
 
+import contextlib
 import contextvars
 import signal
 import time
@@ -53,13 +54,14 @@ def test_waiting_functions_share_one_batch_in_order():
     lm, done = Doubling(), []
 
     def function(i):
-        first = request(lm, i)
-        second = request(lm, 100 + first)
-        done.append((i, first, second))
+        found = [i]
+        for _ in range(i):
+            found.append(request(lm, found[-1]))
+        done.append(found)
 
-    run(function, range(4))
-    assert lm.batches == [[0, 1, 2, 3], [100, 102, 104, 106]]
-    assert done == [(i, 2 * i, 200 + 4 * i) for i in range(4)]
+    run(function, (2, 0, 1, 3))
+    assert lm.batches == [[2, 1, 3], [4, 6], [12]]
+    assert done == [[0], [1, 2], [2, 4, 8], [3, 6, 12, 24]]
 
 
 def test_every_evaluator_gets_only_its_own_questions():
@@ -140,6 +142,21 @@ def test_only_waiting_functions_use_a_greenlet():
     first, second, third = dict.fromkeys(greenlets[:8])
     assert greenlets == [first] * 3 + [second] * 3 + [third] * 2 + [first, second]
     assert getcurrent() not in greenlets and all(each.dead for each in greenlets)
+
+
+def test_a_function_that_delays_the_end_starts_no_others():
+    begun = []
+
+    def function(i):
+        begun.append(i)
+        if i == 1:
+            raise KeyError("mine")
+        with contextlib.suppress(BaseException):
+            request(Doubling(), i)
+
+    with pytest.raises(KeyError, match="mine"):
+        run(function, range(4))
+    assert begun == [0, 1]
 
 
 def test_runs_inside_functions_share_their_batches():
@@ -399,3 +416,5 @@ def test_time_in_masks_is_counted_only_inside_a_run():
     before = runtime.seconds_masks
     function()
     assert runtime.seconds_masks == before
+    with pytest.raises(ZeroDivisionError), mask_timer():
+        raise ZeroDivisionError
