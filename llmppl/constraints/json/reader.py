@@ -7,58 +7,56 @@ on the finished text. Places are JSON pointers, after the URI of the document if
 from __future__ import annotations
 
 import itertools
-import math
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 from fractions import Fraction
 from functools import reduce
 from typing import Any, NamedTuple
 
 from llmppl.constraints.automata.formats import format_language
+from llmppl.constraints.json import shapes
 from llmppl.constraints.json.ecma import found
 from llmppl.constraints.json.keywords import check_keywords, pointer
 from llmppl.constraints.json.objects import classes
 from llmppl.constraints.json.references import DRAFTS, draft_of, lookup
 from llmppl.constraints.json.scalars import numbers, quoted
-from llmppl.constraints.json.shapes import (
-    ANY,
-    EVERY,
-    NEVER,
-    NONE,
-    TYPES,
-    Array,
-    Busy,
-    Choice,
-    Constants,
-    Inexact,
-    Language,
-    Lazy,
-    Number,
-    Object,
-    Others,
-    Shape,
-    String,
-    both,
-    choice,
-    intersect,
-    negate,
-    values_of,
-)
+from llmppl.constraints.json.shapes import ANY, TYPES, Array, Inexact, Lazy, Number, Object, Shape, String, intersect
 
 __all__ = ["Place", "Reader"]
 
 MAX_VALUES = 64                                     # of the items of an array without repetition
-MAX_PAIRS = 2_000                                   # of options of a oneOf that are compared
+MAX_PAIRS = 4_000                                   # of options of a oneOf that are compared, in shapes.both orders
 MAX_OVERLAPS = 6                                    # options of a oneOf that overlap
 MAX_DEPENDENT = 6                                   # names that others depend on
-BOUNDS = {"minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum"}
 MAX_HOPS = 1_000                                    # of a $ref to a $ref
-OWN = frozenset(                                    # keywords for values of one type
-    "type minLength maxLength pattern format minimum maximum exclusiveMinimum exclusiveMaximum multipleOf items "
-    "prefixItems additionalItems unevaluatedItems minItems maxItems uniqueItems contains properties patternProperties "
-    "additionalProperties unevaluatedProperties required propertyNames minProperties maxProperties".split()
+
+# The shapes of keywords that hold no schemas, and the types of the instances that they restrict.
+PLAIN: dict[str, tuple[str, Callable[[Any], Shape]]] = {
+    "minimum": ("number", lambda bound: Number(low=(Fraction(bound), False))),
+    "maximum": ("number", lambda bound: Number(high=(Fraction(bound), True))),
+    "exclusiveMinimum": ("number", lambda bound: Number(low=(Fraction(bound), True))),
+    "exclusiveMaximum": ("number", lambda bound: Number(high=(Fraction(bound), False))),
+    "multipleOf": ("number", lambda step: Number(steps=(Fraction(step),))),
+    "minLength": ("string", lambda least: String(least=int(least))),
+    "maxLength": ("string", lambda most: String(most=most)),
+    "pattern": ("string", lambda pattern: String(languages=(("pattern", pattern, True),))),
+    "format": ("string", lambda name: String(languages=(("format", name, True),))),
+    "minItems": ("array", lambda least: Array(least=int(least))),
+    "maxItems": ("array", lambda most: Array(most=most)),
+    "minProperties": ("object", lambda least: Object(least=int(least))),
+    "maxProperties": ("object", lambda most: Object(most=most)),
+    "required": ("object", lambda names: Object(required=tuple(dict.fromkeys(names)))),
+}
+OWN = PLAIN.keys() | set(                           # keywords for values of one type
+    "type items prefixItems additionalItems unevaluatedItems contains uniqueItems properties patternProperties "
+    "additionalProperties unevaluatedProperties propertyNames".split()
 )
-IN_PLACE = frozenset("$ref $dynamicRef $recursiveRef allOf anyOf oneOf not if dependentSchemas dependencies".split())
+LARGE = (                                           # are left out in this order if the automaton is too large
+    "multipleOf", "minimum maximum exclusiveMinimum exclusiveMaximum minLength maxLength", "",
+)  # fmt: skip
+EXCLUDED = {"exclusiveMinimum": "minimum", "exclusiveMaximum": "maximum"}
+IN_PLACE = frozenset(                               # keywords that may evaluate members
+    "$ref $dynamicRef $recursiveRef allOf anyOf oneOf not if dependentSchemas dependencies contains".split()
+)
 
 
 class Place(NamedTuple):
@@ -88,14 +86,17 @@ class Reader:
     def lazy(self, schema: Any, place: Place) -> Lazy:
         """Return the shape of a schema, which is read on first use."""
         if isinstance(schema, bool):
-            return EVERY if schema else NONE
+            return shapes.EVERY if schema else shapes.NONE
         key = id(schema), _scope(place)
         if key not in self._lazies:
-            self._lazies[key] = schema, Lazy(lambda: self._read_apart(schema, place), self._weakened)
+            self._lazies[key] = schema, Lazy(lambda: self._read(schema, place), self._weakened)
             self.places[self._lazies[key][1]] = place.pointer
         return self._lazies[key][1]
 
-    def part(self, schema: Any, place: Place, *steps: object) -> Lazy:
+    def _weakened(self) -> None:
+        self.left_out["#, 'allOf' (an intersection of too many alternatives)"] = None
+
+    def _part(self, schema: Any, place: Place, *steps: object) -> Lazy:
         """Return the shape of a schema inside the schema at a place."""
         draft, resolver = draft_of(schema, place.draft), place.resolver
         if isinstance(schema, dict) and ("$id" in schema or "id" in schema):
@@ -111,21 +112,9 @@ class Reader:
                 for part in _parts_of(lazy.shape):
                     part.shape                      # noqa: B018
 
-    def _read_apart(self, schema: Any, place: Place) -> tuple[Shape, bool]:
-        before = self._inexact
-        shape = self.read(schema, place)
-        is_exact, self._inexact = self._inexact == before, before
-        return shape, is_exact
-
     def _leave_out(self, place: Place, keyword: str) -> None:
         self._inexact += 1
         self.left_out[f"{place.pointer}, {keyword!r}"] = None
-
-    def _weakened(self) -> None:
-        self.left_out["#, 'allOf' (an intersection of too many alternatives)"] = None
-
-    def _in_place(self, part: Any, place: Place, *steps: object) -> Shape:
-        return self._shape_of(self.part(part, place, *steps))
 
     def _shape_of(self, lazy: Lazy) -> Shape:
         shape = lazy.shape
@@ -134,46 +123,57 @@ class Reader:
 
     # ---- in place
 
-    def read(self, schema: Any, place: Place) -> Shape:
-        """Return the shape of a schema."""
-        if "$ref" in schema and place.draft <= 7:
-            return self._reference(schema["$ref"], "$ref", place)
+    def _read(self, schema: Any, place: Place) -> tuple[Shape, bool]:
+        """Return the shape of a schema, and whether it has no other values."""
+        before = self._inexact
         shape: Shape = ANY
-        own_at = next((key for key in ("properties", "items", "prefixItems") if key in schema), None)
-        own_at = own_at or next((key for key in schema if key in OWN), None)
-        for key, value in schema.items():
+        given = {"$ref": schema["$ref"]} if "$ref" in schema and place.draft <= 7 else schema
+        places = "properties", "items", "prefixItems", *given
+        own_at = next((key for key in places if key in given and key in OWN), None)
+        for key, value in given.items():
             try:
                 if key == own_at:
                     shape = intersect(shape, self._own(schema, place))
                 shape = intersect(shape, self._applied(key, value, schema, place))
             except Inexact:
                 self._leave_out(place, key)
-        return shape
+        is_exact, self._inexact = self._inexact == before, before
+        return shape, is_exact
 
     def _applied(self, key: str, value: Any, schema: Any, place: Place) -> Shape:
         """Return the shape of one keyword that applies schemas in place, or lists values."""
         whole: Shape = ANY
+
+        def inside(part: Any, *steps: object) -> Shape:
+            return self._shape_of(self._part(part, place, *steps))
+
         match key:
             case "const" if place.draft >= 6:
-                return Constants((value,))
+                return shapes.Constants((value,))
             case "enum":
-                return Constants(tuple(value)) if value else NEVER
+                return shapes.Constants(tuple(value)) if value else shapes.NEVER
             case "$ref" | "$dynamicRef" | "$recursiveRef" if key == "$ref" or place.draft > 7:
                 return self._reference(value, key, place)
             case "allOf":
-                return reduce(intersect, (self._in_place(part, place, key, i) for i, part in enumerate(value)), whole)
+                return reduce(intersect, (inside(part, key, i) for i, part in enumerate(value)), whole)
             case "anyOf":
-                return choice(self._in_place(part, place, key, i) for i, part in enumerate(value))
+                return shapes.choice(inside(part, key, i) for i, part in enumerate(value))
             case "oneOf":
                 return self._one_of(value, place)
             case "not":
-                return self._unless(value, place, "not")
+                return self._unless(self._part(value, place, key))
             case "if" if place.draft >= 7 and schema.keys() & {"then", "else"}:
-                then, other = (self._in_place(schema.get(key, True), place, key) for key in ("then", "else"))
-                condition = intersect(self._in_place(value, place, "if"), then)
-                return choice([condition, intersect(self._unless(value, place, "if"), other)])
+                then, other = (inside(schema.get(way, True), way) for way in ("then", "else"))
+                unless = self._unless(self._part(value, place, key))
+                return shapes.choice([intersect(inside(value, key), then), intersect(unless, other)])
             case "dependentSchemas" | "dependentRequired" | "dependencies":
-                return self._dependent(key, value, place)
+                if len(value) > MAX_DEPENDENT:
+                    raise Inexact
+                return reduce(intersect, (
+                    _dependent(name, Object(required=(name, *part))) if isinstance(part, list)
+                    else _dependent(name, intersect(Object(required=(name,)), inside(part, key, name)))
+                    for name, part in value.items()
+                ), whole)   # fmt: skip
         return ANY
 
     def _reference(self, name: str, keyword: str, place: Place) -> Shape:
@@ -190,63 +190,42 @@ class Reader:
             self._targets.add(id(schema))
         try:
             return self._shape_of(self.lazy(schema, inside))
-        except Busy:
+        except shapes.Busy:
             raise ValueError(
                 f"JSON schema at {place.pointer}, {keyword!r}: {name!r} leads back to itself without an object or "
                 f"array between; a reference inside properties or items would work"
             ) from None
 
-    def _unless(self, schema: Any, place: Place, keyword: str) -> Shape:
-        """Return the values that are no instances of a schema, or any if no shape holds these."""
-        before = self._inexact
-        try:
-            shape = self._in_place(schema, place, keyword)
-            if self._inexact > before:
-                raise Inexact
-            return negate(shape)
-        except Inexact:
-            self._leave_out(place, keyword)
-            return ANY
+    def _unless(self, lazy: Lazy) -> Shape:
+        """Return the values that do not have a shape. Raises Inexact if no shape holds these."""
+        shape = lazy.shape
+        if not lazy.exact:
+            raise Inexact
+        return shapes.negate(shape)
 
     def _one_of(self, options: list[Any], place: Place) -> Shape:
         """Return the values of exactly one of the options: of any, if no two have a common value."""
-        lazies = [self.part(option, place, "oneOf", i) for i, option in enumerate(options)]
-        shapes = list(map(self._shape_of, lazies))
-        overlaps = list(itertools.combinations(range(len(shapes)), 2))
-        if len(overlaps) <= MAX_PAIRS:
-            overlaps = [(i, j) for i, j in overlaps if self._may_meet(lazies[i], lazies[j])]
-        met = {i for pair in overlaps for i in pair}
+        lazies = [self._part(option, place, "oneOf", i) for i, option in enumerate(options)]
+        found = list(map(self._shape_of, lazies))
+        pairs = list(itertools.permutations(lazies, 2))
         try:
-            if len(met) > MAX_OVERLAPS or not all(lazies[i].exact for i in met):
+            if len(pairs) > MAX_PAIRS:
                 raise Inexact
-            without = {i: negate(shapes[i]) for i in met}
-            return choice(
-                reduce(intersect, (without[j] for pair in overlaps if i in pair for j in pair if j != i), shape)
-                for i, shape in enumerate(shapes)
-            )
+            pairs = [pair for pair in pairs if self._may_meet(*pair)]
+            without = {other: self._unless(other) for _, other in pairs}
+            if len(without) > MAX_OVERLAPS:
+                raise Inexact
+            rest = ([without[other] for each, other in pairs if each is lazy] for lazy in lazies)
+            return shapes.choice(reduce(intersect, some, shape) for some, shape in zip(rest, found, strict=True))
         except Inexact:
             self._leave_out(place, "oneOf")
-            return choice(shapes)
+            return shapes.choice(found)
 
     def _may_meet(self, a: Lazy, b: Lazy) -> bool:
         try:
-            return self._is_live(both(a, b))
+            return self._is_live(shapes.both(a, b))
         except ValueError:                          # too large to tell
             return True
-
-    def _dependent(self, key: str, dependents: dict[str, Any], place: Place) -> Shape:
-        """Return the objects that lack a name, or have it and all that depends on it."""
-        if len(dependents) > MAX_DEPENDENT:
-            raise Inexact
-        whole: Shape = ANY
-        others = [shape for shape in TYPES.values() if not isinstance(shape, Object)]
-        for name, part in dependents.items():
-            if isinstance(part, list):
-                present: Shape = Object(required=(name, *part))
-            else:
-                present = intersect(Object(required=(name,)), self._in_place(part, place, key, name))
-            whole = intersect(whole, choice([*others, Object({name: NONE}), present]))
-        return whole
 
     # ---- keywords of a type
 
@@ -254,120 +233,112 @@ class Reader:
         """Return the shape of the type and of the keywords for values of one type."""
         kinds = schema.get("type", list(TYPES))
         kinds = [kinds] if isinstance(kinds, str) else kinds
-        if "number" in kinds:
-            kinds = [kind for kind in kinds if kind != "integer"]
-        read = {"number": self._number, "integer": self._number, "string": self._string, "array": self._array,
-                "object": self._object}             # fmt: skip
-        return choice(read[kind](schema, place) if kind in read else TYPES[kind] for kind in kinds)
+        kinds = [kind for kind in kinds if kind != "integer" or "number" not in kinds]
+        return shapes.choice(self._of_kind(kind, schema, place) for kind in kinds)
 
-    def _number(self, schema: Any, place: Place) -> Shape:
-        low, high, above, below = map(schema.get, ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum"))
-        above = (low if above else None) if isinstance(above, bool) else above          # draft 4
-        below = (high if below else None) if isinstance(below, bool) else below
-        kinds = schema.get("type", "number")
-        shape: Shape = Number(integer="integer" in kinds and "number" not in kinds)
-        for bound, more in (
-            (low, lambda x: {"low": x}), (above, lambda x: {"low": x, "low_in": False}),
-            (high, lambda x: {"high": x}), (below, lambda x: {"high": x, "high_in": False}),
-            (schema.get("multipleOf"), lambda x: {"steps": (x,)}),
-        ):  # fmt: skip
-            shape = shape if bound is None else intersect(shape, Number(**more(Fraction(bound))))
-        assert isinstance(shape, Number)
-        for keys, weaker in ({"multipleOf"}, dict[str, Any]()), (BOUNDS, {"low": None, "high": None}):
+    def _of_kind(self, kind: str, schema: Any, place: Place) -> Shape:
+        match kind:
+            case "integer":
+                return self._scalar("number", Number(integer=True), numbers, schema, place)
+            case "number":
+                return self._scalar(kind, TYPES[kind], numbers, schema, place)
+            case "string":
+                return self._scalar(kind, TYPES[kind], quoted, self._checked(schema, place), place)
+            case "array":
+                return reduce(intersect, _plain(kind, schema), self._array(schema, place))
+            case "object":
+                return reduce(intersect, _plain(kind, schema), self._object(schema, place))
+        return TYPES[kind]
+
+    def _scalar(self, kind: str, whole: Shape, automaton: Callable[[Any], object], schema: Any, place: Place) -> Shape:
+        """Return the shape of numbers or strings, without the keywords that make the automaton too large."""
+        for keys in LARGE:
+            shape = reduce(intersect, _plain(kind, schema), whole)
             try:
-                numbers(shape.low, shape.low_in, shape.high, shape.high_in, shape.integer, shape.steps)
+                automaton(shape)
                 break
             except ValueError:                      # too large
-                for key in sorted(keys & schema.keys()):
+                for key in [key for key in keys.split() if key in schema and PLAIN[key][0] == kind]:
                     self._leave_out(place, key)
-                shape = replace(shape, steps=(), **weaker)
+                    schema = {each: value for each, value in schema.items() if each != key}
         return shape
 
-    def _string(self, schema: Any, place: Place) -> Shape:
-        languages: list[Language] = []
-        if "pattern" in schema:
-            self._check(schema["pattern"], place, "pattern")
-            languages.append(("pattern", schema["pattern"], True))
-        if "format" in schema:
-            if schema["format"] == "regex":
-                self._leave_out(place, "format")
-            elif format_language(schema["format"]) is None:
-                self.notes[f"{place.pointer}, 'format': {schema['format']!r} is no known format, and is ignored"] = None
-            else:
-                languages.append(("format", schema["format"], True))
-        shape = String(int(schema.get("minLength", 0)), schema.get("maxLength", math.inf), tuple(languages))
+    def _checked(self, schema: Any, place: Place) -> Any:
+        """Return the keywords of a string, without a format that no shape holds."""
         try:
-            quoted(shape)
-        except ValueError:                          # too large
-            for key in {"minLength", "maxLength"} & schema.keys():
-                self._leave_out(place, key)
-            return String(languages=shape.languages)
-        return shape
-
-    def _check(self, pattern: str, place: Place, keyword: str) -> None:
-        try:
-            found(pattern)
+            found(schema.get("pattern", ""))
         except ValueError as error:
-            raise ValueError(f"JSON schema at {place.pointer}, {keyword!r}: {error}") from None
+            raise ValueError(f"JSON schema at {place.pointer}, 'pattern': {error}") from None
+        name = schema.get("format", "date")
+        if format_language(name) is not None:
+            return schema
+        if name == "regex":
+            self._leave_out(place, "format")
+        else:
+            self.notes[f"{place.pointer}, 'format': {name!r} is no known format, and is ignored"] = None
+        return {key: value for key, value in schema.items() if key != "format"}
 
     def _array(self, schema: Any, place: Place) -> Shape:
-        first, rest, names = schema.get("prefixItems", []), schema.get("items", True), ("prefixItems", "items")
-        if place.draft < 2020 or isinstance(rest, list):
-            first, rest, names = [], rest, ("", "items")
-            if isinstance(schema.get("items"), list):
-                first, rest, names = schema["items"], schema.get("additionalItems", True), ("items", "additionalItems")
-        items = tuple(self.part(part, place, names[0], i) for i, part in enumerate(first))
-        rest = self.part(self._evaluated(schema, "unevaluatedItems", rest, names[1], place), place, names[1])
-        least, most = int(schema.get("minItems", 0)), schema.get("maxItems", math.inf)
+        first, rest = ("prefixItems" if place.draft >= 2020 else ""), "items"
+        if isinstance(schema.get(rest), list):
+            first, rest = "items", "additionalItems"
+        items = tuple(self._part(part, place, first, i) for i, part in enumerate(schema.get(first, ())))
+        others = self._others(schema, rest, "unevaluatedItems", place)
         if "contains" in schema and place.draft >= 6:
             self._leave_out(place, "contains")
-        shape = Array(least, most, items, rest, bool(schema.get("uniqueItems")))
-        if shape.unique and (shape.first or not _is_listed(shape)):
+        unique = schema.get("uniqueItems", False)
+        if unique and (items or not _is_listed(others)):
             self._leave_out(place, "uniqueItems")
-            shape = replace(shape, unique=False)
-        return shape
-
-    def _evaluated(self, schema: Any, key: str, rest: Any, name: str, place: Place) -> Any:
-        """Return the schema of the members that no keyword names, if only `rest` and an `unevaluated` keyword apply."""
-        if schema.get(key, True) is True or place.draft < 2019 or name in schema:
-            return rest
-        if IN_PLACE & schema.keys() or (key == "unevaluatedItems" and "contains" in schema):
-            self._leave_out(place, key)             # it depends on the value which schemas apply
-            return rest
-        return schema[key]
+            unique = False
+        return Array(first=items, rest=others, unique=unique)
 
     def _object(self, schema: Any, place: Place) -> Shape:
-        patterns = tuple(
-            (pattern, self.part(part, place, "patternProperties", pattern))
-            for pattern, part in schema.get("patternProperties", {}).items()
-        )
-        for pattern, _ in patterns:
-            self._check(pattern, place, "patternProperties")
-        named = {}
-        for name, part in schema.get("properties", {}).items():
-            some = [each for pattern, each in patterns if name in found(pattern)]
-            named[name] = both(self.part(part, place, "properties", name), *some)
+        named, patterns = ([
+            (name, self._part(part, place, key, name)) for name, part in schema.get(key, {}).items()
+        ] for key in ("properties", "patternProperties"))   # fmt: skip
         names: Shape = String()
         if "propertyNames" in schema and place.draft >= 6:
-            names = intersect(String(), self._in_place(schema["propertyNames"], place, "propertyNames"))
+            names = intersect(names, self._shape_of(self._part(schema["propertyNames"], place, "propertyNames")))
+        additional = self._others(schema, "additionalProperties", "unevaluatedProperties", place)
+        others = shapes.Others(tuple(patterns), additional)
         try:
-            classes(names, tuple(dict.fromkeys(pattern for pattern, _ in patterns)))
-        except ValueError as error:                 # too large
+            classes(names, tuple(pattern for pattern, _ in patterns))
+            free = shapes.Others(tuple(patterns), shapes.EVERY)
+            listed = {name: shapes.both(part, free.of_name(name)) for name, part in named}
+        except ValueError as error:                 # wrong or too large
             raise ValueError(f"JSON schema at {place.pointer}: {error}") from None
-        key = "additionalProperties"
-        rest = self._evaluated(schema, "unevaluatedProperties", schema.get(key, True), key, place)
-        additional = self.part(rest, place, key)
-        others = (Others(patterns, additional),) if patterns or additional is not EVERY else ()
-        least, most = int(schema.get("minProperties", 0)), schema.get("maxProperties", math.inf)
-        required = tuple(dict.fromkeys(schema.get("required", ())))
-        return Object(named, others, required, least, most, names)
+        return Object(listed, (others,) if patterns or additional is not shapes.EVERY else (), names=names)
+
+    def _others(self, schema: Any, key: str, unevaluated: str, place: Place) -> Lazy:
+        """Return the shape of the members that no keyword names: that of `key` or `unevaluated`."""
+        if place.draft >= 2019 and key not in schema and schema.get(unevaluated, True) is not True:
+            if not IN_PLACE & schema.keys():        # else, it depends on the value which schemas apply
+                return self._part(schema[unevaluated], place, unevaluated)
+            self._leave_out(place, unevaluated)
+        return self._part(schema.get(key, True), place, key)
 
 
-def _is_listed(shape: Array) -> bool:
-    """Return whether the items of an array are a few listed values."""
+def _plain(kind: str, schema: dict[str, Any]) -> Iterator[Shape]:
+    """Yield the shapes of the plain keywords for values of a type."""
+    for key, (of, shape) in PLAIN.items():
+        value = schema.get(key)
+        if isinstance(value, bool):                 # in draft 4, it excludes another keyword's bound
+            value = schema.get(EXCLUDED[key]) if value else None
+        if of == kind and value is not None:
+            yield shape(value)
+
+
+def _dependent(name: str, present: Shape) -> Shape:
+    """Return the values that are no objects, the objects that lack a name, and those of a shape."""
+    others = [each for each in TYPES.values() if not isinstance(each, Object)]
+    return shapes.choice([*others, Object({name: shapes.NONE}), present])
+
+
+def _is_listed(item: Lazy) -> bool:
+    """Return whether a shape has a few listed values."""
     try:
-        values = values_of(shape)
-    except Busy:
+        values = shapes.values_of(Array(rest=item))
+    except shapes.Busy:
         return False
     return values is not None and len(values) <= MAX_VALUES
 
@@ -383,7 +354,7 @@ def _scope(place: Place) -> Any:
 def _parts_of(shape: Shape) -> Iterator[Lazy]:
     """Yield the parts of a shape."""
     match shape:
-        case Choice():
+        case shapes.Choice():
             for option in shape.options:
                 yield from _parts_of(option)
         case Array():

@@ -31,7 +31,7 @@ from llmppl.constraints.automata.dfa import DFA, anything
 from llmppl.constraints.automata.formats import numerals
 from llmppl.constraints.automata.regex import Regex
 from llmppl.constraints.json.frames import DONE, Expansion, Frame, Key, Move
-from llmppl.constraints.json.shapes import ANY, Choice, Constants, Shape, String, language
+from llmppl.constraints.json.shapes import ANY, Choice, Constants, Number, Shape, String, language
 from llmppl.constraints.masks.distances import bytes_to_accept
 from llmppl.support.locks import cached_property
 
@@ -49,41 +49,35 @@ _HUGE, _TINY = r"\+?(?:1[6-9]|[2-9][0-9]|[12][0-9]{2}|30[0-7])", "-(?:0?[5-9]|[1
 
 
 @lru_cache(128)
-def numbers(
-    low: Fraction | None = None,
-    low_in: bool = True,
-    high: Fraction | None = None,
-    high_in: bool = True,
-    integer: bool = False,
-    steps: tuple[Fraction, ...] = (),
-) -> DFA:
-    """Return the JSON texts of the numbers from `low` to `high` that are multiples of every step; perhaps none.
+def numbers(shape: Number) -> DFA:
+    """Return the JSON texts of the numbers of a shape; perhaps none. Integers have neither a point nor an exponent.
 
-    `low_in` and `high_in` include the bounds. Integers have neither a point nor an exponent. Raises ValueError if the
-    multiples need an automaton that is too large.
+    Raises ValueError if the multiples need an automaton that is too large.
     """
-    if low is high is None and not steps:
-        return Regex(_INTEGER if integer else f"{_ANY}|-?{_MANTISSA}(?:{_HUGE}|{_TINY})")
-    known = [abs(each) for each in (low, high, *steps) if each is not None]
-    width = max(MAX_DIGITS * (1 + integer), 1 + max(len(str(math.ceil(each))) for each in known))
-    is_huge = any(bound is not None and abs(bound) > 10 ** (2 * MAX_DIGITS) for bound in (low, high))
-    digits = 0 if integer or is_huge else max(MAX_FRACTION, *map(_decimals, known))
+    low, high = (None if math.isinf(bound) else Fraction(bound) for bound, _ in (shape.low, shape.high))
+    if low is high is None and not shape.steps:
+        return Regex(_INTEGER if shape.integer else f"{_ANY}|-?{_MANTISSA}(?:{_HUGE}|{_TINY})")
+    bounds = [each for each in (low, high) if each is not None]
+    known = [abs(each) for each in (*bounds, *shape.steps)]
+    width = max(MAX_DIGITS * (1 + shape.integer), 1 + max(len(str(math.ceil(each))) for each in known))
+    is_huge = any(abs(bound) > 10 ** (2 * MAX_DIGITS) for bound in bounds)
+    digits = 0 if shape.integer or is_huge else max(MAX_FRACTION, *map(_decimals, known))
 
     def between(digits: int) -> tuple[Fraction, Fraction]:
         """Return the least and the greatest number with at most so many digits after the point."""
-        least = Fraction(1 - 10**width) if low is None else _inwards(low, low_in, digits)
-        return least, Fraction(10**width - 1) if high is None else -_inwards(-high, high_in, digits)
+        least = Fraction(1 - 10**width) if low is None else _inwards(low, not shape.low[1], digits)
+        return least, Fraction(10**width - 1) if high is None else -_inwards(-high, shape.high[1], digits)
 
     least, most = between(digits)
     found = numerals(math.ceil(least * 10**digits), math.floor(most * 10**digits), digits)
-    if digits and any(bound is not None and abs(bound) > 2**53 for bound in (low, high)):
+    if digits and any(abs(bound) > 2**53 for bound in bounds):
         first, last = between(0)                    # without a point, a number is exact
         found = found | numerals(math.ceil(first), math.floor(last), 0)
     if least <= 0 <= most:
         found = found | Regex(rf"-0(?:\.0{{1,{digits}}})?" if digits else "-0")
-    for step in steps:
+    for step in shape.steps:
         found = (found & _multiples(step)).minimise()
-    if steps or integer:
+    if shape.steps or shape.integer:
         return found
     small = Fraction(1, 10**4)
     ends = {

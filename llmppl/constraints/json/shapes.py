@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from decimal import Decimal
 from fractions import Fraction
 from functools import lru_cache, reduce
-from typing import Any, Literal, NamedTuple, TypeAlias
+from typing import Any, Literal, NamedTuple, TypeAlias, cast
 
 from llmppl.constraints.automata.dfa import DFA
 from llmppl.constraints.automata.formats import format_language
@@ -71,17 +71,21 @@ class Constants:
     values: tuple[Any, ...]
 
 
+Bound: TypeAlias = tuple[Fraction | float, bool]
+
+
 @dataclass(frozen=True)
 class Number:
-    """Numbers between two bounds that are multiples of all `steps`, without those in `but_not`."""
+    """Numbers between two bounds that are multiples of all `steps`.
 
-    low: Fraction | None = None
-    high: Fraction | None = None
-    low_in: bool = True
-    high_in: bool = True
+    `low` is a value and True if it is excluded, `high` is one and True if it is included. So the tighter of two bounds
+    is the greater `low`, or the lesser `high`.
+    """
+
+    low: Bound = (-math.inf, False)
+    high: Bound = (math.inf, True)
     integer: bool = False
     steps: tuple[Fraction, ...] = ()
-    but_not: tuple[Fraction, ...] = ()
 
 
 Language: TypeAlias = tuple[Literal["pattern", "format", "const"], str, bool]
@@ -206,36 +210,33 @@ def _both(a: Lazy, b: Lazy) -> Lazy:
 
 def intersect(a: Shape, b: Shape) -> Shape:
     """Return the values of both shapes; in an object, the properties of `a` come first."""
-    if a is ANY or a is b:
-        return b
-    if b is ANY:
-        return a
-    if isinstance(a, Choice):
-        return choice(intersect(option, b) for option in a.options)
-    if isinstance(b, Choice):
-        return choice(intersect(a, option) for option in b.options)
-    if isinstance(b, Constants) and not isinstance(a, Constants):
-        a, b = b, a
-    if isinstance(a, Constants):
-        values = tuple(value for value in a.values if fits(value, b))
-        return Constants(values) if values else NEVER
-    if isinstance(a, Number) and isinstance(b, Number):
-        low, low_in = _tighter(max, (a.low, a.low_in), (b.low, b.low_in))
-        high, high_in = _tighter(min, (a.high, a.high_in), (b.high, b.high_in))
-        steps, but_not = _union(a.steps, b.steps), _union(a.but_not, b.but_not)
-        return Number(low, high, low_in, high_in, a.integer or b.integer, steps, but_not)
-    if isinstance(a, String) and isinstance(b, String):
-        return String(max(a.least, b.least), min(a.most, b.most), _union(a.languages, b.languages))
-    if isinstance(a, Array) and isinstance(b, Array):
-        items = tuple(both(a.item(i), b.item(i)) for i in range(max(len(a.first), len(b.first))))
-        if items and (a.unique or b.unique):
-            raise Inexact
-        least, most, rest = max(a.least, b.least), min(a.most, b.most), both(a.rest, b.rest)
-        return Array(least, most, items, rest, a.unique or b.unique)
-    if isinstance(a, Object) and isinstance(b, Object):
-        named = {name: both(a.of_name(name), b.of_name(name)) for name in _union(a.properties, b.properties)}
-        least, most, names = max(a.least, b.least), min(a.most, b.most), intersect(a.names, b.names)
-        return Object(named, _union(a.others, b.others), _union(a.required, b.required), least, most, names)
+    if a is ANY or b is ANY or a is b:
+        return b if a is ANY else a
+    match a, b:
+        case Choice(), _:
+            return choice(intersect(option, b) for option in a.options)
+        case _, Choice():
+            return choice(intersect(a, option) for option in b.options)
+        case Constants(), _:
+            values = tuple(value for value in a.values if fits(value, b))
+            return Constants(values) if values else NEVER
+        case _, Constants():
+            return intersect(b, a)
+        case Number(), Number():
+            steps = _union(a.steps, b.steps)
+            return Number(max(a.low, b.low), min(a.high, b.high), a.integer or b.integer, steps)
+        case String(), String():
+            return String(*_counts(a, b), _union(a.languages, b.languages))
+        case Array(), Array():
+            items = tuple(both(a.item(i), b.item(i)) for i in range(max(len(a.first), len(b.first))))
+            unique = a.unique or b.unique
+            if items and unique:
+                raise Inexact
+            return Array(*_counts(a, b), items, both(a.rest, b.rest), unique)
+        case Object(), Object():
+            named = {name: both(a.of_name(name), b.of_name(name)) for name in _union(a.properties, b.properties)}
+            others, required = _union(a.others, b.others), _union(a.required, b.required)
+            return Object(named, others, required, *_counts(a, b), intersect(a.names, b.names))
     return NEVER
 
 
@@ -243,10 +244,8 @@ def _union(a: Iterable[Any], b: Iterable[Any]) -> tuple[Any, ...]:
     return tuple(dict.fromkeys((*a, *b)))
 
 
-def _tighter(choose: Any, *bounds: tuple[Fraction | None, bool]) -> tuple[Fraction | None, bool]:
-    values = [bound for bound, _ in bounds if bound is not None]
-    value = choose(values) if values else None
-    return value, all(is_in for bound, is_in in bounds if bound == value)
+def _counts(a: Any, b: Any) -> tuple[int, float]:
+    return max(a.least, b.least), min(a.most, b.most)
 
 
 # ---- complement
@@ -254,46 +253,47 @@ def _tighter(choose: Any, *bounds: tuple[Fraction | None, bool]) -> tuple[Fracti
 
 def negate(shape: Shape) -> Shape:
     """Return the values that do not have a shape. Raises Inexact if no shape holds exactly these."""
-    whole: Shape = ANY
-    if shape is ANY:
-        return NEVER
-    if isinstance(shape, Choice):
-        return reduce(intersect, map(negate, shape.options), whole)
-    others = [each for each in TYPES.values() if not isinstance(each, type(shape))]
+    others: list[Shape] = [each for each in TYPES.values() if not isinstance(each, type(shape))]
     match shape:
+        case _Any():
+            return NEVER
+        case Choice():
+            return reduce(intersect, map(negate, shape.options), cast(Shape, ANY))
         case Constants():
-            return choice(_other_values(shape))
-        case Number() if not (shape.integer or shape.steps or shape.but_not):
-            below = [] if shape.low is None else [Number(high=shape.low, high_in=not shape.low_in)]
-            above = [] if shape.high is None else [Number(low=shape.high, low_in=not shape.high_in)]
+            return choice(_other_values(shape.values))
+        case Number(integer=False, steps=()):
+            below = [] if shape.low[0] == -math.inf else [Number(high=shape.low)]
+            above = [] if shape.high[0] == math.inf else [Number(low=shape.high)]
             return choice([*others, *below, *above])
         case String():
             texts = (String(languages=((kind, value, not is_in),)) for kind, value, is_in in shape.languages)
-            return choice([*others, *_other_sizes(String, shape), *texts])
-        case Array() if not (shape.unique or shape.first) and shape.rest is EVERY:
-            return choice([*others, *_other_sizes(Array, shape)])
-        case Object() if not shape.others and shape.names == String():
-            return choice([*others, *_other_sizes(Object, shape), *_other_objects(shape)])
+            return choice([*others, *_other_sizes(shape), *texts])
+        case Array(first=(), unique=False) if shape.rest is EVERY:
+            return choice([*others, *_other_sizes(shape)])
+        case Object(others=()) if shape.names == String():
+            return choice([*others, *_other_sizes(shape), *_other_objects(shape)])
     raise Inexact
 
 
-def _other_values(shape: Constants) -> Iterator[Shape]:
+def _other_values(values: tuple[Any, ...]) -> Iterator[Shape]:
     """Yield the shapes of the values that are not listed."""
-    if any(isinstance(value, list | dict) for value in shape.values):
+    if any(isinstance(value, list | dict) for value in values):
         raise Inexact
-    listed = set(map(key_of, shape.values))
-    words = tuple(word for word in (None, False, True) if key_of(word) not in listed)
-    yield from [Constants(words)] if words else []
-    yield Number(but_not=tuple(Fraction(value) for value in shape.values if _is_number(value)))
-    yield String(languages=tuple(("const", value, False) for value in shape.values if isinstance(value, str)))
+    keys = set(map(key_of, values))
+    yield from (Constants((word,)) for word in (None, False, True) if key_of(word) not in keys)
+    numbers = sorted({Fraction(value) for value in values if is_number(value)})
+    lows: list[Bound] = [(-math.inf, False), *((number, True) for number in numbers)]
+    highs: list[Bound] = [*((number, False) for number in numbers), (math.inf, True)]
+    yield from map(Number, lows, highs)
+    yield String(languages=tuple(("const", value, False) for value in values if isinstance(value, str)))
     yield from (TYPES["array"], TYPES["object"])
 
 
-def _other_sizes(kind: Any, shape: Any) -> Iterator[Shape]:
+def _other_sizes(shape: Any) -> Iterator[Shape]:
     if shape.least:
-        yield kind(most=shape.least - 1)
+        yield type(shape)(most=shape.least - 1)
     if shape.most < math.inf:
-        yield kind(least=int(shape.most) + 1)
+        yield type(shape)(least=int(shape.most) + 1)
 
 
 def _other_objects(shape: Object) -> Iterator[Shape]:
@@ -303,14 +303,13 @@ def _other_objects(shape: Object) -> Iterator[Shape]:
         inside = part.shape
         if not part.exact:
             raise Inexact
-        if (other := negate(inside)) is not NEVER:
-            yield Object({name: Lazy.of(other)}, required=(name,))
+        yield Object({name: Lazy.of(negate(inside))}, required=(name,))
 
 
 # ---- values
 
 
-def _is_number(value: Any) -> bool:
+def is_number(value: Any) -> bool:
     return isinstance(value, int | Decimal) and not isinstance(value, bool)
 
 
@@ -339,7 +338,11 @@ def fits(value: Any, shape: Shape) -> bool:
         case Constants():
             return any(key_of(value) == key_of(each) for each in shape.values)
         case Number():
-            return _is_number(value) and _fits_number(Fraction(value), shape)
+            return is_number(value) and (
+                shape.low <= (value, False) and (value, True) <= shape.high
+                and not (shape.integer and Fraction(value).denominator > 1)
+                and all((Fraction(value) / step).denominator == 1 for step in shape.steps)
+            )
         case String():
             return isinstance(value, str) and shape.least <= len(value) <= shape.most and all(
                 (value in language(kind, name)) == positive for kind, name, positive in shape.languages
@@ -358,16 +361,6 @@ def fits(value: Any, shape: Shape) -> bool:
                 and all(fits(each, shape.of_name(name).shape) for name, each in value.items())
             )
     return True
-
-
-def _fits_number(value: Fraction, shape: Number) -> bool:
-    return (
-        (shape.low is None or value > shape.low or (shape.low_in and value == shape.low))
-        and (shape.high is None or value < shape.high or (shape.high_in and value == shape.high))
-        and not (shape.integer and value.denominator > 1)
-        and not any((value / step).denominator > 1 for step in shape.steps)
-        and value not in shape.but_not
-    )
 
 
 def values_of(shape: Array) -> dict[Any, Any] | None:

@@ -125,9 +125,7 @@ class Texts:
                 dfa = DFA.from_strings(text for value in shape.values for text in _written(value))
                 return Automaton(dfa)
             case Number():
-                dfa = numbers(shape.low, shape.low_in, shape.high, shape.high_in, shape.integer, shape.steps)
-                for value in shape.but_not:
-                    dfa = dfa - numbers(value, True, value, True)
+                dfa = numbers(shape)
                 return Automaton(dfa) if dfa.start else None
             case String():
                 return quoted(shape)

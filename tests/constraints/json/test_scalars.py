@@ -3,13 +3,16 @@
 import itertools
 import re
 from fractions import Fraction
+from math import inf
 
 import pytest
 from helpers.common import repetitions
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from llmppl.constraints.json.scalars import MAX_DIGITS, MAX_FRACTION, numbers
+from llmppl.constraints.json.scalars import MAX_DIGITS, MAX_FRACTION
+from llmppl.constraints.json.scalars import numbers as of_shape
+from llmppl.constraints.json.shapes import Number
 
 SHAPE = re.compile(r"-?(0|[1-9][0-9]*)(\.[0-9]+)?")
 SHORT = ["".join(chars) for size in range(6) for chars in itertools.product("-0159.eE+", repeat=size)]
@@ -19,6 +22,12 @@ hundredths = st.integers(-1200, 1200).map(lambda n: Fraction(n, 100))
 bounds = st.none() | hundredths | st.integers(-2000, 2000).map(Fraction)
 STEPS = ["1", "7", "10", "12", "100", "0.5", "0.25", "0.3", "2.5", "0.01", "1e-9"]
 steps = st.lists(st.sampled_from(STEPS), max_size=2)
+
+
+def numbers(low=None, low_in=True, high=None, high_in=True, integer=False, several=()):
+    return of_shape(Number(
+        (-inf if low is None else low, not low_in), (inf if high is None else high, high_in), integer, several
+    ))  # fmt: skip
 
 
 def fits(value, low, low_in, high, high_in, multiples=()):

@@ -82,6 +82,7 @@ def test_a_schema_accepts_exactly_its_instances(text, inside):
         ({"const": 1e22}, ["1e+22", "1e22", "10000000000000000000000"], ["1e21"]),
         ({"const": 5.0}, ["5.0", "5"], ["5.5"]),
         ({"items": {"type": "number"}, "type": "array", "contains": {"type": "integer"}}, ["[2.4e+126]"], ["[2.4e-7]"]),
+        ({"multipleOf": 12345}, ["24690", "1.2345e+300"], ["24691", "1e+300"]),
         ({"const": 123456789012345678}, ["123456789012345678"], ["123456789012345680"]),
         ({"type": "integer", "minimum": -(2**63), "maximum": 2**63 - 1},
          ["-9223372036854775808", "0", "9223372036854775807"], ["-9223372036854775809", "9223372036854775808"]),
@@ -194,6 +195,8 @@ def test_constraints_and_indexes_are_shared_by_copies_and_pickled():
     assert repr(again["constraint"]) == repr(constraint)
     for text in ("", '{"a"', '{"b":"x'):
         assert np.array_equal(again["index"].mask(again["index"].after(text)), index.mask(index.after(text)))
+    exact = pickle.loads(pickle.dumps(JsonSchema('{"const": 9007199254740993.0}'))).index(BYTES)
+    assert exact.accepts(exact.after("9007199254740993"))
 
 
 def test_reprs_are_worth_reading():
