@@ -12,7 +12,7 @@ def steer(lm):
 
 
 def told(particles):
-    return particles.texts, particles.log_weights.tolist()
+    return particles.texts, particles.log_weights.tolist(), [(each.cut, each.attribution) for each in particles]
 
 
 def by_index(results):

@@ -1,11 +1,13 @@
 """Objects that pickle, objects that copies share, and objects that name a way to save them."""
 
 import copy
+import operator
 import pickle
 
 import numpy as np
 import pytest
 from helpers.machines import accepts
+from helpers.tasks import told
 from helpers.tiny import cold_lm, tiny_lm
 
 from llmppl import Bernoulli, Grammar, Model, PromptIntersection, smc_steer
@@ -39,22 +41,20 @@ def test_pickled_particles_hold_tokens_instead_of_the_language_model():
     data = pickle.dumps(particles)
     assert b"PromptIntersection" not in data and b"CachedTransformer" not in data
     again = pickle.loads(data)
-    assert again.texts == pickle.loads(pickle.dumps(again)).texts == particles.texts
-    for one, other in zip(again, particles, strict=True):
-        assert [one.log_weight, one.attribution, one.cut] == [other.log_weight, other.attribution, other.cut]
-        assert [lm.at(ids) for ids in one.contexts] == other.contexts and one.s.bytes == other.s.bytes
+    assert told(pickle.loads(pickle.dumps(again))) == told(again) == told(particles)
+    assert [[*map(lm.at, each.contexts)] for each in again] == [each.contexts for each in particles]
+    assert [each.s.bytes for each in again] == [each.s.bytes for each in particles]
 
 
 def test_pickled_particles_keep_figures_and_plain_attributes():
     particles = smc_steer(Bits(), 4, 2, expand="copies", seed=0, progress=False)
     again = pickle.loads(pickle.dumps(particles))
     np.testing.assert_array_equal(again.log_weights, particles.log_weights)
-    for name in ("texts", "log_ml", "log_ml_se", "deaths", "steps"):
-        assert getattr(again, name) == getattr(particles, name)
+    figures = operator.attrgetter("texts", "log_ml", "log_ml_se", "deaths", "steps")
+    assert figures(again) == figures(particles)
     assert repr(again) == repr(particles) and again.mean_attribution() == particles.mean_attribution()
-    for one, other in zip(again, particles, strict=True):
-        np.testing.assert_equal(one.kept, other.kept)
-        assert one.finished and not hasattr(one, "notes") and not hasattr(one, "chooser")
+    np.testing.assert_equal([each.kept for each in again], [each.kept for each in particles])
+    assert not [each for each in again if not each.finished or hasattr(each, "notes") or hasattr(each, "chooser")]
 
 
 def test_copies_share_particles_contexts_language_models_and_grammars():
