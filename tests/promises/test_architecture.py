@@ -66,8 +66,8 @@ def test_the_document_lists_the_folders_in_their_order():
 
 MAX_LINES, MAX_CLASS, MAX_PARAMETERS = 900, 500, 8
 # branches per code line, as tools/shape.py counts them; the aims are 0.25 and 0.15
-MAX_DENSITY = {"llmppl": 0.291, "tests": 0.228}         # lines without branches went first
-MAX_TOTAL = {"llmppl": 26_060, "tests": 28_090}         # lines; the aims are 26,000 and 28,000
+MAX_DENSITY = {"llmppl": 0.290, "tests": 0.227}         # lines without branches went first
+MAX_TOTAL = {"llmppl": 26_000, "tests": 28_000}         # lines
 MAX_PUBLIC = 35                                         # names of llmppl.__all__
 MAX_WHATS = 1.0                                         # relative "what" per 1,000 words
 MAX_WORDS = 12                                          # of a test's name
