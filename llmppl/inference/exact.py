@@ -1,10 +1,8 @@
 """Enumeration and beam search: algorithms that follow every choice of a step, or the likeliest ones, without chance.
 
-A step runs up to its first choice, and again once for each value of this choice, until it ends. Enumeration follows
-every path of choices and returns its exact weight. Beam search is an optimiser to compare samplers with. It looks for
-runs of high log joint, the log-weight that `enumerate_exact` gives them. The runs it returns are not a sample, and the
-sum of their log joints estimates nothing. Every choice costs probability, so among runs of different lengths the short
-ones look good early (Lew et al. 2023 on sampling against optimising).
+A step runs up to its first choice, and again once for each value of this choice, until it ends. Beam search is an
+optimiser to compare samplers with. Its runs are not a sample, and the sum of their log joints estimates nothing. Every
+choice costs probability, so among runs of different lengths the short ones look good early (Lew et al. 2023).
 """
 
 from __future__ import annotations

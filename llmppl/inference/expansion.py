@@ -1,18 +1,8 @@
 """Expansion: choice of the successors of the particles that a step of inference runs.
 
 An expansion is `expand(run) -> list of Extension`, for a run of `SMC`, with `num_starts`, the number of particles with
-which a run begins.
-
-`Copies` makes K copies of every active particle, each with 1/K of its weight (Lew et al. 2023, Algorithm 1, to the
-letter). With `merge`, copies that made the same choices become one, with the sum of their weights: a second equal copy
-carries no information.
-
-`Distinct` chooses the first choices of all particles together, without replacement. It runs a step up to its first
-`sample` of a finite support. A candidate is a pair (particle, value), whose weight is that of the particle times the
-probability of the value. An optimal down-sampler selects among all candidates. Each selected one runs from the
-beginning of the step with its choice fixed. If there are few of them and the step makes further choices, it runs
-several times, with shares of the weight. The down-sampler keeps the expected sum of any function over the candidates,
-as does the selection after the step, so Z-hat stays unbiased.
+which a run begins. `Copies` makes K copies of every active particle (Lew et al. 2023, Algorithm 1, to the letter).
+`Distinct` chooses the first choices of all particles together, without replacement.
 """
 
 from __future__ import annotations
@@ -54,9 +44,7 @@ class Extension:
     pick : Pick, its first choice, or None; it was kept with probability exp(log_kept)
     moving : bool, True if its step is to run
     log_start : float, its log-weight before the step, without a twist
-    copies : int
-        Number of independent runs of the step that it represents. 0 if the step does not run, or drew nothing after a
-        selected first choice.
+    copies : int, number of independent runs that it represents; 0 if nothing was drawn after a selected first choice
     """
 
     def __init__(
@@ -90,8 +78,7 @@ class Extension:
 class Branch:
     """One run of a step of a copy of `start`, with its first choices given by `picks`.
 
-    The branch stands at the end of the step, or at its next choice. It runs again once for each value of that choice.
-    Enumeration follows all branches, a beam the likeliest, and `Distinct` one choice.
+    Enumeration follows the branches of all values of the next choice, a beam the likeliest, and `Distinct` one choice.
 
     log_q : float, log-probability of the picks
     particle : Model, the copy, with log_q in its weight
@@ -160,7 +147,8 @@ def follow(branches: Mapping[int, Branch], advance: Callable[[list[Callable[[], 
 class Copies:
     """Expansion into K copies of every active particle, each with 1/K of its weight. A run begins with N particles.
 
-    Finished particles are carried along.
+    Finished particles are carried along. With `merge`, copies that made the same choices become one, with the sum of
+    their weights: a second equal copy carries no information.
     """
 
     N: int
@@ -192,10 +180,15 @@ class Copies:
 class Distinct:
     """Expansion into at most N K extensions with distinct first choices. A run begins with one particle.
 
-    If there are fewer than N K, extensions that made further choices run again, N K times in all, the heavier ones more
-    often. Equal results are merged. Some first choices cannot be listed: they have no finite support, are a weighted
-    proposal, or follow a draw outside `sample`. Such a particle is copied K times, or N K times if it is the only one.
-    A particle whose step ends without a choice steps once, and finished particles are carried along.
+    A step runs up to its first `sample` of a finite support. A candidate is a pair (particle, value), whose weight is
+    that of the particle times the probability of the value. The optimal down-sampler, which keeps the expected sum of
+    any function, selects among all candidates. Each selected one runs from the beginning of the step with its choice
+    fixed. If there are fewer than N K, extensions that made further choices run again, N K times in all, the heavier
+    ones more often, with shares of the weight. Equal results are merged.
+
+    Some first choices cannot be listed: they have no finite support, are a weighted proposal, or follow a draw outside
+    `sample`. Such a particle is copied K times, or N K times if it is the only one. A particle whose step ends without
+    a choice steps once, and finished particles are carried along.
     """
 
     N: int

@@ -18,11 +18,9 @@ The variance is computed twice: to the end of the run, and for each event up to 
 than `MIN_FAMILIES` of its families are left. The larger one counts. docs/inference.md, "The error of one run", derives
 and measures this.
 
-Sources: Chan & Lai (2013), "A general theory of particle filters in hidden Markov models and some applications", Annals
-of Statistics 41; Lee & Whiteley (2018), "Variance estimation in the particle filter", Biometrika 105; Olsson & Douc
-(2019), "Numerically stable online estimation of variance in particle filters", Bernoulli 25, for the shorter horizon;
-Hajek (1964), "Asymptotic theory of rejective sampling", Annals of Mathematical Statistics 35, for selections;
-Satterthwaite (1946), "An approximate distribution of estimates of variance components", Biometrics 2.
+Sources: Chan & Lai (2013), Annals of Statistics 41; Lee & Whiteley (2018), Biometrika 105; Olsson & Douc (2019),
+Bernoulli 25, for the shorter horizon; Hajek (1964), Annals of Mathematical Statistics 35, for selections; Satterthwaite
+(1946), Biometrics 2.
 """
 
 from __future__ import annotations

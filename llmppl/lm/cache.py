@@ -7,11 +7,9 @@ log-probability of its token given its parent.
 A node knows its parent, and has weak references to its children. So a node lives while a `Context`, a child, a slot or
 a row holds it, and Python frees it. The tree is valid after an interrupt at any line.
 
-`Store` holds slots and rows under one budget in bytes. The parent of a node with a slot has a slot, too, so slots are
-evicted from the leaves, least recently used first. Rows are evicted before slots, except for a share reserved for rows.
-A row counts with the nodes without a slot that it keeps alive. Evicted data is recomputed on demand. The store is not
-safe for two threads or for interrupts: the evaluator lets in one call at a time, and clears the cache after a call that
-did not end.
+The parent of a node with a slot has a slot, too, so slots are evicted from the leaves, least recently used first. Rows
+are evicted before slots, except for a share reserved for rows. A row counts with the nodes without a slot that it keeps
+alive. The store is not safe for two threads or for interrupts: the evaluator sees to both.
 """
 
 from __future__ import annotations

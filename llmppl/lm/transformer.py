@@ -26,7 +26,6 @@ from llmppl.support.shared import Shared
 
 Message = Mapping[str, Any]             # a role and a content, as in transformers and most servers
 _TEMPLATE_OPTIONS = {"chat_template", "add_generation_prompt", "continue_final_message"}    # of transformers itself
-_TEMPLATE_VARIABLES = {"messages", "raise_exception", "strftime_now"}       # that transformers gives to templates
 
 DEVICE_SHARE = "LLMPPL_DEVICE_SHARE"    # environment variable: the part of each device that this process may use
 
@@ -176,9 +175,9 @@ class CachedTransformer(Shared):
                 "and use context(text), or give chat_template=... for a tokenizer of transformers"
             )
         template = tokenizer.get_chat_template(options.get("chat_template"), options.get("tools"))
-        known = _options_of(template) | _TEMPLATE_OPTIONS
-        if unknown := options.keys() - known:
-            raise unknown_option("chat, by this template,", sorted(unknown), known | {"system"})
+        if unknown := options.keys() - _TEMPLATE_OPTIONS - {*re.findall(r"\w+", template)}:     # it would ignore them
+            known = {*_TEMPLATE_OPTIONS, "system", *re.findall(r"[a-z]+_\w+", template)}
+            raise unknown_option("chat, by this template,", sorted(unknown), known)
         prefilled = conversation[-1]["role"] == "assistant" and not options.get("add_generation_prompt")
         continues = options.get("continue_final_message", prefilled)
         options = {"continue_final_message": continues, "add_generation_prompt": not continues, **options}
@@ -317,12 +316,3 @@ def _conversation(messages: str | Iterable[Message], system: str | None) -> list
             f"messages must be a str or a list of dicts such as {{'role': 'user', 'content': 'Hi'}}, not of {given}"
         )
     return [{**message} for message in listed]
-
-
-def _options_of(template: str) -> set[str]:
-    """Return the names of the options that a template reads. It would silently ignore others."""
-    from jinja2 import Environment, meta
-
-    environment = Environment(extensions=["jinja2.ext.loopcontrols"])
-    plain = re.sub(r"\{%-?\s*(end)?generation\s*-?%\}", "", template)       # a tag of transformers
-    return meta.find_undeclared_variables(environment.parse(plain)) - environment.globals.keys() - _TEMPLATE_VARIABLES

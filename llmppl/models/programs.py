@@ -247,11 +247,12 @@ class ConstrainedText(Program):
         """Return True if the text must end here, whatever the model says. The end then has probability 1."""
         if self.end == "eos" or self.index is None or self.mask is not None or self.before_min_tokens():
             return False
+        if not self.index.accepts(self.state):
+            return False
+        if self.end == "prefix" and self.num_tokens == self.must_end_by:
+            return True
         with mask_timer():
-            if not self.index.accepts(self.state):
-                return False
-            at_limit = self.end == "prefix" and self.num_tokens == self.must_end_by
-            return at_limit or len(self.index.allowed(self.state)) == len(self.index.vocab.eos_ids)
+            return len(self.index.allowed(self.state)) == len(self.index.vocab.eos_ids)
 
     def own_masks(self, vocab: Vocabulary) -> dict[str, Mask]:
         """Return the masks that the next token must satisfy beside those of the constraint, by name."""
