@@ -81,7 +81,7 @@ LINES = {
     "cli": 600,
     "constraints": 380,
     "constraints/automata": 2580,
-    "constraints/json": 3330,                          # one reader in place of three; the aim is 2,300
+    "constraints/json": 3310,                          # one reader in place of three; the aim is 2,300
     "constraints/lark": 1700,
     "constraints/masks": 1000,
     "constraints/vocabulary": 1910,

@@ -21,6 +21,7 @@ from llmppl.constraints.automata.formats import format_language
 from llmppl.constraints.json.ecma import found
 from llmppl.constraints.json.keywords import pointer
 from llmppl.constraints.json.references import draft_of
+from llmppl.constraints.json.shapes import is_number
 from llmppl.support.arguments import shown
 
 __all__ = ["failure", "read_json"]
@@ -79,14 +80,11 @@ def _validator(draft: int) -> Any:
     """Return jsonschema's validator of a draft with the keywords below."""
     official: Any = getattr(validators, f"{DRAFTS[draft]}Validator")
 
+    def is_whole(checker: Any, value: Any) -> bool:
+        return is_number(value) and (draft > 4 or isinstance(value, int)) and value == int(value)
 
-    def number(checker: Any, value: Any) -> bool:
-        return isinstance(value, int | Decimal) and not isinstance(value, bool)
-
-    def whole(checker: Any, value: Any) -> bool:
-        return number(checker, value) and (draft > 4 or isinstance(value, int)) and value == int(value)
-
-    types = official.TYPE_CHECKER.redefine_many({"number": number, "integer": whole})
+    numbers = {"number": lambda checker, value: is_number(value), "integer": is_whole}
+    types = official.TYPE_CHECKER.redefine_many(numbers)
     known = {
         "multipleOf": _multiple_of, "pattern": _pattern, "patternProperties": _pattern_properties,
         "additionalProperties": _additional_properties,
@@ -101,18 +99,15 @@ def _formats() -> FormatChecker:
     def holds(name: str) -> Any:
         return lambda text: not isinstance(text, str) or text in format_language(name)     # type: ignore[operator]
 
-    for name in FormatChecker.checkers:
-        if format_language(name) is not None:
-            checker.checkers[name] = holds(name), ()
-    checker.checkers["regex"] = lambda text: not isinstance(text, str) or _is_regex(text), ()
+    for name in filter(format_language, FormatChecker.checkers):
+        checker.checkers[name] = holds(name), ()
+    checker.checkers["regex"] = lambda text: not isinstance(text, str) or _is_regex(text), ValueError
     return checker
 
 
 def _is_regex(text: str) -> bool:
-    try:
-        found(text)
-    except ValueError:
-        return False
+    """Return True for a pattern of ECMA-262. Raises ValueError for another text."""
+    found(text)
     return not re.match(r"\(\?[a-z]+\)", text)
 
 

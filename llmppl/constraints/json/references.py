@@ -119,7 +119,6 @@ def lookup(resolver: Any, ref: str, place: str, keyword: str = "$ref") -> Any:
     try:
         found = drafts.lookup_recursive_ref(resolver) if keyword == "$recursiveRef" else resolver.lookup(ref)
         if isinstance(found.contents, bool | dict):
-            check_keywords(found.contents, ref)     # a pointer may lead to a part that was none before
             return found
         reason = f"leads to {type(found.contents).__name__}, which is no schema"
     except (Unresolvable, LookupError, TypeError, AttributeError) as error:

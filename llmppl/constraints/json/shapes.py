@@ -20,8 +20,8 @@ from llmppl.constraints.json.ecma import found
 
 __all__ = [
     "ANY", "EVERY", "NEVER", "NONE", "TYPES", "Array", "Busy", "Choice", "Constants", "Inexact", "Lazy", "Number",
-    "Object", "Others", "Shape", "String", "both", "choice", "fits", "intersect", "key_of", "language", "negate",
-    "values_of",
+    "Object", "Others", "Shape", "String", "both", "choice", "fits", "intersect", "is_number", "key_of", "language",
+    "negate", "values_of",
 ]  # fmt: skip
 
 MAX_OPTIONS = 2_000                                 # of one choice

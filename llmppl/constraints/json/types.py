@@ -11,6 +11,7 @@ import math
 import re
 import sys
 import typing
+from collections.abc import Callable
 from datetime import date, datetime, time, timedelta
 from decimal import Decimal
 from typing import Any
@@ -25,7 +26,11 @@ __all__ = ["read", "schema_of"]
 Node = dict[str, Any]
 PLACES = 4                                          # of a Decimal with bounds, at most
 WHOLE = 15                                          # digits before the point of a Decimal with one bound
-BOUNDS = "ge", "gt", "le", "lt"
+_ROUNDED: dict[str, Callable[[Any], int]] = {       # the nearest integer within a bound
+    "ge": math.ceil, "gt": lambda bound: math.floor(bound) + 1,
+    "le": math.floor, "lt": lambda bound: math.ceil(bound) - 1,
+}  # fmt: skip
+BOUNDS = tuple(_ROUNDED)
 _NUMBER = r"(?:0|[1-9][0-9]{0,17})(?:\.[0-9]{1,18})?"
 _OFFSET = "(?:Z|[+-](?:[01][0-9]|2[0-3]):[0-5][0-9])"
 _MOMENTS = {date: FORMATS["date"], time: FORMATS["time"], datetime: f"{FORMATS['date']}T{FORMATS['time']}"}
@@ -35,11 +40,10 @@ _DURATION = (
 )
 _MASK = "(?:/(?:3[0-2]|[12]?[0-9]))?"
 _PATTERNS = {                                       # by pydantic's formats
-    "ipv4": FORMATS["ipv4"], "ipv4interface": FORMATS["ipv4"] + _MASK, "ipv4network": FORMATS["ipv4"] + "/32",
+    "ipv4interface": FORMATS["ipv4"] + _MASK, "ipv4network": FORMATS["ipv4"] + "/32",
     "ipvanyaddress": FORMATS["ipv4"], "ipvanyinterface": FORMATS["ipv4"] + _MASK,
     "ipvanynetwork": FORMATS["ipv4"] + "/32",
 }  # fmt: skip
-_UUIDS = tuple(f"uuid{version}" for version in range(1, 9))
 _SPACES = r"\t-\r \x85\xa0\u1680\u2000-\u200a\u2028\u2029\u202f\u205f\u3000"
 _KINDS = {r"\d": r"\p{Nd}", r"\w": r"\p{L}\p{Mn}\p{Mc}\p{Nd}\p{Nl}\p{Pc}", r"\s": _SPACES}
 _TRIMMED = rf"^(?:[^{_SPACES}](?:[\s\S]*[^{_SPACES}])?)?$"
@@ -132,7 +136,7 @@ def _type_schema() -> Any:
                 self._warn(f"'__init__' or '__post_init__' of {schema['cls'].__name__!r}")
             if name in _PATTERNS:
                 node["pattern"] = f"^{_PATTERNS[node.pop('format')]}$"
-            if name in ("path", "file-path", "directory-path", "password", "binary", "json-string", *_UUIDS):
+            if name in ("path", "file-path", "directory-path", "password", "binary", "json-string"):
                 node.pop("format")
             return node
 
@@ -155,14 +159,11 @@ def _type_schema() -> Any:
             places = min(places if places is not None else PLACES, digits or PLACES)
             found = []
             for n in range(places + 1):
-                scale, limit = 10**n, 10 ** min(most + n, digits or most + n) - 1
-                low = max([-limit, *(bounds[key] * scale for key in ("ge", "gt") if key in bounds)])
-                high = min([limit, *(bounds[key] * scale for key in ("le", "lt") if key in bounds)])
-                low = math.ceil(low) + ("gt" in bounds and bounds["gt"] * scale == math.ceil(low))
-                high = math.floor(high) - ("lt" in bounds and bounds["lt"] * scale == math.floor(high))
-                if low <= high:
-                    zeros = "0*" if n else r"(?:\.0+)?"
-                    found.append(f"(?:{signed(low, high, True, True, functools.partial(_magnitude, n))}){zeros}")
+                limit = 10 ** min(most + n, digits or most + n) - 1
+                ends = {key: _ROUNDED[key](bound * 10**n) for key, bound in bounds.items()}
+                low = max(-limit, ends.get("ge", -limit), ends.get("gt", -limit))
+                high = min(limit, ends.get("le", limit), ends.get("lt", limit))
+                found += [f"(?:{_between(low, high, n)}){'0*' if n else r'(?:[.]0+)?'}"] if low <= high else []
             return _text(either(found) if found else "[]")
 
         def complex_schema(self, schema: Any) -> Node:
@@ -211,41 +212,36 @@ def _type_schema() -> Any:
         # ---- dates and times
 
         def date_schema(self, schema: Any) -> Node:
-            return self._moment(schema, date, 10)
+            return self._moment(schema, date)
 
         def time_schema(self, schema: Any) -> Node:
-            return self._moment(schema, time, 5)
+            return self._moment(schema, time)
 
         def datetime_schema(self, schema: Any) -> Node:
-            return self._moment(schema, datetime, 16)
+            return self._moment(schema, datetime)
 
-        def _moment(self, schema: Any, kind: Any, size: int) -> Node:
-            """Return dates or times; bounds compare the first characters, up to the minute."""
+        def _moment(self, schema: Any, kind: Any) -> Node:
+            """Return dates or times; bounds compare days, or minutes of a time, and include the day or minute."""
             zone = schema.get("tz_constraint")
             offset = "" if kind is date or zone == "naive" else _OFFSET if zone else f"{_OFFSET}?"
-            node, choices = _text(f"{_MOMENTS[kind]}{offset}"), list[str]()
+            node = _text(f"{_MOMENTS[kind]}{offset}")
             bounds = {key: schema[key] for key in BOUNDS if schema.get(key) is not None}
             if schema.get("now_op"):                # two days apart, whatever the time zone
                 is_past = schema["now_op"] == "past"
-                bound = datetime.now() + timedelta(days=-2 if is_past else 2)
-                bounds["le" if is_past else "ge"] = bound.date() if kind is date else bound
-            if any(getattr(bound, "tzinfo", None) for bound in bounds.values()):
-                self._warn("the bound of a date or time")
-                return node
+                bounds["le" if is_past else "ge"] = date.today() + timedelta(days=-2 if is_past else 2)
             if not bounds:
                 return node
-            low = max(str(bounds.get(key, "")).replace(" ", "T") for key in ("ge", "gt"))
-            high = min(str(bounds.get(key, "~")).replace(" ", "T") for key in ("le", "lt"))
-            first, last = {date: ("0001-01-01", "9999-12-31"), time: ("00:00", "23:59"),
-                           datetime: ("0001-01-01T00:00", "9999-12-31T23:59")}[kind]       # fmt: skip
-            least = _digits_after(low[:size], 1 if kind is not date or "gt" in bounds else 0) if low else first
-            most = _digits_after(high[:size], -1 if kind is not date or "lt" in bounds else 0) if high < "~" else last
-            if least <= most:
-                choices.append(same_length(least, most))
-            if kind is not date:
-                equal = (str(bounds[key]).replace(" ", "T") for key in ("ge", "le") if key in bounds)
-                choices += [f"{re.escape(text)}$" for text in equal]
-            return node | {"allOf": [{"pattern": f"^(?:{'|'.join(choices) or '[]'})"}]}
+            is_exact = all(type(bound) is date for bound in bounds.values()) and not bounds.keys() & {"gt", "lt"}
+            if not is_exact:
+                self._warn("the bound of a date or time")
+            if any(getattr(bound, "tzinfo", None) for bound in bounds.values()):
+                return node
+            first, last = ("00:00", "23:59") if kind is time else ("0001-01-01", "9999-12-31")
+            low, high = (
+                choose([end, *(str(bounds[key])[: len(end)] for key in keys if key in bounds)])
+                for choose, end, keys in ((max, first, ("ge", "gt")), (min, last, ("le", "lt")))
+            )
+            return node | {"allOf": [{"pattern": f"^{same_length(low, high) if low <= high else '[]'}"}]}
 
         def timedelta_schema(self, schema: Any) -> Node:
             if self._config.ser_json_timedelta == "float":
@@ -286,25 +282,19 @@ def _type_schema() -> Any:
             return {"type": "string"}
 
         def dict_schema(self, schema: Any) -> Node:
-            values = self.generate_inner(schema["values_schema"]) if "values_schema" in schema else {}
-            node: Node = {"type": "object", "additionalProperties": values or True}
+            node = super().dict_schema(schema)
             names: Any = self.generate_inner(schema["keys_schema"]) if "keys_schema" in schema else {"type": "string"}
             names = self.resolve_ref_schema(names) if "$ref" in names else names
-            if names.get("type") == "integer" and not names.keys() & {"enum", "const", "multipleOf"}:
-                bound = names.get
-                low = max(bound("minimum", -(10**18)), bound("exclusiveMinimum", -(10**18)) + 1)
-                high = min(bound("maximum", 10**18), bound("exclusiveMaximum", 10**18) - 1)
-                whole = signed(low, high, True, True, functools.partial(_magnitude, 0)) if low <= high else "[]"
-                names = {"type": "string", "pattern": f"^(?:{whole})$"}
-            if names.get("type") == "string" or "const" in names or "enum" in names:
-                listed = names.get("enum", [names["const"]] if "const" in names else [])
-                more = {"enum": [each if isinstance(each, str) else to_json(each).decode() for each in listed]}
-                skipped = ("title", "description", "default", "type", "const")
-                found = {key: each for key, each in names.items() if key not in skipped}
-                node |= {"propertyNames": found | (more if listed else {})} if found or listed else {}
-            elif names:
+            bound, most = names.get, 10**18
+            if listed := names.get("enum", [names["const"]] if "const" in names else []):
+                words = [each if isinstance(each, str) else to_json(each).decode() for each in listed]
+                node["propertyNames"] = {"enum": words}
+            elif names.get("type") == "integer" and "multipleOf" not in names:
+                low = max(bound("minimum", -most), bound("exclusiveMinimum", -most) + 1)
+                high = min(bound("maximum", most), bound("exclusiveMaximum", most) - 1)
+                node["propertyNames"] = _text(_between(low, high))
+            elif names and names.get("type") != "string":
                 self._warn("the key of a dict")
-            self.update_with_validations(node, schema, self.ValidationsMapping.object)
             return node
 
         def dataclass_field_schema(self, schema: Any) -> Node:
@@ -346,22 +336,16 @@ def _reads(validator: Any, text: bytes) -> bool:
     return True
 
 
-def _magnitude(places: int, low: float, high: float, low_in: bool, high_in: bool) -> str:
-    return either(digits_between(int(low) + (not low_in), int(high), places))
+def _between(low: int, high: int, places: int = 0) -> str:
+    """Return the pattern of the numbers from low / 10**places to high / 10**places."""
+    def magnitude(low: float, high: float, low_in: bool, high_in: bool) -> str:
+        return either(digits_between(int(low) + (not low_in), int(high), places))
+
+    return signed(low, high, True, True, magnitude) if low <= high else "[]"
 
 
 def _text(pattern: str) -> Node:
     return {"type": "string", "pattern": f"^(?:{pattern})$"}
-
-
-def _digits_after(text: str, n: int) -> str:
-    """Return the date or minute n days or minutes after a text."""
-    if not n:
-        return text
-    if len(text) == 10:
-        return (date.fromisoformat(text) + timedelta(days=n)).isoformat()
-    moment = datetime.fromisoformat(text if len(text) == 16 else f"2000-01-01T{text}") + timedelta(minutes=n)
-    return moment.isoformat()[:16][-len(text) :]
 
 
 def _readable(kind: Any) -> Any:
