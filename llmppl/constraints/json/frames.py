@@ -10,6 +10,8 @@ that complete the value and add what the schema still needs, and nothing else.
 
 from __future__ import annotations
 
+from bisect import bisect_left
+from collections.abc import Iterable
 from functools import lru_cache
 from typing import Any, NamedTuple
 
@@ -19,7 +21,10 @@ from llmppl.constraints.json.shapes import Lazy
 from llmppl.support.graphs import Memo
 from llmppl.support.locks import cached_property
 
-__all__ = ["BLANK", "DONE", "Automaton", "Expansion", "Frame", "Key", "Local", "Move", "Whitespace", "spaces"]
+__all__ = [
+    "BLANK", "DONE", "Automaton", "Expansion", "Frame", "Key", "Local", "Move", "Whitespace", "Words", "branches",
+    "spaces",
+]  # fmt: skip
 
 BLANK = " ?"                                        # whitespace of a record in one line
 
@@ -52,6 +57,20 @@ class Local:
     @cached_property
     def closing(self) -> Moves:
         return self._with_locals(self.frame.closing(self.key))
+
+    @cached_property
+    def words(self) -> list[tuple[bytes, int]] | None:
+        """Listed rests of the value or name, each with its number; None if the frame is no list."""
+        return self.frame.words(self.key)
+
+    @cached_property
+    def others(self) -> tuple[Local, Local] | None:
+        """State inside a name that is not listed, and the state after it; None if all names are listed."""
+        return self.frame.others(self.key)
+
+    def after_word(self, number: int) -> Local | None:
+        key = self.frame.after_word(self.key, number)
+        return None if key is None else self.frame.local(key)
 
     def _with_locals(self, found: Expansion) -> Moves:
         local, (moves, calls, done) = self.frame.local, found
@@ -95,20 +114,70 @@ class Frame:
         """Return a key that differs from `key` only in ways that no token of `reach` bytes can tell."""
         return key
 
+    def only_moves(self, key: Key) -> bool:
+        """Return whether it is known that a state has moves, no calls, and is not done."""
+        return False
+
+    def words(self, key: Key) -> list[tuple[bytes, int]] | None:
+        """Return all rests of the value or name, if they are listed; others may be too (`others`)."""
+        return None
+
+    def after_word(self, key: Key, number: int) -> Key | None:
+        """Return the key after a word; None if it may not stand there."""
+        raise NotImplementedError
+
+    def others(self, key: Key) -> tuple[Local, Local] | None:
+        return None
+
     def forget(self) -> None:
         """Drop the states that are kept."""
         self._locals.clear()
 
 
 class Automaton(Frame):
-    """Numbers and constants of an automaton over bytes; a key is its state."""
+    """Numbers of an automaton over bytes; a key is its state."""
 
     def __init__(self, dfa: DFA) -> None:
         super().__init__()
-        self._dfa, self.first = dfa, dfa.start
+        self.dfa, self.first = dfa, dfa.start
 
     def expand(self, key: int) -> Expansion:
-        return Expansion(self._dfa.moves(key), [], self._dfa.accepts(key))
+        return Expansion(self.dfa.moves(key), [], self.dfa.accepts(key))
+
+
+class Words(Frame):
+    """Listed texts. In a key, the sorted texts that begin like the bytes that are read, and their number."""
+
+    def __init__(self, texts: Iterable[str]) -> None:
+        super().__init__()
+        self._words = sorted({text.encode() for text in texts})
+        self.first = 0, len(self._words), 0
+
+    def words(self, key: Key) -> list[tuple[bytes, int]] | None:
+        low, high, depth = key
+        return [(self._words[i][depth:], i) for i in range(low, high)]
+
+    def after_word(self, key: Key, number: int) -> Key | None:
+        return number, number + 1, len(self._words[number])
+
+    def expand(self, key: Key) -> Expansion:
+        ranges, end = branches(self._words, *key)
+        return Expansion(
+            [(byte, byte, (low, high, key[2] + 1)) for byte, (low, high) in ranges.items()], [], end is not None
+        )
+
+
+def branches(words: list[bytes], low: int, high: int, depth: int) -> tuple[dict[int, tuple[int, int]], int | None]:
+    """Return the ranges of sorted words that begin alike by their next byte, and the word that ends here."""
+    end, ranges = None, {}
+    if low < high and len(words[low]) == depth:
+        end, low = low, low + 1
+    while low < high:
+        byte = words[low][depth]
+        above = bisect_left(words, words[low][:depth] + bytes([byte + 1]), low, high) if byte < 255 else high
+        ranges[byte] = low, above
+        low = above
+    return ranges, end
 
 
 class Whitespace:

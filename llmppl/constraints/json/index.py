@@ -18,6 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from llmppl.constraints.constraint import Ints, State, VocabularyLike
+from llmppl.constraints.json.effects import effects_of
 from llmppl.constraints.json.texts import Config, Texts
 from llmppl.constraints.masks.distances import SearchDistances
 from llmppl.constraints.masks.index import TokenIndex
@@ -96,10 +97,11 @@ class JsonIndex(TokenIndex):
         return repr(self.constraint)
 
     def _begin(self) -> None:
-        self.reach = max(map(len, self.trie.tokens), default=1) + 1
+        self.reach = len(self.trie.levels) + 1          # more than the longest token has bytes
         self._with_names = _with_names(self.trie)
         self._plain: dict[Config, PackedMask] = {}      # masks that may hold tokens with repeated names
         self._distances = _Closing(self)
+        self._effects, self._own = effects_of(self.trie), dict[Any, Any]()      # own: those of the frames of the schema
         self.graph = ConfigGraph(self.recognizer)
         self._loops = Loops(self.graph, self.trie)
 
@@ -117,11 +119,15 @@ class JsonIndex(TokenIndex):
         plain = self.plain(state)
         found = self._plain.get(plain)
         if found is None:
-            self._renew()
-            graph, number = self.graph, self.graph.number(plain)
-            mask = self._loops.mask(number, lambda other: self.mask(graph.state(other)))
-            found = self.store.of_ids(walk_state(graph, self.trie, number)[0], accepts) if mask is None \
-                else self.store.of_mask(mask, accepts)
+            mask = self._effects.mask(plain, self.recognizer.starts, self._own)
+            if mask is None:
+                self._renew()
+                graph, number = self.graph, self.graph.number(plain)
+                mask = self._loops.mask(number, lambda other: self.mask(graph.state(other)))
+                if mask is None:
+                    mask = np.zeros(len(self.trie.tokens), bool)
+                    mask[walk_state(graph, self.trie, number)[0]] = True
+            found = self.store.of_mask(mask, accepts)
             if len(self._plain) > self.graph.room:
                 self._plain.clear()
             self._plain[plain] = found

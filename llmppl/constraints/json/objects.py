@@ -22,8 +22,8 @@ from llmppl.constraints.automata.dfa import DFA, anything
 from llmppl.constraints.automata.operations import Edge
 from llmppl.constraints.constraint import Bools, Ints
 from llmppl.constraints.json.ecma import found
-from llmppl.constraints.json.frames import DONE, Expansion, Frame, Key, Local, Move, Whitespace
-from llmppl.constraints.json.scalars import ESCAPED, cut, escapes, spelled, texts_of
+from llmppl.constraints.json.frames import DONE, Expansion, Frame, Key, Local, Move, Whitespace, branches
+from llmppl.constraints.json.scalars import ESCAPED, cut, escapes, free_name, spelled, texts_of
 from llmppl.constraints.json.shapes import Lazy, Object, Shape, String, both, fits, intersect
 from llmppl.support.graphs import Memo, Numbering
 from llmppl.support.locks import cached_property
@@ -45,11 +45,11 @@ class Names:
     def __init__(self, shape: Object, is_live: Callable[[Lazy], bool]) -> None:
         patterns = list(dict.fromkeys(pattern for others in shape.others for pattern, _ in others.patterns))
         self._dfa, self._parts = anything(), dict[int, Lazy]()          # by accepting state
-        self._endless, self.is_endless = np.ones(1, bool), True
+        self._endless, self.is_endless, self.is_free = np.ones(1, bool), True, False
         self.part, self.rests = self._parts.get, Memo(self._find_rests)
         if shape.names == String() and not patterns:
             part = both(*(others.additional for others in shape.others))
-            self.start = self._dfa.start if is_live(part) else 0
+            self.start, self.is_free = self._dfa.start if is_live(part) else 0, True
             self._parts |= dict.fromkeys(np.flatnonzero(self._dfa.accepting).tolist(), part)
             return
         table, accepting, sets = classes(shape.names, tuple(patterns))
@@ -214,13 +214,11 @@ class Members(Frame):
 
     def step(self, local: Local, byte: int) -> Local | None:
         """Return the state after a byte. Only here are the names remembered that the object does not list."""
-        found = super().step(local, byte)
-        if found is None or local.key[0] != "name" or local.key[2].text is None:
-            return found
+        if local.key[0] != "name":
+            return super().step(local, byte)
         _, at, name = local.key
-        if found.key[0] == "name":
-            return self.local(("name", at, found.key[2]._replace(text=name.text + bytes([byte]))))
-        return self.local(self._ended(at, name, self._choices[at][0], self._ranges(name)[1]))
+        found = self._read(at, name, byte)
+        return None if found is None else self.local(found)
 
     # ---- progress
 
@@ -276,6 +274,9 @@ class Members(Frame):
 
     # ---- moves
 
+    def only_moves(self, key: Key) -> bool:
+        return bool(key[0] == "name")
+
     def expand(self, key: Key) -> Expansion:
         match key:
             case "open":
@@ -310,41 +311,59 @@ class Members(Frame):
                 moves.append((CLOSE, CLOSE, "end"))
         return Expansion(moves)
 
-    def _ranges(self, name: Name) -> tuple[dict[int, tuple[int, int]], int | None]:
-        """Return the ranges of listed names by their next byte, and the sorted name that ends here."""
-        low, depth, names = name.low, name.depth, self._order[0]
-        end, ranges = None, {}
-        if low < name.high and len(names[low]) == depth:
-            end, low = low, low + 1
-        while low < name.high:
-            byte = names[low][depth]
-            above = bisect_left(names, names[low][:depth] + bytes([byte + 1]), low, name.high)
-            ranges[byte] = low, above
-            low = above
-        return ranges, end
+    def _is_simple(self, name: Name) -> bool:
+        """Return whether listed names and free ones are all that may follow."""
+        return name.escape is None and (self._others is None or not name.other or self._others.is_free)
+
+    def words(self, key: Key) -> list[tuple[bytes, int]] | None:
+        if key[0] != "name" or not self._is_simple(key[2]):
+            return None
+        _, at, name = key
+        names, named = self._order[0], -1 if name.other else self._choices[at][0]
+        listed = [(names[i][name.depth :] + b'"', i) for i in range(name.low, name.high) if named >> i & 1]
+        return listed + [(rest + b'"', -1) for rest in name.blocked] * bool(name.other)
+
+    def after_word(self, key: Key, number: int) -> Key | None:
+        _, at, name = key
+        return None if number < 0 else self._ended(at, name, self._choices[at][0], number)
+
+    def others(self, key: Key) -> tuple[Local, Local] | None:
+        if key[0] != "name" or self._others is None or not key[2].other or not self._is_simple(key[2]):
+            return None
+        _, at, name = key
+        part = self._others.part(self._others.start)
+        assert part is not None
+        return free_name().local((name.other, 0, math.inf)), self.local(("colon", 0, self._with_other(at, None), part))
 
     def _in_name(self, at: Progress, name: Name) -> list[Move]:
-        ranges, end = self._ranges(name)
-        moves: dict[tuple[int, int], Key] = {}
-        named = self._choices[at][0]
-        if name.escape is None and (ended := self._ended(at, name, named, end)):
-            moves[QUOTE, QUOTE] = ended
-        if not ranges and not name.blocked:
-            return [*((*edge, key) for edge, key in moves.items()), *(
-                (lo, hi, ("name", at, Name(0, 0, 0, other, escape, None, name.blocked)))
-                for lo, hi, other, escape in self._other_moves(name)
-            )]
-        special = tuple(sorted({*ranges, *(rest[0] for rest in name.blocked if rest)}))
-        for lo, hi, other, escape in (*self._other_moves(name), *((byte, byte, 0, None) for byte in ranges)):
-            singles = ((byte, byte) for byte in special if lo <= byte <= hi)
-            for first, last in (*cut(lo, hi, special), *singles):
-                low, high = ranges.get(first, (0, 0)) if first == last else (0, 0)
-                blocked = frozenset(rest[1:] for rest in name.blocked if rest[:1] == bytes([first]))
-                depth, blocked = (name.depth + 1) * (high > low), blocked if other else frozenset()
-                after = Name(low, high, depth, other, escape, None, blocked)
-                if (first, last) not in moves and self._may_end(named, after):
-                    moves[first, last] = "name", at, after
-        return [(lo, hi, key) for (lo, hi), key in moves.items()]
+        ranges, _ = branches(self._order[0], name.low, name.high, name.depth)
+        special = tuple(sorted({QUOTE, *ranges, *(rest[0] for rest in name.blocked if rest)}))
+        moves = [(byte, byte, key) for byte in special if (key := self._read(at, name, byte))]
+        for lo, hi, other, escape in self._other_moves(name):
+            after = Name(0, 0, 0, other, escape, None, frozenset())
+            if self._may_end(self._choices[at][0], after):
+                moves += [(first, last, ("name", at, after)) for first, last in cut(lo, hi, special)]
+        return moves
+
+    def _read(self, at: Progress, name: Name, byte: int) -> Key | None:
+        """Return the key after one byte of a name."""
+        names, named, low, high = self._order[0], self._choices[at][0], name.low, name.high
+        if byte == QUOTE and name.escape is None:
+            return self._ended(at, name, named, low if low < high and len(names[low]) == name.depth else None)
+        if low < high:
+            begin = names[high - 1][: name.depth]
+            low = bisect_left(names, begin + bytes([byte]), low, high)
+            high = bisect_left(names, begin + bytes([byte + 1]), low, high) if byte < 255 else high
+        other, escape = 0, name.escape
+        if escape is not None or byte == BACKSLASH:
+            some = ((to, part) for lo, hi, to, part in self._other_moves(name) if lo <= byte <= hi)
+            other, escape = next(some, (0, None))
+        elif self._others is not None and name.other and byte not in ESCAPED:
+            other = self._others.after(name.other, byte) or 0
+        blocked = frozenset(rest[1:] for rest in name.blocked if rest[:1] == bytes([byte])) if other else frozenset()
+        text = None if name.text is None else name.text + bytes([byte])
+        after = Name(low, high, (name.depth + 1) * (high > low), other, escape, text, blocked)
+        return ("name", at, after) if self._may_end(named, after) else None
 
     def _may_end(self, named: int, name: Name) -> bool:
         """Return whether some allowed name begins so."""

@@ -35,7 +35,7 @@ from llmppl.constraints.json.shapes import ANY, Choice, Constants, Number, Shape
 from llmppl.constraints.masks.distances import bytes_to_accept
 from llmppl.support.locks import cached_property
 
-__all__ = ["Quoted", "cut", "escapes", "numbers", "quoted", "spelled", "spellings", "texts_of"]
+__all__ = ["Quoted", "cut", "escapes", "free_name", "numbers", "quoted", "spelled", "spellings", "texts_of"]
 
 MAX_DIGITS = 20                                     # before the point, without a bound; twice as many of an integer
 MAX_FRACTION = 21                                   # after the point, unless bounds or steps need more
@@ -245,6 +245,13 @@ class Quoted(Frame):
         self._is_free, self._dfa = dfa is None, anything() if dfa is None else dfa
         self._begin = (self._dfa.start, least, most) if dfa is None else (self._dfa.start, 0, math.inf)
 
+    def only_moves(self, key: Key) -> bool:
+        return bool(key != "end")
+
+    def is_free(self, key: Key) -> bool:
+        """Return whether all texts may follow."""
+        return key == (self._dfa.start, 0, math.inf) and self._dfa is anything()
+
     def _after(self, state: int, need: int, room: float) -> Key | None:
         """Return the key after one more character that leads to `state`; None if there is no room for it."""
         return (state, max(0, need - 1), room - 1) if state and room > 0 else None
@@ -305,6 +312,12 @@ class Quoted(Frame):
             return key
         state, need, room = key
         return state, min(need, reach), min(room, reach) if room < math.inf else room
+
+
+@lru_cache(1)
+def free_name() -> Quoted:
+    """Return the frame of a name: all texts, each with one spelling."""
+    return Quoted(anything(), 0, math.inf)
 
 
 @lru_cache(1)

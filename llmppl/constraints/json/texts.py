@@ -10,6 +10,7 @@ Frames are made when a text first needs them. So a schema costs what its texts u
 from __future__ import annotations
 
 from collections.abc import Iterable
+from functools import lru_cache
 from itertools import pairwise
 from typing import Any
 
@@ -17,9 +18,8 @@ import numpy as np
 import numpy.typing as npt
 
 from llmppl.constraints.automata.budget import TooLarge
-from llmppl.constraints.automata.dfa import DFA
 from llmppl.constraints.json.arrays import Items
-from llmppl.constraints.json.frames import Automaton, Frame, Local, Whitespace
+from llmppl.constraints.json.frames import Automaton, Frame, Local, Whitespace, Words
 from llmppl.constraints.json.objects import Members
 from llmppl.constraints.json.scalars import numbers, quoted, spelled, spellings
 from llmppl.constraints.json.shapes import (
@@ -75,14 +75,14 @@ class Texts:
         self._frames: dict[int, tuple[Shape, Frame | None]] = {}
         self._live: dict[Lazy, bool] = {}
         self._open: set[int] = set()
-        self._starts = Memo(self._find_starts)
-        self._pushed = Memo[Pair, Config](lambda pair: self.closed([pair]))
+        self.starts = Memo(self._find_starts)
+        self._pushed = Memo[Pair, Config](self._push)
         self._known: dict[tuple[tuple[Pair, ...], bool], Config] = {}
         self._lock = Lock()
 
     def begin(self, root: Lazy) -> None:
         """Begin with a shape that has instances."""
-        self.start = self.closed((local, END) for local in self._starts[root])
+        self.start = self.closed((local, END) for local in self.starts[root])
 
     # ---- frames
 
@@ -122,11 +122,10 @@ class Texts:
         """Return the frame of a shape; None if it has no instances."""
         match shape:
             case Constants():                       # strings, numbers and words
-                dfa = DFA.from_strings(text for value in shape.values for text in _written(value))
-                return Automaton(dfa)
+                return Words(text for value in shape.values for text in _written(value))
             case Number():
                 dfa = numbers(shape)
-                return Automaton(dfa) if dfa.start else None
+                return _automaton(dfa) if dfa.start else None
             case String():
                 return quoted(shape)
             case Array():
@@ -158,6 +157,10 @@ class Texts:
 
     # ---- configurations
 
+    def _push(self, pair: Pair) -> Config:
+        local = pair[0]
+        return self._config([pair], False) if local.frame.only_moves(local.key) else self.closed([pair])
+
     def closed(self, pairs: Iterable[Pair], is_closing: bool = False) -> Config:
         """Return the configuration of some pairs, of the values that are complete there, and of those that begin.
 
@@ -177,7 +180,7 @@ class Texts:
                     accepts |= below.accepts
                     todo += below.items
                 for part, after in calls:
-                    todo += [(start, self._pushed[after, below]) for start in self._starts[part]]
+                    todo += [(start, self._pushed[after, below]) for start in self.starts[part]]
             if moves:
                 known = found.get(local)
                 found[local] = below if known is None or known is below else self._union(known, below)
@@ -281,7 +284,7 @@ class Texts:
         """Drop the configurations and local states that are kept."""
         self._known.clear()
         self._pushed.clear()
-        self._starts.clear()
+        self.starts.clear()
         for _, frame in self._frames.values():
             if frame is not None:
                 frame.forget()
@@ -301,6 +304,9 @@ def _parts(value: Any) -> Shape:
         return Array(len(value), len(value), tuple(Lazy.of(Constants((each,))) for each in value), NONE)
     parts = {name: Lazy.of(Constants((each,))) for name, each in value.items()}
     return Object(parts, (Others((), NONE),), tuple(parts))
+
+
+_automaton = lru_cache(1_000)(Automaton)
 
 
 def _order(item: Pair) -> int:

@@ -50,6 +50,7 @@ SCHEMAS = {
     "condition": {
         **record(a=LETTER, b={}), "required": ["a"], "if": record(a={"const": "a"}), "then": record(b=INTEGER),
     },
+    "alike": record(a={"enum": [1, 10, 1.5, "a", "ab", 'b"']}, ab={"enum": ["b"]}, aab=True),
     "dependent": {**CLOSED, "required": [], "dependentRequired": {"a": ["b"]}},
 }  # fmt: skip
 ANY_ORDER = {"order": "any"}

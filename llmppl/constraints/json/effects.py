@@ -1,0 +1,288 @@
+"""Effects of tokens on one frame: which of them end in it, and where the others leave it.
+
+The effect on a frame does not depend on the stack, and all schemas share the frames of strings and numbers. So the
+tokens of a string or number are read once per vocabulary. Then only the rests of tokens that leave it follow the stack.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from llmppl.constraints.automata.dfa import DFA
+from llmppl.constraints.automata.regex import Regex
+from llmppl.constraints.constraint import Bools, Ints
+from llmppl.constraints.json.frames import Automaton, Local
+from llmppl.constraints.json.scalars import Quoted
+from llmppl.constraints.json.shapes import Lazy
+from llmppl.constraints.json.texts import Config
+from llmppl.constraints.masks.self_loops import Loop
+from llmppl.constraints.vocabulary.trie import Trie
+from llmppl.support.graphs import Memo
+from llmppl.support.locks import Lock, cached_property, locked
+
+__all__ = ["Effects", "effects_of"]
+
+MAX_KEPT = 1 << 15                                  # effects that are kept
+WIDE = 16                                           # bytes that may follow: up to so many, nodes are read one by one
+IN_STRING = bytes(32 <= byte and byte not in b'"\\' for byte in range(128)), True       # the key of a loop
+AFTER_NUMBER = frozenset(b",]} \t\n\r")
+NUMBER = Regex(r"[+-]?[0-9]*(?:\.[0-9]*)?(?:[eE][+-]?[0-9]*)?")        # and the ends of numbers
+
+Stack = Any                                         # a Config, or a local state and the stack below it
+Own = dict[Any, Any]
+Reading = tuple[Local, Stack, "Node", bool]         # a state at the top of a stack, and the tokens to read
+
+
+class Source(NamedTuple):
+    """Trie, and the ids of its tokens unless they are its own."""
+
+    trie: Trie
+    ids: Any = None
+
+    def ids_at(self, place: int) -> list[int]:
+        trie, node = self.trie, self.trie.nodes.item(place) if place < len(self.trie) else len(self.trie)
+        ids = trie.order[trie.first.item(node) : trie.first.item(node + 1)] if node < len(trie) else trie.order[:0]
+        found: list[int] = (ids if self.ids is None else self.ids[ids]).tolist() if ids.size else []
+        return found
+
+
+class Node:
+    """Places of tries that are read together: `ids` of the tokens that end there, and the nodes after each byte."""
+
+    def __init__(self, parts: list[tuple[Source, int]]) -> None:
+        self.parts = parts
+        self.ids = [id for source, place in parts for id in source.ids_at(place)]
+
+    @cached_property
+    def kids(self) -> dict[int, Node]:
+        found = dict[int, list[tuple[Source, int]]]()
+        for source, place in self.parts:
+            bytes, first, sizes, _ = source.trie.views
+            for at in range(first[place], first[place] + sizes[place]):
+                found.setdefault(bytes[at], []).append((source, at))
+        return {byte: Node(parts) for byte, parts in found.items()}
+
+    def along(self, word: bytes) -> list[Node]:
+        """Return the nodes after each byte of a word, as far as there are any."""
+        node, found = self, list[Node]()
+        for byte in word:
+            if byte not in node.kids:
+                break
+            node = node.kids[byte]
+            found.append(node)
+        return found
+
+    def below(self) -> Ints:
+        """Return the ids of the tokens that end here or below, of a node of one trie with its own ids."""
+        ((source, place),) = self.parts
+        trie, at = source.trie, source.trie.nodes.item(place)
+        ids: Ints = trie.order[trie.first.item(at) : trie.first.item(trie.skip.item(at))]
+        return ids
+
+
+class Effect(NamedTuple):
+    """Ids (and a mask) of the tokens that end in a frame, nodes where its value is complete, and its calls."""
+
+    ids: list[int]
+    ends: list[Node]
+    end: Node | None                                # all ends together
+    calls: list[tuple[Lazy, Local, Node]]
+    mask: Bools | None = None
+
+
+class Effects:
+    """Effects on frames, for one vocabulary. Those on strings and numbers are kept for all schemas."""
+
+    def __init__(self, trie: Trie) -> None:
+        self.root = Node([(Source(trie), len(trie))])
+        self._trie, self._lock = trie, Lock()
+        self._kept: dict[Any, Effect] = {}
+        self._numbers = Memo[Node, _Numbers](_Numbers)
+
+    @cached_property
+    def _string(self) -> tuple[Bools, Node]:
+        """Return the tokens that stay in a string, and the node of all that leave it by a quote or a backslash."""
+        loop = Loop(self._trie, IN_STRING)
+        node = Node([*self.root.parts, (Source(loop.rest, loop.ids), len(loop.rest))])
+        node.kids = {byte: kid for byte, kid in node.kids.items() if byte in b'"\\'}
+        return loop.mask, node
+
+    def of(self, local: Local, node: Node, is_closed: bool, own: Own) -> Effect:
+        """Return an effect. With `is_closed`, calls and ends at `node` itself are left out."""
+        kept = self._kept if isinstance(local.frame, Automaton | Quoted) else own
+        key = local, node, is_closed
+        found = kept.get(key)
+        if found is None:
+            if len(kept) > MAX_KEPT:
+                kept.clear()
+            found = kept[key] = self._find(local, node, is_closed, own)
+        return found
+
+    def _find(self, local: Local, node: Node, is_closed: bool, own: Own) -> Effect:
+        ids, ends, calls, mask = list[int](), list[Node](), list[tuple[Lazy, Local, Node]](), None
+        if isinstance(local.frame, Automaton):
+            ids, ends = self._numbers[node].read(local.frame.dfa, local.key)
+            ends += [node] * (local.expanded[2] and not is_closed)
+            return Effect(ids, ends, _joined(ends), calls)
+        if node is self.root and _is_free(local):
+            mask, node = self._string
+        todo = [(local, node)]
+        while todo:
+            at, here = todo.pop()
+            if not here.kids:
+                continue
+            is_open = not is_closed or at is not local or here is not node
+            if at.words is not None:
+                todo += self._read_words(at, here, ids, ends if is_open else [], own)
+                continue
+            moves, called, is_done = at.expanded
+            if is_open:
+                ends += [here] * is_done
+                calls += [(part, after, here) for part, after in called]
+            kids = here.kids
+            for lo, hi, target in moves:
+                for byte in (lo,) if lo == hi else kids:
+                    if lo <= byte <= hi and byte in kids:
+                        ids += kids[byte].ids
+                        todo.append((target, kids[byte]))
+        return Effect(ids, ends, _joined(ends), calls, mask)
+
+    def _read_words(
+        self, local: Local, node: Node, ids: list[int], ends: list[Node], own: Own
+    ) -> list[tuple[Local, Node]]:
+        """Add the tokens in listed words, and in others if there may be any; return the states after them."""
+        taken, banned, found = set[Node](), set[int](), list[tuple[Local, Node]]()
+        for word, number in local.words or ():
+            passed = node.along(word)
+            ids += [id for each in passed for id in each.ids]
+            if len(passed) == len(word):
+                end = passed[-1] if passed else node
+                taken.add(end)
+                after = local.after_word(number) if word else None
+                if after is not None:
+                    found.append((after, end))
+                elif word:
+                    banned.update(end.ids)
+                else:
+                    ends.append(end)
+        if local.others is not None:
+            inside = self.of(local.others[0], node, False, own)
+            ids += inside.ids
+            found += [(local.others[1], end) for end in inside.ends if end not in taken]
+        if banned:
+            ids[:] = [id for id in ids if id not in banned]
+        return found
+
+    @locked
+    def mask(self, state: Config, starts: Mapping[Lazy, Iterable[Local]], own: Own) -> Bools | None:
+        """Return the mask of a configuration, (V,) bool; None if arrays are faster.
+
+        `starts[part]` are the local states in which a shape begins. `own` keeps the effects on the frames of a schema.
+        """
+        return self._mask([(local, below, self.root, True) for local, below in state.items], starts, own)
+
+    def _mask(self, todo: list[Reading], starts: Mapping[Lazy, Iterable[Local]], own: Own) -> Bools | None:
+        mask, ids = np.zeros(len(self._trie.tokens), bool), list[int]()
+        while todo:
+            local, below, node, is_closed = todo.pop()
+            if node is self.root:
+                if local.others is not None:
+                    named = self._named(local, below, starts, own)
+                    if named is None:
+                        return None
+                    mask |= named
+                    continue
+                if _is_wide(local):
+                    return None
+            effect = self.of(local, node, is_closed, own)
+            ids += effect.ids
+            if effect.mask is not None:
+                mask |= effect.mask
+            if effect.end is not None and isinstance(below, Config):
+                todo += [(*item, effect.end, True) for item in below.items]
+            elif effect.end is not None:
+                todo.append((*below, effect.end, False))
+            for part, after, at in effect.calls:
+                if at.kids:
+                    todo += [(start, (after, below), at, False) for start in starts[part]]
+        mask[ids] = True
+        return mask
+
+    def _named(self, local: Local, below: Stack, starts: Mapping[Lazy, Iterable[Local]], own: Own) -> Bools | None:
+        """Return the mask inside a name that may be listed or not: that of others, but for tokens with a listed end."""
+        assert local.others is not None and local.words is not None
+        inside, after = local.others
+        if not _is_free(inside):
+            return None
+        key = after, below
+        if key not in own:
+            own[key] = self._mask([(inside, key, self.root, False)], starts, own)
+        mask: Bools | None = own[key]
+        ends = [(passed[-1], i) for word, i in local.words if len(passed := self.root.along(word)) == len(word)]
+        if not ends or mask is None:
+            return mask
+        mask, then = mask.copy(), [(local.after_word(i), below, end, False) for end, i in ends]
+        for _, _, end, _ in then:
+            mask[end.below()] = False
+        todo: list[Any] = [each for each in then if each[0] is not None]
+        for _, _, end, _ in todo:
+            mask[end.ids] = True
+        more = self._mask(todo, starts, own)
+        return mask if more is None else mask | more
+
+
+def _joined(nodes: list[Node]) -> Node | None:
+    """Return the node of several, None if nothing follows them."""
+    nodes = [node for node in nodes if node.kids]
+    if len(nodes) < 2:
+        return nodes[0] if nodes else None
+    return Node([part for node in nodes for part in node.parts])
+
+
+def _is_free(local: Local) -> bool:
+    """Return whether all texts may follow in a string."""
+    return isinstance(local.frame, Quoted) and local.frame.is_free(local.key)
+
+
+def _is_wide(local: Local) -> bool:
+    """Return whether so many bytes may follow that arrays are faster."""
+    if local.words is not None or isinstance(local.frame, Automaton) or _is_free(local):
+        return False
+    return sum(hi + 1 - lo for lo, hi, _ in local.expanded[0]) > WIDE
+
+
+class _Numbers:
+    """Tokens below a node that begin with a part of a number: as nodes, each with the one before its last byte."""
+
+    def __init__(self, node: Node) -> None:
+        nodes, states, self._levels, begin = [node], [NUMBER.start], list[tuple[Ints, Ints]](), 0
+        while begin < len(nodes):
+            found = [
+                (i, byte, state, kid) for i in range(begin, len(nodes)) for byte, kid in nodes[i].kids.items()
+                if (state := NUMBER.step(states[i], byte))
+            ]  # fmt: skip
+            begin = len(nodes)
+            nodes += [kid for *_, kid in found]
+            states += [state for *_, state, _ in found]
+            self._levels.append((np.array([i for i, *_ in found], int), np.array([each[1] for each in found], int)))
+        pairs = [(id, i) for i, each in enumerate(nodes) if i for id in each.ids]
+        self._ids, self._at = np.array(pairs, int).reshape(-1, 2).T
+        exits = [i for i, each in enumerate(nodes) if i and not AFTER_NUMBER.isdisjoint(each.kids)]
+        self._exits, self._nodes = np.array(exits, int), nodes
+
+    def read(self, dfa: DFA, state: int) -> tuple[list[int], list[Node]]:
+        """Return the ids of the tokens that stay in a number, and the nodes where others leave it."""
+        table, states = dfa.explore().table, np.array([state])
+        for above, bytes in self._levels:
+            states = np.concatenate([states, table[states[above], bytes]])
+        ids: list[int] = self._ids[states[self._at] > 0].tolist()
+        return ids, [self._nodes[i] for i in self._exits[dfa.accepting[states[self._exits]]].tolist()]
+
+
+def effects_of(trie: Trie) -> Effects:
+    """Return the effects of a vocabulary."""
+    found: Effects = trie.loops.get("json") or trie.loops.setdefault("json", Effects(trie))
+    return found
