@@ -26,9 +26,9 @@ from llmppl.constraints.automata.budget import TooLarge
 from llmppl.constraints.constraint import State, VocabularyLike
 from llmppl.constraints.lark.completion import Completion
 from llmppl.constraints.lark.lexer import PartialTokens
-from llmppl.constraints.lark.loader import Rules, read
+from llmppl.constraints.lark.loader import Parts, read
 from llmppl.constraints.lark.masks import Masks
-from llmppl.constraints.lark.parser import IndentedParser, Parser, Stack, bits_of
+from llmppl.constraints.lark.parser import Stack, bits_of
 from llmppl.constraints.masks import TokenIndex
 from llmppl.constraints.masks.mask_store import PackedMask
 from llmppl.constraints.vocabulary.trie import Trie
@@ -38,7 +38,7 @@ from llmppl.support.locks import Lock, cached_property, locked
 from llmppl.support.shared import Shared
 
 MAX_STATES = 1 << 16                                # that are kept
-MAX_MASKS = 1 << 16                                 # that are made before all are forgotten
+MAX_MASKS = 1 << 14                                 # that are made before all are forgotten
 Hypothesis = tuple[Stack, int]                      # a parser stack, and a partial token
 
 
@@ -97,9 +97,9 @@ class Grammar(Shared):
         plain = all(getattr(type(postlex), name, None) is getattr(Indenter, name) for name in methods)
         if postlex is not None and not plain:
             raise ValueError(f"postlex: a lark.indenter.Indenter that only names its terminals, not {postlex!r}")
-        found, tables = read(grammar, start, import_paths, g_regex_flags, postlex, source_path)
-        parser = self._parser = Parser(tables) if postlex is None else IndentedParser(tables, postlex, found.rules)
-        lexers, lexer_of = _lexers(parser, found)
+        found = read(grammar, start, import_paths, g_regex_flags, postlex, source_path)
+        parser, (lexers, lexer_of) = found.parser, _lexers(found)
+        self._parser = parser
         self._tokens = PartialTokens(found.terminals, found.ignored, lexers, postlex)
         self._completion = Completion(parser, self._tokens, lexer_of)
         self._states: Memo[Any, _State] = Memo(lambda key: _State(tuple(key[0]), key[1]))
@@ -218,15 +218,16 @@ class GrammarIndex(TokenIndex):
         return self.recognizer.token_step(state, data)
 
 
-def _lexers(parser: Parser, found: Rules) -> tuple[list[tuple[str, ...]], dict[int, int]]:
+def _lexers(found: Parts) -> tuple[list[tuple[str, ...]], dict[int, int]]:
     """Return lark's contextual lexers, as names of terminals in order; and the lexer of each state of the parser."""
     rank = {terminal.name: i for i, terminal in enumerate(found.terminals)}
     always = {rank[name] for name in found.ignored.union(found.always)}
-    ranks = {bit: rank[name] for name, bit in parser.tables.bits.items() if name in rank}
-    numbers = Numbering(parser.terminals().values())
+    ranks = {bit: rank[name] for name, bit in found.parser.bits.items() if name in rank}
+    terminals = found.parser.terminals()
+    numbers = Numbering(terminals.values())
     selected = [always.union(ranks[bit] for bit in bits_of(bits) if bit in ranks) for bits in numbers.keys_in_order]
     lexers = [tuple([found.terminals[i].name for i in sorted(some)]) for some in selected]
-    return lexers, {state: numbers[bits] for state, bits in parser.terminals().items()}
+    return lexers, {state: numbers[bits] for state, bits in terminals.items()}
 
 
 def json_grammar() -> Grammar:

@@ -18,7 +18,7 @@ from lark.exceptions import GrammarError, LarkError, UnexpectedInput
 from lark.grammar import Terminal as LarkTerminal
 from lark.load_grammar import GrammarBuilder
 
-from llmppl.constraints.lark.parser import Rule, Tables
+from llmppl.constraints.lark.parser import IndentedParser, Parser, Rule
 from llmppl.constraints.lark.terminals import Terminal, split_keywords
 from llmppl.support.graphs import postorder, reachable
 
@@ -34,8 +34,8 @@ Sizes = tuple[int, int]                             # the number of alternatives
 
 
 @dataclass(frozen=True)
-class Rules:
-    """A grammar as lark reads it: terminals in the lexer's order, the names of the ignored ones, and the alternatives.
+class Parts:
+    """A grammar as lark reads it: terminals in the lexer's order, the names of the ignored ones, and the parser.
 
     `always` names the terminals that every lexer has.
     """
@@ -43,18 +43,17 @@ class Rules:
     terminals: Sequence[Terminal]
     ignored: frozenset[str]
     always: frozenset[str]
-    rules: Sequence[Rule]
+    parser: Parser
 
 
 def read(
     text: str, start: str, import_paths: Sequence[Any], flags: int, postlex: Any, source_path: str | None
-) -> tuple[Rules, Tables]:
-    """Return a grammar as lark reads it, and the tables of its parser; errors as for `Grammar`."""
+) -> Parts:
+    """Return a grammar as lark reads it; errors as for `Grammar`."""
     try:
         loader = _Loader(False, list(import_paths))
         loader.load_grammar(text, source_path or "<string>")
-        found = _written_out(loader.build(), start, flags, postlex)
-        return found, Tables(found.rules, start)
+        return _written_out(loader.build(), start, flags, postlex)
     except UnexpectedInput as error:
         raise ValueError(f"grammar: {error}".rstrip() + f"\n\n{error.get_context(text)}") from error
     except FileNotFoundError as error:
@@ -69,8 +68,8 @@ def read(
         ) from None
 
 
-def _written_out(loaded: load_grammar.Grammar, start: str, flags: int, postlex: Any) -> Rules:
-    """Return the rules and terminals of a loaded grammar."""
+def _written_out(loaded: load_grammar.Grammar, start: str, flags: int, postlex: Any) -> Parts:
+    """Return the terminals and the parser of a loaded grammar."""
     _check_templates(loaded.rule_defs)
     _check_sizes(loaded.rule_defs)
     always = frozenset(postlex.always_accept if postlex is not None else ())
@@ -85,7 +84,9 @@ def _written_out(loaded: load_grammar.Grammar, start: str, flags: int, postlex: 
         raise GrammarError(f"Ignore terminals are not defined: {missing}")
     rules = [Rule(each.origin, each.expansion, each.order, None, each.options) for each in alternatives]
     _check_ends(rules, start, set(ignored))
-    return Rules(split_keywords(definitions, flags), frozenset(ignored), always, rules)
+    terminals = split_keywords(definitions, flags)
+    parser = Parser(rules, start) if postlex is None else IndentedParser(rules, start, postlex)
+    return Parts(terminals, frozenset(ignored), always, parser)
 
 
 def _check_ends(rules: Sequence[Rule], start: str, ignored: set[str]) -> None:

@@ -33,22 +33,8 @@ from llmppl.constraints.vocabulary.trie_walk import FLAG, MemoGraph, walk
 from llmppl.support.graphs import Memo
 from llmppl.support.shared import Shared
 
-MAX_PART_AS_IDS = 1 / 32                            # of the vocabulary; larger sets are kept as bits
-Bits = npt.NDArray[np.uint8]
-NOTHING = np.zeros(0, np.int32)
 Key = tuple[bytes, tuple[int, ...]]                 # nodes (int32; b"": all tokens), and partial tokens
 Kind = tuple[int, tuple[Ended, ...], tuple[int, ...]]   # the first three of a TokenClass
-
-
-class TokenSet:
-    """Tokens that may follow, as `ids` (int32) and in `bits`; `packed` holds all of them as bits once it is needed."""
-
-    __slots__ = ("ids", "bits", "packed")
-
-    def __init__(self, ids: list[npt.NDArray[np.int32]], bits: list[Bits]) -> None:
-        self.ids = ids[0] if len(ids) == 1 else np.concatenate([NOTHING, *ids])
-        self.bits = bits
-        self.packed: bytes | None = None
 
 
 class TokenClass(NamedTuple):
@@ -60,7 +46,7 @@ class TokenClass(NamedTuple):
     proofs: int                                     # bits, as of `Parser.admitted`
     ends: tuple[Ended, ...]
     going_on: tuple[int, ...]                       # partial tokens
-    ids: npt.NDArray[Any]                           # int32 ids, or uint8 bits of the vocabulary
+    tokens: bytes                                   # bits of the vocabulary (np.packbits)
 
 
 class Crossing(NamedTuple):
@@ -78,7 +64,7 @@ class Quotient(NamedTuple):
     bits: int                                       # of all terminals that matter
     classes: list[TokenClass]
     crossings: list[Crossing]
-    memo: dict[Any, Any]                            # state of the parser -> the same for those below, or a TokenSet
+    memo: dict[Any, Any]                            # state of the parser -> the same for those below, or tokens
 
 
 class _Outcomes(MemoGraph):
@@ -120,52 +106,41 @@ class Masks(Shared):
         self.made = 0                               # masks made since `forget`
         self._outcomes = _Outcomes(completion.partials)
         self.quotients = Memo(self._read)
-        self._joined = Memo(self._join)
-        self._equal: dict[bytes, bytes] = {}        # makes equal masks one object
         self._kinds = Memo(self._find_kind)         # by outcome
 
     def forget(self) -> None:
         """Drop all answers that are kept by stack."""
         self.made = 0
-        self._joined.clear()
-        self._equal.clear()
         for quotient in self.quotients.values():
             quotient.memo.clear()
 
     def bits(self, hypotheses: Iterable[tuple[Stack, int]]) -> bytes:
         """Return the tokens that may follow under one of the hypotheses, as bits (np.packbits)."""
-        packed = []
-        for stack, token in hypotheses:
-            found = self._tokens(self.quotients[b"", (token,)], stack)
-            packed.append(found.packed or self._pack(found))
-        return packed[0] if len(packed) == 1 else self._joined[frozenset(packed)]
+        return self._union([self._tokens(self.quotients[b"", (token,)], stack) for stack, token in hypotheses])
 
-    def _join(self, packed: frozenset[bytes]) -> bytes:
-        none = bytes((len(self.trie.tokens) + 7) // 8)
-        return np.bitwise_or.reduce([np.frombuffer(each, np.uint8) for each in (none, *packed)]).tobytes()  # type: ignore[no-any-return]
+    def _union(self, sets: list[bytes]) -> bytes:
+        if len(sets) == 1:
+            return sets[0]
+        bits = np.zeros((len(self.trie.tokens) + 7) // 8, np.uint8)
+        for each in sets:
+            bits |= np.frombuffer(each, np.uint8)
+        return bits.tobytes()
 
-    def _pack(self, found: TokenSet) -> bytes:
-        bits = np.packbits(self._mask(found.ids))
-        for more in found.bits:
-            bits |= more
-        packed = bits.tobytes()
-        found.packed = self._equal.setdefault(packed, packed)
-        return found.packed
-
-    def _tokens(self, quotient: Quotient, stack: Stack) -> TokenSet:
+    def _tokens(self, quotient: Quotient, stack: Stack) -> bytes:
         """Return the tokens of a quotient that may follow a stack."""
         return self.parser.recall_by_tops(quotient.memo, stack, functools.partial(self._collect, quotient))
 
-    def _collect(self, quotient: Quotient, stack: Stack) -> TokenSet:
+    def _collect(self, quotient: Quotient, stack: Stack) -> bytes:
         self.made += 1
-        completion = self.completion
-        sets: list[npt.NDArray[Any]] = []
-        admitted = self.parser.admitted(stack, quotient.bits)
-        for proofs, ends, going_on, ids in quotient.classes:
-            if proofs & admitted or self._may_follow(stack, going_on, ends):
-                sets.append(ids)
+        completion, parser = self.completion, self.parser
+        admitted = parser.admitted(stack, quotient.bits)
+        sets = [
+            tokens
+            for proofs, ends, going_on, tokens in quotient.classes
+            if proofs & admitted or self._may_follow(stack, going_on, ends)
+        ]
         for bit, (symbol, obligation), nodes, below in quotient.crossings:
-            top = self.parser.feed(stack, symbol) if bit & admitted else None
+            top = parser.feed(stack, symbol) if bit & admitted else None
             if top is None:
                 continue
             lexer = completion.lexer_of[top.state]
@@ -173,9 +148,8 @@ class Masks(Shared):
             if child is None:
                 child = below[lexer] = self.quotients[nodes, completion.partials.starts[lexer, obligation]]
             if child.classes or child.crossings:
-                more = self._tokens(child, top)
-                sets += [more.ids, *more.bits]
-        return TokenSet([ids for ids in sets if ids.itemsize > 1], [ids for ids in sets if ids.itemsize == 1])
+                sets.append(self._tokens(child, top))
+        return self._union(sets)
 
     def _may_follow(self, stack: Stack, going_on: tuple[int, ...], ends: tuple[Ended, ...]) -> bool:
         """Check whether some text, perhaps empty, completes a stack after a token that goes on, or ends."""
@@ -193,7 +167,7 @@ class Masks(Shared):
         kinds: dict[Kind, list[npt.NDArray[np.int32]]] = defaultdict(list)
         for outcome, some in _groups(ids, ends):
             kinds[self._kinds[outcome]].append(some)
-        classes = [TokenClass(*kind, self._compact(np.concatenate(parts))) for kind, parts in kinds.items()]
+        classes = [TokenClass(*kind, self._bits_of(parts)) for kind, parts in kinds.items()]
         where: dict[Ended, list[npt.NDArray[np.int32]]] = defaultdict(list)
         for outcome, some in _groups(found.flagged, found.flagged_states):
             for end in outcomes.states[outcome][1]:
@@ -205,14 +179,11 @@ class Masks(Shared):
         ]
         return Quotient(union([each[0] for each in (*classes, *crossings)]), classes, crossings, {})
 
-    def _compact(self, ids: npt.NDArray[np.int32]) -> npt.NDArray[Any]:
-        """Return ids, or the bits of the vocabulary if these take less memory."""
-        return ids if ids.size <= len(self.trie.tokens) * MAX_PART_AS_IDS else np.packbits(self._mask(ids))
-
-    def _mask(self, ids: npt.NDArray[np.int32]) -> npt.NDArray[np.bool_]:
+    def _bits_of(self, parts: list[npt.NDArray[np.int32]]) -> bytes:
         mask = np.zeros(len(self.trie.tokens), bool)
-        mask[ids] = True
-        return mask
+        for ids in parts:
+            mask[ids] = True
+        return np.packbits(mask).tobytes()
 
     def _find_kind(self, outcome: int) -> Kind:
         """Return the proofs of an outcome's tokens, and the ends and partial tokens that may follow without one."""
@@ -225,7 +196,9 @@ class Masks(Shared):
 
 def _groups(values: npt.NDArray[np.int32], keys: npt.NDArray[np.int32]) -> list[tuple[int, npt.NDArray[np.int32]]]:
     """Return the values of each key, in their order."""
-    order = np.argsort(keys.astype(np.min_scalar_type(keys.max(initial=0))), kind="stable")     # radix sort, if short
+    if not keys.size:
+        return []
+    order = np.argsort(keys.astype(np.min_scalar_type(keys.max())), kind="stable")      # radix sort, if short
     values, keys = values[order], keys[order]
-    cuts = np.flatnonzero(np.diff(keys, prepend=-1)).tolist()
-    return [(int(keys[a]), values[a:b]) for a, b in itertools.pairwise([*cuts, keys.size])]
+    cuts = (keys[1:] != keys[:-1]).nonzero()[0] + 1
+    return [(int(keys[a]), values[a:b]) for a, b in itertools.pairwise([0, *cuts.tolist(), keys.size])]

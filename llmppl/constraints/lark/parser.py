@@ -1,4 +1,4 @@
-"""Lark's LALR(1) parser: its tables, and stacks that all texts share.
+"""Lark's LALR(1) parser on stacks that all texts share.
 
 A stack is a linked list of unique nodes: texts that lead to equal stacks share one object, which also stores the
 answers found for it. `Parser.lowest` is the least height read of a stack since it was last set: an answer holds for
@@ -61,43 +61,6 @@ class Rule(lark_grammar.Rule):
         yield Rule(origin, symbols, self.order, None, self.options)
 
 
-class Tables:
-    """Lark's LALR(1) tables of a grammar.
-
-    Attributes
-    ----------
-    bits : by terminal, its bit
-    shifts : by state, the state after a symbol
-    shift_bits : by state, the terminals among these symbols
-    reductions : by state, pairs of terminals and the (length, rule's name) that is reduced before these
-    start_state, end_state : the states before and after a text
-
-    Raises lark's GrammarError where two rules may be reduced before the same terminal.
-    """
-
-    def __init__(self, rules: Sequence[Rule], start: str) -> None:
-        parts = list(itertools.chain.from_iterable(rule.parts() for rule in rules))
-        analyzer: Any = LALR_Analyzer(ParserConf(list(parts), {}, [start]))
-        analyzer.compute_lalr()
-        table = analyzer.parse_table
-        names = {rule.origin.name for rule in parts}
-        terminals = dict.fromkeys(name for row in table.states.values() for name in row if name not in names)
-        terminals.pop(END, None)
-        self.bits: dict[str, int] = {name: 2 << i for i, name in enumerate([*terminals, END])}
-        self.start_state: int = table.start_states[start]
-        self.end_state: int = table.end_states[start]
-        self.shifts: list[dict[str, int]] = []
-        self.reductions: list[list[tuple[int, tuple[int, str]]]] = []
-        for state in range(len(table.states)):
-            reduced: dict[tuple[int, str], int] = defaultdict(int)
-            for name, (action, rule) in table.states[state].items():
-                if action is not Shift:
-                    reduced[len(rule.expansion), rule.origin.name] |= self.bits[name]
-            self.shifts.append({name: to for name, (action, to) in table.states[state].items() if action is Shift})
-            self.reductions.append([(bits, action) for action, bits in reduced.items()])
-        self.shift_bits = [union(self.bits.get(name, 0) for name in shifts) for shifts in self.shifts]
-
-
 class Layout(NamedTuple):
     """The layout of indented text: the number of open brackets, and the columns of the open blocks."""
 
@@ -133,22 +96,48 @@ class Stack:
 
 
 class Parser:
-    """Lark's LALR(1) automaton on shared stacks."""
+    """Lark's LALR(1) automaton on shared stacks.
+
+    Attributes
+    ----------
+    bits : by terminal, its bit; None is ignored text
+    shifts : by state, the state after a symbol
+    shift_bits : by state, the terminals among these symbols
+    reductions : by state, pairs of terminals and the (length, rule's name) that is reduced before these
+
+    Raises lark's GrammarError where two rules may be reduced before the same terminal.
+    """
 
     indenter: Any = None
     layout: Layout | None = None                        # where a text begins
 
-    def __init__(self, tables: Tables) -> None:
-        self.tables, self.shifts, self.end_state = tables, tables.shifts, tables.end_state
-        self.bottom = Stack(tables.start_state, None, self.layout)
+    def __init__(self, rules: Sequence[Rule], start: str) -> None:
+        parts = list(itertools.chain.from_iterable(rule.parts() for rule in rules))
+        analyzer: Any = LALR_Analyzer(ParserConf(list(parts), {}, [start]))
+        analyzer.compute_lalr()
+        table = analyzer.parse_table
+        names = {rule.origin.name for rule in parts}
+        terminals = dict.fromkeys(name for row in table.states.values() for name in row if name not in names)
+        terminals.pop(END, None)
+        self.bits: dict[str | None, int] = {name: 1 << i for i, name in enumerate([None, *terminals, END])}
+        self._start_state, self.end_state = table.start_states[start], table.end_states[start]
+        self.bottom = Stack(self._start_state, None, self.layout)
         self.lowest = 0
-        self.bits: dict[str | None, int] = {None: IGNORED}
-        self.bits.update(tables.bits)
+        self.shifts: list[dict[str, int]] = []
+        self.reductions: list[list[tuple[int, tuple[int, str]]]] = []
+        for state in range(len(table.states)):
+            reduced: dict[tuple[int, str], int] = defaultdict(int)
+            for name, (action, rule) in table.states[state].items():
+                if action is not Shift:
+                    reduced[len(rule.expansion), rule.origin.name] |= self.bits[name]
+            self.shifts.append({name: to for name, (action, to) in table.states[state].items() if action is Shift})
+            self.reductions.append([(bits, action) for action, bits in reduced.items()])
+        self.shift_bits = [union(self.bits.get(name, 0) for name in shifts) for shifts in self.shifts]
 
     def reduction(self, state: int, symbol: str) -> tuple[int, str] | None:
         """Return the length and the name of the rule that a state reduces before a terminal, if any."""
         bit = self.bits.get(symbol, 0)
-        for bits, action in self.tables.reductions[state]:
+        for bits, action in self.reductions[state]:
             if bits & bit:
                 return action
         return None
@@ -156,15 +145,14 @@ class Parser:
     def terminals(self) -> dict[int, int]:
         """Return the bits of the terminals that have an action, for the first state and those after a terminal."""
         after = {q for shifts in self.shifts for name, q in shifts.items() if name in self.bits}
-        reductions, shift_bits = self.tables.reductions, self.tables.shift_bits
-        states = sorted(after | {self.tables.start_state})
-        return {q: shift_bits[q] | union(bits for bits, _ in reductions[q]) for q in states}
+        states = sorted(after | {self._start_state})
+        return {q: self.shift_bits[q] | union(bits for bits, _ in self.reductions[q]) for q in states}
 
     def lexers_after(self, lexer_of: dict[int, int]) -> dict[str, set[int]]:
         """Return the lexers that may read on after a terminal: those of all states that it leads to."""
         found: dict[str, set[int]] = defaultdict(set)
         for shifts in self.shifts:
-            for name in shifts.keys() & self.tables.bits:
+            for name in shifts.keys() & self.bits:
                 found[name].add(lexer_of[shifts[name]])
         return dict(found)
 
@@ -231,7 +219,7 @@ class Parser:
     def _admitted(self, stack: Stack, among: int) -> int:
         found = among & IGNORED
         lowest, most = self.lowest, stack.height + len(self.shifts)
-        shift_bits, reductions = self.tables.shift_bits, self.tables.reductions
+        shift_bits, reductions = self.shift_bits, self.reductions
         todo, empty = [(stack.below, stack.state, among)], set[tuple[Stack, int]]()
         while todo:
             below, state, among = todo.pop()
@@ -299,13 +287,13 @@ class IndentedParser(Parser):
 
     layout = Layout(0, (0,))
 
-    def __init__(self, tables: Tables, indenter: Any, rules: Iterable[Rule]) -> None:
-        super().__init__(tables)
+    def __init__(self, rules: Sequence[Rule], start: str, indenter: Any) -> None:
+        super().__init__(rules, start)
         self.indenter = indenter
         self._opened = dict.fromkeys(indenter.CLOSE_PAREN_types, -1) | dict.fromkeys(indenter.OPEN_PAREN_types, 1)
         self._nested = all(map(self._nests, rules))
         blocks = [self.bits.get(name, 0) for name in (indenter.INDENT_type, indenter.DEDENT_type, END)]
-        self._in_lines = union(tables.bits.values()) & ~union(blocks)
+        self._in_lines = union(self.bits.values()) & ~union([IGNORED, *blocks])
 
     def _nests(self, rule: Rule) -> bool:
         """Check that the brackets of a rule are closed in it, none of them before it is opened."""

@@ -166,7 +166,7 @@ class TableDistances:
     def __init__(self, turn: Lock) -> None:
         self._lock = turn
         self._edges: _Edges | None = None
-        self._by_row: Floats = np.zeros(0)
+        self._by_state: Floats = np.zeros(0)
         self._bounds: tuple[Floats, Floats] | None = None
 
     def of(self, index: Any, state: State) -> float:
@@ -196,9 +196,9 @@ class TableDistances:
         explorer = edges.explorer
         if state >= explorer.row_of.size or explorer.row_of[state] < 0:
             explorer.explore(state)
-            self._by_row = edges.distances(index.recognizer.accepting[explorer.states[: explorer.num]])
+            self._by_state = edges.distances(index.recognizer.accepting)
         self._edges = edges
-        return self._by_row[explorer.row_of[ends]]
+        return self._by_state[ends]
 
 
 def _bounds(index: Any) -> tuple[Floats, Floats]:
@@ -222,12 +222,16 @@ def bytes_to_accept(table: Ints, accepting: Bools) -> Floats:
     runs = np.ones(table.shape, bool)                   # neighbouring bytes mostly lead to the same state
     np.not_equal(table[:, 1:], table[:, :-1], out=runs[:, 1:])
     source, byte = np.nonzero(runs & (table > 0))
-    target = table[source, byte]
+    return _least_steps(source, table[source, byte], accepting[: len(table)])
+
+
+def _least_steps(source: Ints, target: Ints, accepting: Bools) -> Floats:
+    """Return the least number of edges from each state to one that accepts: (S,), inf if there is no path."""
     order = np.argsort(target, kind="stable")
-    source, degrees = source[order], np.bincount(target, minlength=len(table))
+    source, degrees = source[order], np.bincount(target, minlength=accepting.size)
     begin = np.cumsum(degrees) - degrees
-    distance = np.full(len(table), np.inf)
-    level, depth = np.flatnonzero(accepting[: len(table)]), 0.0
+    distance = np.full(accepting.size, np.inf)
+    level, depth = np.flatnonzero(accepting), 0.0
     while level.size:
         distance[level] = depth
         before = source[ranges(begin[level], degrees[level])]
@@ -236,31 +240,20 @@ def bytes_to_accept(table: Ints, accepting: Bools) -> Floats:
 
 
 class _Edges:
-    """Edges between the states that tokens reach, numbered as rows."""
+    """Edges between the states that tokens reach."""
 
     def __init__(self, index: Any) -> None:
         self.explorer = StateExplorer(index.graph, index.trie, math.inf, self._add)
-        self._targets: list[Ints] = []
-        self._degrees: list[Ints] = []
+        self._pairs: list[Ints] = []                # 2^32 source + target
 
     def _add(self, numbers: Ints, found: Walk, changes: Ints) -> None:
-        source, num = np.searchsorted(found.begin, changes, "right") - 1, self.explorer.num
-        pairs = np.unique(source * num + self.explorer.row_of[found.states[changes]])
-        self._targets.append(pairs % num)
-        self._degrees.append(np.bincount(pairs // num, minlength=numbers.size))
+        source = numbers[np.searchsorted(found.begin, changes, "right") - 1].astype(np.int64)
+        self._pairs.append(np.unique((source << 32) + found.states[changes]))
 
     def distances(self, accepting: Bools) -> Floats:
-        """Return the least number of tokens from each row to an accepting one: (num,)."""
-        degrees, targets = np.concatenate(self._degrees), np.concatenate(self._targets)
-        inner = np.flatnonzero(degrees)             # rows with successors
-        begin = (np.cumsum(degrees) - degrees)[inner]
-        distance = np.where(accepting, 0.0, np.inf)
-        while inner.size:
-            nearer = np.minimum(distance[inner], 1 + np.minimum.reduceat(distance[targets], begin))
-            if np.array_equal(nearer, distance[inner]):
-                break
-            distance[inner] = nearer
-        return distance
+        """Return the least number of tokens from each state to one that accepts: (S,)."""
+        pairs = np.concatenate(self._pairs)
+        return _least_steps(pairs >> 32, pairs & (1 << 32) - 1, accepting)
 
 
 class SearchDistances:

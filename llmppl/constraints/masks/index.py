@@ -361,14 +361,9 @@ class MatchedPrefix(NamedTuple):
 
 
 def match_prefix(constraint: Constraint, text: str) -> MatchedPrefix:
-    """Read `text` byte by byte as far as the constraint allows."""
+    """Read `text` as far as the constraint allows."""
     index: Any = constraint.index(BYTES)
-    state, length = index.start, len(text)
-    for at, character in enumerate(text):
-        after = state
-        for byte in character.encode():
-            if not index.mask(after)[byte]:
-                return MatchedPrefix(at, index.accepts(state), _expected(index.next_bytes(after), index.accepts(after)))
-            after = index.advance(after, byte)
-        state = after
-    return MatchedPrefix(length, index.accepts(state), _expected(index.next_bytes(state), index.accepts(state)))
+    state, at = index._read(index.start, text.encode())
+    complete = index.accepts(state)
+    length = len(text.encode()[:at].decode(errors="ignore"))
+    return MatchedPrefix(length, complete, _expected(index.next_bytes(state), complete))

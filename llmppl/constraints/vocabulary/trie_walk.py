@@ -336,5 +336,7 @@ def _steps(graph: Graph, states: Ints, bytes: Ints) -> npt.NDArray[np.int32]:
             return after
         unknown = keys[(after < 0) | ~ready.take(states)]
         unknown.sort()
-        for some in np.split(unknown, np.flatnonzero(np.diff(unknown >> 8)) + 1):
-            graph.fill(int(some[0]) >> 8, some & 0xFF)
+        numbers = unknown >> 8
+        cuts = (numbers[1:] != numbers[:-1]).nonzero()[0] + 1
+        for a, b in itertools.pairwise([0, *cuts.tolist(), unknown.size]):
+            graph.fill(int(numbers[a]), unknown[a:b] & 0xFF)
