@@ -18,6 +18,7 @@ from llmppl.constraints.constraint import Constraint, Index, Recognizer, TabledR
 from llmppl.constraints.json import JsonSchema
 from llmppl.constraints.lark import Grammar, json_grammar
 from llmppl.constraints.masks import END, PrecomputedIndex, TokenIndex
+from llmppl.constraints.pattern import Pattern
 from llmppl.constraints.values import Values, constraint_of, index_of
 from llmppl.constraints.vocabulary import (
     EOS, Canonical, CanonicalState, EndOfText, Text, Token, UnsupportedTokenizer, Vocabulary, encode_fragment,
@@ -28,7 +29,7 @@ __all__ = [
     "alignment", "any_case", "any_whitespace", "Canonical", "CanonicalState", "Constraint", "constraint_of", "DFA",
     "distance", "Edit", "email", "encode_fragment", "END", "EndOfText", "EOS", "Grammar", "homoglyphs", "Index",
     "index_of", "ipv4", "iso_date", "iso_datetime", "iso_time", "json_grammar", "JsonSchema", "number_range",
-    "optional_punctuation", "phone", "PrecomputedIndex", "Recognizer", "Regex", "rewrite", "synonyms",
+    "optional_punctuation", "Pattern", "phone", "PrecomputedIndex", "Recognizer", "Regex", "rewrite", "synonyms",
     "TabledRecognizer", "Text", "Token", "TokenIndex", "TooLarge", "UnsupportedTokenizer", "url", "uuid", "Values",
     "Vocabulary", "VocabularyLike", "within",
 ]  # fmt: skip

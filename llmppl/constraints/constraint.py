@@ -45,7 +45,8 @@ class Index(Shared):
     """Base class of indices: the tokens of a vocabulary that may follow each state. A copy is the index itself.
 
     A subclass defines `start`, the state before the text, `vocab`, `mask`, `advance` and `accepts`. The other methods
-    have defaults, which know no distance to an end.
+    have defaults, which know no distance to an end. If masks are expensive, it may define `fits(state, token)` as well,
+    the mask at one token. Programs then test the tokens that they draw.
     """
 
     vocab: VocabularyLike

@@ -70,6 +70,7 @@ class Guide(Shared):
     index : Index of the constraint, or None
     function : the constraint if it is a function of the text, or None
     start : state of the constraint before the text
+    fits : test of a state and a token, or None; it stands for the masks of an index whose masks test all tokens
     must_end_by : float, number of tokens after which the text must have ended; infinity if it may be cut
     """
 
@@ -79,6 +80,7 @@ class Guide(Shared):
         self.index, self.vocab, self.max_tokens, self.room = _index_of(constraint, vocab), vocab, max_tokens, room
         self.function = constraint if self.index is None else None
         self.start: Any = getattr(self.index, "start", None)
+        self.fits = getattr(self.index, "fits", None)
         self.must_end_by = self._must_end_by(complete)
         self._plans_from = NEAR if max_tokens is None else sys.maxsize  # tokens left
 
@@ -134,9 +136,11 @@ class Guide(Shared):
         `more` are further masks, each with its name. The result is None if the particle died by hand, outside of a
         step.
         """
-        proposal = dist
+        proposal: Any = dist
         for mask in (*self.masks(state, num_tokens), *more.values()):
             proposal = proposal.masked(mask)
+        if self.fits is not None:
+            proposal = proposal.where(functools.partial(self.fits, state))
 
         def explain() -> str:
             under = f" under {rule!r}" * (rule != NO_RULE)
@@ -151,7 +155,7 @@ class Guide(Shared):
     def masks(self, state: Any, num_tokens: int) -> Iterator[NDArray[np.bool_]]:
         """Yield masks that the token after the first `num_tokens` must satisfy."""
         left = self.must_end_by - num_tokens
-        if self.index is not None:
+        if self.index is not None and self.fits is None:
             with mask_timer():
                 far = left > self._plans_from
                 yield self.index.mask(state) if far else self.index.mask_within(state, left)

@@ -29,6 +29,7 @@ from llmppl import (
     smc_standard,
     smc_steer,
 )
+from llmppl.constraints import Pattern
 from llmppl.models.lookahead import Lookahead, mean_next_token, rollout
 
 V = 6
@@ -343,7 +344,7 @@ def by_pair(name: str) -> Callable[[Any], Any]:
 
 # ---- the cases
 
-REGEX = Regex("(ab|b)*c?")
+REGEX, DOUBLES = Regex("(ab|b)*c?"), r"(.)(c|\1)*(?(1)b?|c)"
 HOLES, RULED = [[A], [B], [C]], [[AB], [A, A], [A, SPACE]]
 FOUR, THREE = (list(texts_of(V, n)) for n in (4, 3))
 
@@ -364,6 +365,8 @@ CASES = {
     "intersection, first": Case(intersection(proposal="first"), intersected),
     "regex, cut": Case(constrained("a", REGEX, complete=False, end="eos"), lambda: in_regex(cut=True)),
     "regex that must end": Case(constrained("a", REGEX, max_tokens=3, end="eos"), lambda: in_regex(cut=False)),
+    "pattern, by rejection": Case(constrained("a", Pattern(DOUBLES), max_tokens=3, end="eos"), lambda: summed(
+        FOUR, [A], lambda ids: ids[-1] == END and re.fullmatch(DOUBLES, spelled(ids)) is not None)),
     "where, of another distribution": Case(
         Where, lambda: summed(THREE, [B], lambda ids: single(ids) and AB not in ids)),
     "where, second choice": Case(WhereSecond, with_coins, by_pair("coins")),

@@ -293,7 +293,7 @@ class _Builder:
 
     def refusal(self, construct: str) -> ValueError:
         """Return the error for an unsupported construct."""
-        return ValueError(_pointed(self.pattern, f"regex not supported: {construct}", None))
+        return ValueError(_pointed(self.pattern, f"regex not supported: {construct}; a Pattern takes it", None))
 
 
 def _pointed(pattern: str, message: str, position: int | None) -> str:

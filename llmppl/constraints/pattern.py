@@ -1,0 +1,121 @@
+"""Pattern: regular expressions without an automaton, such as those with backreferences, tested on prefixes.
+
+A token may follow a text if both together may begin a match, by the partial matching of the `regex` package. Where a
+prefix ends, `\\b`, `$` and look-behind can fail although they hold in a longer text. A prefix that fails is therefore
+tested again by a *looser* pattern, without these conditions and without atomic groups, which may depend on them.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from importlib import import_module
+from typing import Any
+
+import numpy as np
+
+from llmppl.constraints.constraint import Bools, Index, VocabularyLike, without_bytes
+from llmppl.support.arguments import shown
+from llmppl.support.graphs import Memo
+from llmppl.support.shared import Shared
+
+regex: Any = import_module("regex")                 # it has no types
+_CLASS = r"\[\^?\]?(?:\\.|\[:\w+:\]|[^\]\\])*\]"
+_PARTS = regex.compile(
+    rf"(?s)(?P<look>\(\?(?:<[!=]|!)(?P<in>(?:\\.|{_CLASS}|[^()\\\[]|\((?&in)\))*)\))|(?P<edge>\\[bBmMXG])"
+    rf"|(?P<atomic>\(\?>)|\(\?|\\.|{_CLASS}|(?P<quantifier>[*+?]|\{{\d*,?\d*\}})\+"
+)
+_OTHERS = "é٣\u3000…ſ\u212aıİ\u2028"              # of every class that a pattern has without naming other characters
+_EDGES = regex.compile(r"\\[bBmMzZXG]|\$|\(\?<[!=]")
+
+
+class Pattern(Shared):
+    """The texts that `regex.fullmatch(pattern, text, flags)` accepts: `Pattern(r"(\\w+) and \\1")`.
+
+    Programs test only the tokens that they draw (rejection, with exact weights). Use a `Regex` where it takes the
+    pattern: it is faster and plans the end within `max_tokens`, where a Pattern lets unfinished texts die.
+    Raises ValueError if the pattern has an error or reads from the right, or if reading a text takes more than 1 s.
+    """
+
+    def __init__(self, pattern: str, flags: int = 0) -> None:
+        self.pattern, self.flags = pattern, int(flags)
+        try:
+            self._tests = [regex.compile(pattern, flags)]
+        except (regex.error, TypeError, ValueError) as error:
+            raise ValueError(f"error in pattern {shown(pattern)}: {error}") from None
+        if self._tests[0].flags & regex.REVERSE or not isinstance(pattern, str):
+            raise ValueError(f"pattern {shown(pattern)}: a Pattern is a str and reads text from the left, without (?r)")
+        self.names_others = not pattern.isascii() or bool(regex.search(r"\\[pPNxuUXL0]|\[:", pattern))
+        if _EDGES.search(pattern):
+            self._tests.append(_looser(pattern, flags))
+
+    def __repr__(self) -> str:
+        return f"Pattern({self.pattern!r}{f', {regex.RegexFlag(self.flags)!r}' if self.flags else ''})"
+
+    def matches(self, text: str, partial: bool = False) -> bool:
+        """Return True if `text` is a match; if `partial`, also if it may begin one (or seems to)."""
+        try:
+            tests = self._tests if partial else self._tests[:1]
+            return any(test.fullmatch(text, partial=partial, timeout=1) for test in tests)
+        except TimeoutError:
+            raise ValueError(f"{self!r} takes more than 1 s to read {shown(text)}") from None
+
+    __contains__ = matches
+
+    def index(self, vocab: VocabularyLike) -> Index:
+        return _PatternIndex(self, vocab)
+
+
+def _looser(pattern: str, flags: int) -> Any:
+    """Compile a pattern that partially matches every prefix of a match of `pattern`."""
+    def swap(match: Any) -> str:
+        if match["look"] and _EDGES.search(match[0]):
+            return "(" if regex.compile(match["in"]).groups else "(?:)"     # "(" is an error: a group would be lost
+        return rf"(?:{match[0]}|\Z)" if match["edge"] else "(?:" if match["atomic"] else match["quantifier"] or match[0]
+
+    try:
+        return regex.compile(_PARTS.sub(swap, pattern), flags)
+    except regex.error:                             # the pattern needs what was left out
+        return regex.compile("(?s).*")
+
+
+class _PatternIndex(Index):
+    """Index of a Pattern; a state is the bytes of the text, None after an eos."""
+
+    start = b""
+
+    def __init__(self, constraint: Pattern, vocab: VocabularyLike) -> None:
+        self.constraint, self.vocab, self._never = constraint, vocab, without_bytes(vocab)
+        self._masks = Memo(self._find, 256)
+
+    def fits(self, state: bytes | None, token: int) -> bool:
+        if state is None or token in self._never:
+            return token in self.vocab.eos_ids and self.accepts(state)
+        return bool(data := self.vocab.tokens[token]) and self._begins(state + data)
+
+    def _begins(self, data: bytes) -> bool:
+        begins = partial(self.constraint.matches, partial=True)
+        try:
+            return begins(data.decode())
+        except UnicodeDecodeError as error:         # the last character may be incomplete
+            text = data[: error.start].decode()
+            if error.reason != "unexpected end of data" or not begins(text):
+                return False
+        chars = _OTHERS + text + text.swapcase()
+        return self.constraint.names_others or any(begins(text + char) for char in chars if not char.isascii())
+
+    def accepts(self, state: bytes | None) -> bool:
+        return state is not None and state.decode("utf-8", "surrogateescape") in self.constraint
+
+    def advance(self, state: bytes | None, token: int) -> bytes | None:
+        if state is None or not self.fits(state, token):
+            raise ValueError(f"token {token} may not follow {shown(state)}")
+        return None if token in self._never else state + self.vocab.tokens[token]
+
+    def mask(self, state: bytes | None) -> Bools:
+        return self._masks[state]
+
+    def _find(self, state: bytes | None) -> Bools:
+        first = Memo[bytes, bool](lambda byte: self._begins((state or b"") + byte))
+        mask = np.array([first[data[:1]] and self.fits(state, id) for id, data in enumerate(self.vocab.tokens)])
+        mask.flags.writeable = False
+        return mask
