@@ -86,7 +86,7 @@ def test_half_a_character_fits_where_some_character_beyond_ascii_may_follow(stat
     assert [index.fits(state.encode(), id) for id in (0, 1)] == [fits, fits]
 
 
-def test_at_the_boundary_a_text_ends_with_all_that_does_not_continue_it():
+def test_at_the_boundary_a_text_ends_where_nothing_continues_it():
     pattern = r"(a|b)(c|\1)?"
     lm, ids = tiny_lm(), range(5)
     words = {"a", "ac", "aa", "b", "bc", "bb"}      # all texts

@@ -22,18 +22,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from llmppl.constraints.automata.budget import Budget
-from llmppl.constraints.automata.nfa import (
-    ACCEPT,
-    DEAD,
-    LEAD_BYTES,
-    LEADS,
-    MAX_CODE_POINT,
-    NFA,
-    Fragment,
-    Ranges,
-    merged,
-    utf8,
-)
+
+from llmppl.constraints.automata.nfa import (  # isort: skip
+    ACCEPT, DEAD, LEAD_BYTES, LEADS, MAX_CODE_POINT, NFA, Fragment, Ranges, merged, utf8,
+)  # fmt: skip
 from llmppl.constraints.automata.operations import joined, trimmed
 from llmppl.constraints.constraint import TabledRecognizer
 from llmppl.support.graphs import Memo, Numbering, reachable

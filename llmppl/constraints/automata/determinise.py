@@ -399,9 +399,6 @@ class Leftmost(Machine):
         self._at_end[number:] = [next(held, None)]
         return super()._add(key)
 
-    def __repr__(self) -> str:
-        return f"Leftmost({self.num_states} states)"
-
     def matched(self, state: int) -> int | None:
         """Return how many bytes before `state` a newly known match ended, or None."""
         return self._matched[state]

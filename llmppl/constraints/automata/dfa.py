@@ -142,13 +142,7 @@ class DFA(Machine):
     It is a recognizer: `start` (0 if the language is empty), `step(state, byte)`, `accepts(state)`. States are small
     integers; 0 is dead, and `step` never returns it. Rows are computed on demand. `table`, `ready` and `accepting` show
     the known rows; fetch them again after `row`, `step` or `explore`, which may replace them. A copy is the automaton
-    itself.
-
-    Parameters
-    ----------
-    nfa : NFA
-        If it has guards that depend on more than the start of the text, all states are computed at once, because only
-        then it is known from which states nothing is accepted.
+    itself. If the NFA has guards that depend on more than the start of the text, all states are computed at once.
     """
 
     strings: tuple[str, ...] | None = None          # the argument of `from_strings`

@@ -123,9 +123,6 @@ class NFA:
     def __len__(self) -> int:
         return len(self.epsilon)
 
-    def __repr__(self) -> str:
-        return f"NFA({len(self)} states{f', {len(self.guards)} guards' if self.guards else ''})"
-
     def read(self, fragment: Fragment, follow: int) -> int:
         """Return a state that reads one path of `fragment` and becomes `follow`."""
         if not fragment or follow == DEAD:

@@ -22,14 +22,10 @@ from importlib import import_module
 from typing import Any
 
 from llmppl.constraints.automata.budget import Budget, TooLarge
-from llmppl.constraints.automata.characters import (
-    category,
-    characters,
-    general_category,
-    include_intersection,
-    negated,
-    properties,
-)
+
+from llmppl.constraints.automata.characters import (  # isort: skip
+    category, characters, general_category, include_intersection, negated, properties,
+)  # fmt: skip
 from llmppl.constraints.automata.determinise import Leftmost
 from llmppl.constraints.automata.dfa import DFA
 from llmppl.constraints.automata.nfa import ACCEPT, ANY, DEAD, FOUND, NFA, Ahead, Behind, Fragment, Ranges, merged, utf8

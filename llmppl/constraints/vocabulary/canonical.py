@@ -37,8 +37,6 @@ GPT2 = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|
 BLANK = "\u2581"                                    # a blank as sentencepiece writes it
 PREPEND = {"type": "Prepend", "prepend": BLANK}
 REWRITE = {"type": "Replace", "pattern": {"String": " "}, "content": BLANK}
-
-
 NEVER = np.iinfo(np.int64).max                      # later than all merges
 
 
@@ -307,24 +305,16 @@ class Canonical(Shared):
     not covered: a sequence may end where `accepts` returns True. Combine the mask with that of a TokenIndex.
 
     If the tokenizer is supported, the states are finitely many, nothing is encoded, and few prefixes pass that no
-    canonical sequence has. Otherwise states hold their tokens, and `accepts` encodes their text. The object copies
-    the tokenizer and does not see later changes to it.
+    canonical sequence has. Otherwise states hold their tokens, and `accepts` encodes their text; `reason` says why. The
+    object copies the tokenizer and does not see later changes to it.
 
     Parameters
     ----------
-    tokenizer : a fast tokenizer of transformers, or a tokenizers.Tokenizer
+    tokenizer : a fast tokenizer of transformers, or a tokenizers.Tokenizer; else a TypeError
     vocab : VocabularyLike, of the same tokenizer
-
-    Attributes
-    ----------
-    start : CanonicalState
-    reason : str
-        Why the tokenizer is not supported; "" if it is.
 
     Raises
     ------
-    TypeError
-        If `tokenizer` is neither of the two.
     ValueError
         If the tokenizer drops merges at random, so that a text has several encodings; if it has more tokens than
         `vocab`.
