@@ -22,9 +22,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import BaseModel, Field, TypeAdapter
 
-from llmppl import CachedTransformer, ConstrainedText, JsonSchema, Model, Values, importance_sampling, search
+from llmppl import CachedTransformer, ConstrainedText, JsonSchema, Values, importance_sampling, search
 from llmppl.constraints import DFA, Regex, Vocabulary, constraint_of, index_of
-from llmppl.models import spans
 from llmppl.queries import probability
 
 BYTES = Vocabulary([*(b"%c" % byte for byte in range(256)), b""], eos_ids=[256])
@@ -222,27 +221,6 @@ def ends(index, ids):
             return False
         state = index.advance(state, id)
     return index.accepts(state)
-
-
-def test_a_span_under_a_type_makes_its_index_once():
-    class Twice(Model):
-        def __init__(self, constraint):
-            super().__init__()
-            self.context, self.constraint = tiny_lm(6).context("a"), constraint
-
-        def step(self):
-            for _ in range(2):
-                self.s += self.extend(self.context, constraint=self.constraint).text
-            self.finish()
-
-    for constraint in (Literal["b", "c"], ["b", "c"], Color):
-        spans._cached_index_of.cache_clear()
-        if constraint is Color:
-            with pytest.raises(ValueError, match="no sequence of tokens of this vocabulary"):
-                importance_sampling(Twice(constraint), 3, seed=0)
-            continue
-        assert set("".join(importance_sampling(Twice(constraint), 5, seed=0).texts)) <= {"b", "c"}
-        assert spans._cached_index_of.cache_info().misses == 1
 
 
 # ---- JSON
