@@ -1,5 +1,6 @@
 """Pattern: prefixes, masks and texts compared with brute force; weights are in tests/promises/test_exactness.py."""
 
+import contextlib
 import itertools
 import math
 import random
@@ -31,11 +32,9 @@ def random_patterns(seed, num):
     rng = random.Random(seed)
     for _ in range(num):
         pattern = random_pattern(rng, 4)
-        try:
+        with contextlib.suppress(regex.error):      # a backreference without its group
             regex.compile(pattern)
             yield pattern
-        except regex.error:                         # a backreference without its group
-            continue
 
 
 def test_every_prefix_of_a_match_may_begin_a_match():
