@@ -15,7 +15,7 @@ from typing import Any
 
 from llmppl.support.arguments import shown
 
-__all__ = ["KEYWORDS", "TYPES", "check_keywords", "foreign", "pointer", "subschemas"]
+__all__ = ["KEYWORDS", "TYPES", "check_keywords", "foreign", "nodes", "pointer"]
 
 TYPES = "string", "number", "integer", "boolean", "object", "array", "null"
 MAX_DEPTH = 200                                     # of schemas inside each other
@@ -92,29 +92,35 @@ def pointer(step: object) -> str:
     return "/" + str(step).replace("~", "~0").replace("/", "~1")
 
 
-def subschemas(node: dict[str, Any]) -> Iterator[tuple[str, Any]]:
+def nodes(schema: Any, at: str = "#") -> Iterator[tuple[str, dict[str, Any]]]:
+    """Yield (place, schema) of a schema and of those inside it that are objects. Raises ValueError beyond a depth."""
+    todo = [(at, schema, 0)]
+    for place, node, depth in todo:                 # grows
+        if depth > MAX_DEPTH:
+            raise ValueError(f"the schema is nested more than {MAX_DEPTH} deep; a $ref to $defs would work")
+        if isinstance(node, dict):
+            yield place, node
+            todo += [(place + way, part, depth + 1) for way, part in _inside(node)]
+
+
+def _inside(node: dict[str, Any]) -> Iterator[tuple[str, Any]]:
     """Yield (place, schema) of the schemas directly inside a schema; the place begins at this schema."""
     for key, value in node.items():
         if key not in KEYWORDS or key in ("enum", "const"):
             continue
-        rule = RULES[key][1]
-        if rule.startswith("a schema") and _is_schema(value):
+        if isinstance(value, dict) and RULES[key][1].startswith("a schema"):
             yield f"/{key}", value
         elif isinstance(value, dict | list):
             parts = value.items() if isinstance(value, dict) else enumerate(value)
-            yield from ((f"/{key}{pointer(step)}", part) for step, part in parts if _is_schema(part))
+            yield from ((f"/{key}{pointer(step)}", part) for step, part in parts if isinstance(part, dict))
 
 
 def check_keywords(schema: Any, at: str = "") -> None:
     """Check the value of each keyword, in time linear in the schema. Raises ValueError for the first wrong one."""
     if not _is_schema(schema):
         raise ValueError(f"a JSON schema is an object or a boolean, not {shown(schema)}")
-    todo = [(f"{at}#", schema, 0)]
-    while todo:
-        place, node, depth = todo.pop()
-        if depth > MAX_DEPTH:
-            raise ValueError(f"the schema is nested more than {MAX_DEPTH} deep; a $ref to $defs would work")
-        for key, value in node.items() if isinstance(node, dict) else ():
+    for place, node in nodes(schema, f"{at}#"):
+        for key, value in node.items():
             rule = RULES.get(key)
             if rule and not rule[0](value):
                 text = json.dumps(value, ensure_ascii=False, default=str)
@@ -124,8 +130,6 @@ def check_keywords(schema: Any, at: str = "") -> None:
                     f"JSON schema at {place}, {key!r}: {text if len(text) <= 60 else text[:57] + '...'} should be "
                     f"{rule[1]}{f'; did you mean {near[0]!r}?' if near else ''}"
                 )
-        if isinstance(node, dict):
-            todo += [(place + way, part, depth + 1) for way, part in subschemas(node)]
 
 
 def foreign(schema: Any) -> tuple[str | None, list[str]]:
@@ -135,16 +139,14 @@ def foreign(schema: Any) -> tuple[str | None, list[str]]:
     with a value that the keyword could have, or a schema without any keyword. Remarks are about parts that may be any
     JSON.
     """
-    notes, wrong, todo = list[str](), None, [("#", schema)]
-    for place, node in todo:                        # grows
-        if not isinstance(node, dict):
-            continue
+    notes, wrong = list[str](), None
+    for place, node in nodes(schema):
         unknown = [key for key in node if key not in KEYWORDS and key not in NOTES]
         unknown = [key for key in unknown if key[:1].isalpha() and not key.lower().startswith("x-")]    # no extensions
         for key in unknown:
             if meant := _meant(key, node):
                 return f"{place}: {key!r} is no keyword: did you mean {meant!r}?", notes
-        if node and not any(key in KEYWORDS and key not in ("$defs", "definitions") for key in node):
+        if node and not node.keys() & KEYWORDS - {"$defs", "definitions"}:
             if place == "#" or any(isinstance(node[key], dict) for key in unknown):
                 hint = f"are {', '.join(map(repr, unknown[:3]))} properties? " if unknown else ""
                 wrong = wrong or (
@@ -152,7 +154,6 @@ def foreign(schema: Any) -> tuple[str | None, list[str]]:
                     "{...}} or a $ref would work, and true for any JSON"
                 )
             notes.append(f"{place} has no keyword, and may be any JSON")
-        todo += [(place + way, part) for way, part in subschemas(node)]
     return wrong, notes
 
 

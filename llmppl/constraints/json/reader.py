@@ -306,7 +306,8 @@ class Reader:
             free = shapes.Others(tuple(patterns), shapes.EVERY)
             listed = {name: shapes.both(part, free.of_name(name)) for name, part in named}
         except ValueError as error:                 # wrong or too large
-            raise ValueError(f"JSON schema at {place.pointer}: {error}") from None
+            keyword = "patternProperties" if patterns else "propertyNames"
+            raise ValueError(f"JSON schema at {place.pointer}, {keyword!r}: {error}") from None
         return Object(listed, (others,) if patterns or additional is not shapes.EVERY else (), names=names)
 
     def _others(self, schema: Any, key: str, unevaluated: str, place: Place) -> Lazy:

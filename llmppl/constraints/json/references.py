@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, cast
 from urllib.parse import unquote, urlsplit
 
-from llmppl.constraints.json.keywords import check_keywords, subschemas
+from llmppl.constraints.json.keywords import check_keywords, nodes
 
 try:
     import attrs
@@ -50,13 +50,7 @@ def draft_of(schema: Any, default: int | None = None) -> int:
         return int(named[1])
     if default is not None:
         return default
-    todo = [schema]
-    for node in todo:                               # grows
-        if isinstance(node, dict):
-            if isinstance(node.get("items"), list):
-                return 7
-            todo += [part for _, part in subschemas(node)]
-    return 2020
+    return 7 if any(isinstance(node.get("items"), list) for _, node in nodes(schema)) else 2020
 
 
 def registry_of(schema: Any, resources: Resources = None) -> Registry[Any]:

@@ -18,7 +18,7 @@ from typing import Any
 
 from llmppl.constraints.automata.formats import FORMATS, digits_between, either, same_length, signed
 from llmppl.constraints.json.ecma import found
-from llmppl.constraints.json.keywords import subschemas
+from llmppl.constraints.json.keywords import nodes
 from llmppl.support.arguments import is_hashable, shown
 
 __all__ = ["read", "schema_of"]
@@ -95,12 +95,9 @@ def _made(kind: Any) -> tuple[Any, dict[str, Any], list[str]]:
             f"a constraint cannot be the type {shown(kind)}: {why}. A pydantic model, a dataclass, a TypedDict, "
             "Literal[...], an Enum, int, list[...] and the like would work; for other texts Regex(...) or Grammar(...)"
         ) from None
-    todo: list[Any] = [schema]
-    for node in todo:                               # grows; pydantic closes objects after their fields are read
-        if isinstance(node, dict):
-            if node.get("type") == "object":
-                node.setdefault("additionalProperties", False)
-            todo += [part for _, part in subschemas(node)]
+    for _, node in nodes(schema):                   # pydantic closes objects after their fields are read
+        if node.get("type") == "object":
+            node.setdefault("additionalProperties", False)
     return adapter, schema, list(dict.fromkeys(made[0].missing))
 
 
