@@ -25,9 +25,8 @@ steps = st.lists(st.sampled_from(STEPS), max_size=2)
 
 
 def numbers(low=None, low_in=True, high=None, high_in=True, integer=False, several=()):
-    return of_shape(Number(
-        (-inf if low is None else low, not low_in), (inf if high is None else high, high_in), integer, several
-    ))  # fmt: skip
+    ends = (-inf if low is None else low, not low_in), (inf if high is None else high, high_in)
+    return of_shape(Number(*ends, integer, several))
 
 
 def fits(value, low, low_in, high, high_in, multiples=()):
