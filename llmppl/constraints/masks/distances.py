@@ -169,9 +169,11 @@ class TableDistances:
         self._by_state: Floats = np.zeros(0)
         self._bounds: tuple[Floats, Floats] | None = None
 
-    def of(self, index: Any, state: State) -> float:
-        least, most = self._bounded(index)
-        return float(most[state] if least[state] == most[state] else self.after(index, state, np.array([state]))[0])
+    def of(self, index: Any, state: State, most: float = math.inf) -> float:
+        least, bytes = (bound.item(state) for bound in self._bounded(index))
+        if least > most:
+            return math.inf
+        return float(bytes if least == bytes else self.after(index, state, np.array([state]))[0])
 
     def within(self, index: Any, state: State, ends: Ints, n: float) -> Bools:
         least, most = (bound[ends] for bound in self._bounded(index))

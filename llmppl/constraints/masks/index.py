@@ -188,14 +188,12 @@ class TokenIndex(Index):
     def tokens_to_accept(self, state: State, most: float = math.inf) -> float:
         """Return the least number of tokens from `state` to one that accepts, eos not counted; inf if there is no path.
 
-        With `most`, a recognizer without a table is only searched for paths of at most that many tokens, and the result
-        may be inf if there is none. Raise a ValueError if a search visits more than 100,000 states.
+        The result may be inf if there is no path of at most `most` tokens. Raise a ValueError if a search reads more
+        than two million tokens.
         """
         if state is END:
             return 0
-        distances, state = self._distances, self.graph.checked(state)
-        bounded = isinstance(distances, SearchDistances)
-        found = distances.of(self, state, most) if bounded else distances.of(self, state)
+        found = self._distances.of(self, self.graph.checked(state), most)
         return int(found) if math.isfinite(found) else found
 
     def mask_within(self, state: State, n: float) -> Bools:

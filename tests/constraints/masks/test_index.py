@@ -403,6 +403,7 @@ def test_distances_in_bytes_decide_where_they_can(monkeypatch):
         assert np.flatnonzero(index.mask_within(index.start, n)).tolist() == fits
     longer = TokenIndex(Regex("b{0,3000}xyz"), vocab)
     assert np.flatnonzero(longer.mask_within(longer.start, 4)).tolist() == [0, 1, 4, 5]
+    assert TokenIndex(Regex("b{3000}"), vocab).tokens_to_accept(1, 900) == math.inf     # tokens of at most three bytes
     with pytest.raises(TypeError):                      # two bytes are one token or two: now they are looked at
         longer.mask_within(longer.start, 2)
 
