@@ -348,8 +348,10 @@ class Members(Frame):
     def _read(self, at: Progress, name: Name, byte: int) -> Key | None:
         """Return the key after one byte of a name."""
         names, named, low, high = self._order[0], self._choices[at][0], name.low, name.high
-        if byte == QUOTE and name.escape is None:
-            return self._ended(at, name, named, low if low < high and len(names[low]) == name.depth else None)
+        if byte == QUOTE and name.escape is None:   # in a listed name, it may follow a backslash
+            end = low if low < high and len(names[low]) == name.depth else None
+            if ended := self._ended(at, name, named, end):
+                return ended
         if low < high:
             begin = names[high - 1][: name.depth]
             low = bisect_left(names, begin + bytes([byte]), low, high)

@@ -99,6 +99,7 @@ def test_a_schema_accepts_exactly_its_instances(text, inside):
         ({"type": "array", "uniqueItems": True}, ["[1,2]", "[1,true]"], ["[1,1]", "[1,1.0]", '["a","\\u0061"]']),
         ({"type": "object", "minProperties": 2},
          ['{"b":1,"c":2}'], ['{"b":1}', '{"b":1,"b":2}', '{"b":1,"\\u0062":2}']),
+        (CLOSED | {"properties": {'q"': {}, "b\\": {}}}, ['{"q\\"":1,"b\\\\":2}'], ['{"q":1}']),
         ({"properties": {"a": {"type": "integer"}}}, ['{"a":1}'], ['{"\\u0061":"x"}', '{"\\u0061":1}']),
         ({"patternProperties": {"^x-": {"type": "string"}}}, ['{"x-a":"s"}'], ['{"\\u0078-a":1}', '{"x-a":1}']),
         ({"properties": {"R[int]": {"$ref": "#/$defs/R[int]"}}, "$defs": {"R[int]": {"type": "integer"}}},
