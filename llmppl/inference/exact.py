@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from llmppl.inference.detached import detach
-from llmppl.inference.expansion import Branch, Warnings, check_model, cut, follow, start_particles
+from llmppl.inference.expansion import Branch, Warnings, check_model, cut, start_particles
 from llmppl.inference.particles import Death, Particles, deaths_of
 from llmppl.models.choices import StopAtChoice
 from llmppl.models.model import Model
@@ -74,7 +74,7 @@ def _step(
     while todo:
         first = 0 if N else max(len(todo) - MAX_TOGETHER, 0)
         batch, todo = todo[first:], todo[:first]
-        follow(dict(enumerate(batch)), lambda functions, numbers: runtime.run(functions, [name] * len(numbers)))
+        runtime.run([branch.run for branch in batch], [name] * len(batch))
         ended += [branch.particle for branch in batch if not branch.suspended]
         suspended = [branch for branch in batch if branch.suspended]
         best = sorted(suspended, key=lambda branch: -branch.particle.log_weight)[:N] if N else suspended

@@ -7,11 +7,12 @@ which a run begins. `Copies` makes K copies of every active particle (Lew et al.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import itertools
 import math
 import warnings
-from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, TypeVar
 
@@ -88,30 +89,15 @@ class Branch:
 
     def __init__(self, start: Any, asker: str = "", picks: tuple[Pick, ...] = (), log_q: float = 0.0) -> None:
         self.start, self.picks, self.log_q, self.asker = start, picks, log_q, asker
-        self.error: Exception | None = None             # raised by the distribution of the listed choice
 
     def run(self) -> None:
         """Run the step to its end, or to its first choice after the picks."""
-        chooser = StopAtChoice(self.picks, self.asker, self.error)
-        self.particle, self._exit = self.start._spawn_(chooser), None
-        try:
+        chooser = StopAtChoice(self.picks, self.asker)
+        self.particle = self.start._spawn_(chooser)
+        with contextlib.suppress(Suspended):
             self.particle.step()
-        except Suspended as left:
-            self._exit = left
         self.listing, self.suspended = chooser.listing, chooser.left
         self.particle._log_weight_ += self.log_q
-
-    def evaluate(self) -> None:
-        """Evaluate the listed choice, and every other distribution that the step has made.
-
-        The exception that suspended the step holds these in its frames, so one pass of a language model computes all.
-        """
-        assert self.listing is not None
-        try:
-            self.listing.check()
-        except Exception as error:
-            self.error = error
-        self._exit = None
 
     def children(self, K: int | None = None) -> list[Branch]:
         """Return the branches of the next choice: one for each possible value, or for the K most probable ones."""
@@ -120,24 +106,6 @@ class Branch:
         order = np.arange(log_probs.size) if K is None else np.argsort(-log_probs, kind="stable")[:K]
         picks = [Pick(self.listing, index) for index in order[log_probs[order] > -np.inf].tolist()]
         return [Branch(self.start, self.asker, (*self.picks, pick), self.log_q + pick.log_prob) for pick in picks]
-
-
-def follow(branches: Mapping[int, Branch], advance: Callable[[list[Callable[[], Any]], list[int]], None]) -> None:
-    """Run branches to the end of the step, or to a choice whose probabilities are then known.
-
-    If a distribution raises an exception, or none of its values is possible, the step runs again, and its `sample`
-    raises the error. `advance` runs functions of numbered branches.
-    """
-    advance([branch.run for branch in branches.values()], [*branches])
-    listed = [i for i, branch in branches.items() if branch.listing is not None]
-    try:
-        for some in listed[:1], listed[1:]:             # the first one waits, and its round answers all others
-            advance([branches[i].evaluate for i in some], some)
-    except Exception as error:
-        if all(branch.error is not error for branch in branches.values()):
-            raise                                       # not of a distribution
-    failed = [i for i in listed if branches[i].error is not None]
-    advance([branches[i].run for i in failed], failed)
 
 
 # ---- expansions
@@ -202,7 +170,7 @@ class Distinct:
 
     def __call__(self, run: Any) -> list[Extension]:
         probes = {i: Branch(particle) for i, particle in enumerate(run.particles) if not particle.finished}
-        follow(probes, run.advance)
+        run.advance([probe.run for probe in probes.values()], [*probes])
         kept = self._kept(run, {i: probe.listing for i, probe in probes.items() if probe.listing is not None})
         groups, streams, extensions = itertools.count(), spawned(run.rng), list[Extension]()
         for i, particle in enumerate(run.particles):

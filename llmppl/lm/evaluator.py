@@ -170,7 +170,7 @@ class CachedEvaluator:
         self._release()
         alive = [context() for asker, context in prefetches if asker() is not None]
         scored = self._score(questions) if self._scores else 0
-        pending = PendingRound([*questions, *((each.node,) for each in alive if each is not None)])
+        pending = PendingRound([*((each.node,) for each in alive if each is not None), *questions])
         computed = len(pending.children) + scored
         while pending.children:
             self._forward(pending)

@@ -228,28 +228,23 @@ class StopAtChoice(Sampled):
     have to be computed for every value, or the step draws from `self.rng` directly. With an `asker`, which needs every
     choice, a weighted proposal is listed, and the other cases are a TypeError in its name.
 
-    Many steps compute the probabilities together, after they have left. If that failed, the step runs again, its
-    `sample` raises the `error`, and the probabilities of later choices are computed here.
+    The step waits for the probabilities of the choice. If they cannot be computed, its `sample` raises the error.
     """
 
-    def __init__(self, picks: Sequence[Pick] = (), asker: str = "", error: Exception | None = None) -> None:
+    def __init__(self, picks: Sequence[Pick] = (), asker: str = "") -> None:
         super().__init__(None)
         self.listing: ListedChoice | None = None
         self.left = False
-        self._picks, self._asker, self._error, self._checks = iter(picks), asker, error, error is not None
+        self._picks, self._asker = iter(picks), asker
 
     def choose(self, proposal: Proposal) -> tuple[Any, float]:
         if self.left:                                   # the step has caught the first exception
             raise Suspended
         if (pick := next(self._picks, None)) is not None:
             return pick.take(proposal)
-        error, self._error = self._error, None
-        if error is not None:
-            raise error
         if self._asker or (isinstance(proposal, Distribution) and proposal.support is not None):
             listing = ListedChoice(proposal)
-            if self._checks:
-                listing.check()
+            listing.check()
             self.listing = listing
         self.left = True
         raise Suspended
