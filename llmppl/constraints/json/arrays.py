@@ -83,11 +83,3 @@ class Items(Frame):
         if key[0] in ("first", "after") and not key[2].need:
             return Expansion([move for move in found.moves if move[2][0] != "next"], [], found.done)
         return found
-
-    def plain(self, key: Key, reach: int) -> Key:
-        if key in ("open", "end") or self._shape.unique:
-            return key
-        kind, blank, at = key
-        most = len(self._shape.first) - at.place + reach
-        room = min(at.room, most) if at.room < math.inf else at.room
-        return kind, blank, at._replace(need=min(at.need, most), room=room)

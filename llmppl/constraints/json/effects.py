@@ -6,6 +6,8 @@ tokens of a string or number are read once per vocabulary. Then only the rests o
 
 from __future__ import annotations
 
+import math
+import re
 from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
@@ -18,8 +20,9 @@ from llmppl.constraints.json.frames import Automaton, Local
 from llmppl.constraints.json.scalars import Quoted
 from llmppl.constraints.json.shapes import Lazy
 from llmppl.constraints.json.texts import Config
-from llmppl.constraints.masks.self_loops import Loop
+from llmppl.constraints.masks.self_loops import Loops
 from llmppl.constraints.vocabulary.trie import Trie
+from llmppl.constraints.vocabulary.trie_walk import TableGraph, walk_state
 from llmppl.support.graphs import Memo
 from llmppl.support.locks import Lock, cached_property, locked
 
@@ -27,8 +30,11 @@ __all__ = ["Effects", "effects_of"]
 
 MAX_KEPT = 1 << 15                                  # effects that are kept
 WIDE = 16                                           # bytes that may follow: up to so many, nodes are read one by one
-IN_STRING = bytes(32 <= byte and byte not in b'"\\' for byte in range(128)), True       # the key of a loop
+MAX_MASKS = 100                                     # of strings, of V bytes each
 AFTER_NUMBER = frozenset(b",]} \t\n\r")
+INSIDE = re.compile(rb'[^\x00-\x1f"\\]*')          # a string, without its quotes and escapes
+BEGINNING = re.compile(rb'([^\x00-\x1f"\\]*)["\\]')
+WITH_NAMES = re.compile(rb'"[ \t\n\r]*:.*,[ \t\n\r]*"(?:[^"\\]|\\.)*"', re.DOTALL)       # a name's end, and a name
 NUMBER = Regex(r"[+-]?[0-9]*(?:\.[0-9]*)?(?:[eE][+-]?[0-9]*)?")        # and the ends of numbers
 
 Stack = Any                                         # a Config, or a local state and the stack below it
@@ -101,17 +107,17 @@ class Effects:
         self._trie, self._lock = trie, Lock()
         self._kept: dict[Any, Effect] = {}
         self._numbers = Memo[Node, _Numbers](_Numbers)
+        self._texts = Memo[Local, Effect](self._in_text, MAX_MASKS)
+        self.with_names = [i for i, token in enumerate(trie.tokens) if WITH_NAMES.search(token)]
 
     @cached_property
-    def _string(self) -> tuple[Bools, Node]:
-        """Return the tokens that stay in a string, and the node of all that leave it by a quote or a backslash."""
-        loop = Loop(self._trie, IN_STRING)
-        node = Node([*self.root.parts, (Source(loop.rest, loop.ids), len(loop.rest))])
-        node.kids = {byte: kid for byte, kid in node.kids.items() if byte in b'"\\'}
-        return loop.mask, node
+    def _strings(self) -> _Strings:
+        return _Strings(self._trie, self.root)
 
     def of(self, local: Local, node: Node, is_closed: bool, own: Own) -> Effect:
         """Return an effect. With `is_closed`, calls and ends at `node` itself are left out."""
+        if node is self.root and _is_text(local):
+            return self._texts[local]
         kept = self._kept if isinstance(local.frame, Automaton | Quoted) else own
         key = local, node, is_closed
         found = kept.get(key)
@@ -122,19 +128,27 @@ class Effects:
         return found
 
     def _find(self, local: Local, node: Node, is_closed: bool, own: Own) -> Effect:
-        ids, ends, calls, mask = list[int](), list[Node](), list[tuple[Lazy, Local, Node]](), None
+        ids, ends = list[int](), list[Node]()
         if isinstance(local.frame, Automaton):
             ids, ends = self._numbers[node].read(local.frame.dfa, local.key)
             ends += [node] * (local.expanded[2] and not is_closed)
-            return Effect(ids, ends, _joined(ends), calls)
-        if node is self.root and _is_free(local):
-            mask, node = self._string
-        todo = [(local, node)]
+            return Effect(ids, ends, _joined(ends), [])
+        return self._read([(local, node)], ids, own, (local, node) if is_closed else None)
+
+    def _in_text(self, local: Local) -> Effect:
+        mask, todo = self._strings.read(local)
+        return self._read(todo, [id for _, node in todo for id in node.ids], {})._replace(mask=mask)
+
+    def _read(
+        self, todo: list[tuple[Local, Node]], ids: list[int], own: Own, closed: tuple[Local, Node] | None = None
+    ) -> Effect:
+        """Return the effect of the tokens below some nodes. There are no calls and ends at `closed`."""
+        ends, calls = list[Node](), list[tuple[Lazy, Local, Node]]()
         while todo:
             at, here = todo.pop()
             if not here.kids:
                 continue
-            is_open = not is_closed or at is not local or here is not node
+            is_open = (at, here) != closed
             if at.words is not None:
                 todo += self._read_words(at, here, ids, ends if is_open else [], own)
                 continue
@@ -148,7 +162,7 @@ class Effects:
                     if lo <= byte <= hi and byte in kids:
                         ids += kids[byte].ids
                         todo.append((target, kids[byte]))
-        return Effect(ids, ends, _joined(ends), calls, mask)
+        return Effect(ids, ends, _joined(ends), calls)
 
     def _read_words(
         self, local: Local, node: Node, ids: list[int], ends: list[Node], own: Own
@@ -190,10 +204,7 @@ class Effects:
             local, below, node, is_closed = todo.pop()
             if node is self.root:
                 if local.others is not None:
-                    named = self._named(local, below, starts, own)
-                    if named is None:
-                        return None
-                    mask |= named
+                    mask |= self._named(local, below, starts, own)
                     continue
                 if _is_wide(local):
                     return None
@@ -211,27 +222,25 @@ class Effects:
         mask[ids] = True
         return mask
 
-    def _named(self, local: Local, below: Stack, starts: Mapping[Lazy, Iterable[Local]], own: Own) -> Bools | None:
+    def _named(self, local: Local, below: Stack, starts: Mapping[Lazy, Iterable[Local]], own: Own) -> Bools:
         """Return the mask inside a name that may be listed or not: that of others, but for tokens with a listed end."""
         assert local.others is not None and local.words is not None
         inside, after = local.others
-        if not _is_free(inside):
-            return None
-        key = after, below
+        key = inside, after, below
         if key not in own:
-            own[key] = self._mask([(inside, key, self.root, False)], starts, own)
-        mask: Bools | None = own[key]
+            own[key] = self._mask([(inside, (after, below), self.root, False)], starts, own)
+        mask: Bools = own[key].copy()
         ends = [(passed[-1], i) for word, i in local.words if len(passed := self.root.along(word)) == len(word)]
-        if not ends or mask is None:
-            return mask
-        mask, then = mask.copy(), [(local.after_word(i), below, end, False) for end, i in ends]
+        then = [(local.after_word(i), below, end, False) for end, i in ends]
         for _, _, end, _ in then:
             mask[end.below()] = False
         todo: list[Any] = [each for each in then if each[0] is not None]
         for _, _, end, _ in todo:
             mask[end.ids] = True
         more = self._mask(todo, starts, own)
-        return mask if more is None else mask | more
+        assert more is not None                     # only at the root, arrays are faster
+        mask |= more
+        return mask
 
 
 def _joined(nodes: list[Node]) -> Node | None:
@@ -242,16 +251,70 @@ def _joined(nodes: list[Node]) -> Node | None:
     return Node([part for node in nodes for part in node.parts])
 
 
-def _is_free(local: Local) -> bool:
-    """Return whether all texts may follow in a string."""
-    return isinstance(local.frame, Quoted) and local.frame.is_free(local.key)
+def _is_text(local: Local) -> bool:
+    """Return whether characters of a string follow, or its end."""
+    return isinstance(local.frame, Quoted) and isinstance(local.key[0], int)
 
 
 def _is_wide(local: Local) -> bool:
     """Return whether so many bytes may follow that arrays are faster."""
-    if local.words is not None or isinstance(local.frame, Automaton) or _is_free(local):
+    if local.words is not None or isinstance(local.frame, Automaton) or _is_text(local):
         return False
     return sum(hi + 1 - lo for lo, hi, _ in local.expanded[0]) > WIDE
+
+
+class _Strings:
+    """Tokens in strings: those that stay there, and of the others the pieces before a quote or backslash."""
+
+    def __init__(self, trie: Trie, root: Node) -> None:
+        self._trie = trie
+        self._stay = np.array([INSIDE.fullmatch(token) is not None for token in trie.tokens])
+        self._sizes = np.array([_num_characters(token) for token in trie.tokens])
+        found = {match.group(1) for token in trie.tokens if (match := BEGINNING.match(token))}
+        self._pieces = [b"", *sorted(found - {b""})]
+        self._ends = Trie(self._pieces)
+        self._nodes = [root, *(root.along(piece)[-1] for piece in self._pieces[1:])]
+        self._loops = Memo[DFA, Loops](lambda dfa: Loops(TableGraph(dfa), trie), MAX_MASKS)
+        self._masks = Memo[tuple[DFA, int], Bools](self._find, MAX_MASKS)
+        self._joined = Memo[tuple[tuple[int, ...], int], Node | None](self._join, MAX_KEPT)
+
+    def _find(self, key: tuple[DFA, int]) -> Bools:
+        """Return the tokens that stay in the strings of an automaton, from a state on."""
+        dfa, state = key
+        mask = self._loops[dfa].mask(state, lambda other: self._masks[dfa, other])
+        if mask is None:
+            mask = np.zeros(len(self._trie.tokens), bool)
+            mask[walk_state(TableGraph(dfa), self._trie, state)[0]] = True
+        mask &= self._stay
+        return mask
+
+    def _join(self, key: tuple[tuple[int, ...], int]) -> Node | None:
+        """Return the node after some pieces and a byte."""
+        numbers, byte = key
+        nodes = [kid for i in numbers if (kid := self._nodes[i].kids.get(byte))]
+        return Node([part for node in nodes for part in node.parts]) if nodes else None
+
+    def read(self, local: Local) -> tuple[Bools, list[tuple[Local, Node]]]:
+        """Return the mask of the tokens that stay, and the states and nodes after a quote or backslash in others."""
+        frame, (state, need, room) = local.frame, local.key
+        assert isinstance(frame, Quoted)
+        mask = self._masks[frame.dfa, state]
+        if room < math.inf:
+            mask = mask & (self._sizes <= room)
+        ids, ends = walk_state(TableGraph(frame.dfa), self._ends, state)
+        after = dict[Any, list[int]]({local.key: [0]})
+        for i, end in zip(ids.tolist(), ends.tolist(), strict=True):
+            after.setdefault(frame.after(end, need, room, _num_characters(self._pieces[i])), []).append(i)
+        after.pop(None, None)
+        return mask, [
+            (target, node) for key, some in after.items() for byte in b'"\\'
+            if (target := frame.step(frame.local(key), byte)) and (node := self._joined[tuple(some), byte])
+        ]  # fmt: skip
+
+
+def _num_characters(text: bytes) -> int:
+    """Return the characters that begin in a text."""
+    return len(text.translate(None, bytes(range(0x80, 0xC0))))
 
 
 class _Numbers:

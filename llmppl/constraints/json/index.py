@@ -1,9 +1,5 @@
 """Masks of the texts of a JSON schema, and distances to their end.
 
-Configurations that no token can tell apart have one mask: `Texts.plain` maps them to one. It forgets the names that an
-object has used, so a token that holds a whole name, at its start or after a comma, is read once more from the
-configuration itself.
-
 A distance is the least number of tokens to the end along *closing* moves: they complete the value that is read and add
 what its schema still needs.
 """
@@ -11,7 +7,6 @@ what its schema still needs.
 from __future__ import annotations
 
 import math
-import re
 from typing import Any
 
 import numpy as np
@@ -23,13 +18,9 @@ from llmppl.constraints.json.texts import Config, Texts
 from llmppl.constraints.masks.distances import SearchDistances
 from llmppl.constraints.masks.index import TokenIndex
 from llmppl.constraints.masks.mask_store import PackedMask
-from llmppl.constraints.masks.self_loops import Key, Loops, key_of
-from llmppl.constraints.vocabulary.trie import Trie
 from llmppl.constraints.vocabulary.trie_walk import MemoGraph, walk_state
 
 __all__ = ["JsonIndex"]
-
-NAME = re.compile(rb'(?:^|,)[ \t\n\r]*"(?:[^"\\]|\\.)*"', re.DOTALL)
 
 
 class ConfigGraph(MemoGraph):
@@ -41,7 +32,6 @@ class ConfigGraph(MemoGraph):
         super().__init__(texts)
         self.texts = texts
         self._is_closing = is_closing
-        self._keys: dict[Any, Key | None] = {}      # loops, by local state
 
     def row(self, number: int) -> npt.NDArray[np.int32]:
         """Return the numbers of the next states, (256,) int32."""
@@ -66,15 +56,6 @@ class ConfigGraph(MemoGraph):
     def next_bytes(self, state: State) -> bytes:
         return bytes(byte for lo, hi, _ in self.texts.moves(state) for byte in range(lo, hi + 1))
 
-    def loop(self, number: int) -> Key | None:
-        """Return the self-loop key (`masks.self_loops.key_of`) of a state with one local state."""
-        items = self.states[number].items
-        if len(items) != 1:
-            return None
-        if items[0][0] not in self._keys:
-            self._keys[items[0][0]] = key_of(self.row, number)
-        return self._keys[items[0][0]]
-
     def renewed(self, room: float) -> ConfigGraph:
         return self if len(self.states) <= room else ConfigGraph(self.texts, self._is_closing)
 
@@ -83,7 +64,6 @@ class JsonIndex(TokenIndex):
     """Index of a JSON schema over a vocabulary."""
 
     graph: ConfigGraph
-    _loops: Loops
 
     def __init__(self, constraint: Any, texts: Texts, vocab: VocabularyLike) -> None:
         self.constraint = constraint
@@ -97,60 +77,24 @@ class JsonIndex(TokenIndex):
         return repr(self.constraint)
 
     def _begin(self) -> None:
-        self.reach = len(self.trie.levels) + 1          # more than the longest token has bytes
-        self._with_names = _with_names(self.trie)
-        self._plain: dict[Config, PackedMask] = {}      # masks that may hold tokens with repeated names
-        self._distances = _Closing(self)
         self._effects, self._own = effects_of(self.trie), dict[Any, Any]()      # own: those of the frames of the schema
+        self._distances = _Closing(self)
         self.graph = ConfigGraph(self.recognizer)
-        self._loops = Loops(self.graph, self.trie)
-
-    def plain(self, state: Config) -> Config:
-        """Return a state with the same mask, as far as names do not repeat."""
-        plain: Config = self.recognizer.plain(state, self.reach)
-        return plain
-
-    def _renew(self) -> None:
-        if len(self.graph.states) > self.graph.room:
-            self.graph = ConfigGraph(self.recognizer)
-            self._loops = Loops(self.graph, self.trie)
 
     def _work_out(self, state: Config, accepts: bool) -> PackedMask:
-        plain = self.plain(state)
-        found = self._plain.get(plain)
-        if found is None:
-            mask = self._effects.mask(plain, self.recognizer.starts, self._own)
-            if mask is None:
-                self._renew()
-                graph, number = self.graph, self.graph.number(plain)
-                mask = self._loops.mask(number, lambda other: self.mask(graph.state(other)))
-                if mask is None:
-                    mask = np.zeros(len(self.trie.tokens), bool)
-                    mask[walk_state(graph, self.trie, number)[0]] = True
-            found = self.store.of_mask(mask, accepts)
-            if len(self._plain) > self.graph.room:
-                self._plain.clear()
-            self._plain[plain] = found
-        return self._without_repeats(state, found) if self._with_names else found
-
-    def _without_repeats(self, state: Config, found: PackedMask) -> PackedMask:
-        """Return the mask without tokens that hold a whole name which the object already has."""
-        mask = self.store.unpack(found)
-        some = [token for token in self._with_names if mask[token]]
-        wrong = [token for token in some if self._read_token(state, self.trie.tokens[token]) is None]
-        if not wrong:
-            return found
-        mask = mask.copy()
-        mask[wrong] = False
-        return self.store.of_mask(mask, bool(mask[self._eos].any()))
+        mask = self._effects.mask(state, self.recognizer.starts, self._own)
+        if mask is None:
+            mask = np.zeros(len(self.trie.tokens), bool)
+            mask[super().walk(state)[0]] = True
+        some = [token for token in self._effects.with_names if mask[token]]
+        mask[[token for token in some if self._read_token(state, self.trie.tokens[token]) is None]] = False
+        return self.store.of_mask(mask, accepts)
 
     def walk(self, state: Config) -> tuple[npt.NDArray[np.int32], Ints]:
-        """Return the tokens that fit a state, and the numbers of the states they lead to, as far as counts matter."""
-        self._renew()
-        ids, ends = walk_state(self.graph, self.trie, self.graph.number(self.plain(state)))
-        if self._with_names:
-            mask = self.mask(state)
-            ids, ends = ids[mask[ids]], ends[mask[ids]]
+        ids, ends = super().walk(state)
+        if self._effects.with_names:                # their names may be one
+            fits = self.mask(state)[ids]
+            ids, ends = ids[fits], ends[fits]
         return ids, ends
 
 
@@ -159,16 +103,8 @@ def _index_of(constraint: Any, vocab: VocabularyLike) -> JsonIndex:
     return index
 
 
-def _with_names(trie: Trie) -> list[int]:
-    """Return the tokens that hold a whole name, at their start or after a comma."""
-    found = trie.loops.get("names")
-    if found is None:
-        found = trie.loops["names"] = [i for i, token in enumerate(trie.tokens) if NAME.search(token)]
-    return found
-
-
 class _Closing(SearchDistances):
-    """Distances along closing moves. It is its own index: states are those that no token can tell apart."""
+    """Distances along closing moves. It is its own index."""
 
     cost = 30
 
@@ -176,7 +112,6 @@ class _Closing(SearchDistances):
         super().__init__(index._lock)
         self.recognizer, self.trie, self.name = index.recognizer, index.trie, index.name
         self.graph = ConfigGraph(self.recognizer, is_closing=True)
-        self._plain = index.plain
 
     def walk(self, state: Config) -> tuple[Ints, Ints]:
         self.graph = self.graph.renewed(self.graph.room)
@@ -184,4 +119,4 @@ class _Closing(SearchDistances):
 
     def of(self, index: Any, state: Config, most: float = math.inf) -> float:
         closing: Any = self
-        return super().of(closing, self._plain(state), most)
+        return super().of(closing, state, most)

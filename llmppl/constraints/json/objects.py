@@ -416,21 +416,6 @@ class Members(Frame):
     def _leads_to(self, missing: int, name: Name) -> bool:
         return any(missing >> self._order[1][i] & 1 for i in range(name.low, name.high))
 
-    def plain(self, key: Key, reach: int) -> Key:
-        if len(key) < 3 or key in ("open", "end"):
-            return key
-        if key[0] == "name":
-            return "name", self._plain(key[1], reach), key[2]._replace(text=None)
-        return key[0], key[1], self._plain(key[2], reach), *key[3:]
-
-    def _plain(self, at: Progress, reach: int) -> Progress:
-        """Return the progress without the names that are used, and with counts up to `reach`."""
-        if not self._others or not self._others.is_endless:
-            return at
-        most = self._left(at).bit_count() + reach
-        room = min(at.room, most) if at.room < math.inf else at.room
-        return at._replace(need=min(at.need, most), room=room, used=None)
-
 
 def _bits(numbers: Iterable[int]) -> int:
     bits = 0

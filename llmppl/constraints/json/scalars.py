@@ -242,19 +242,15 @@ class Quoted(Frame):
 
     def __init__(self, dfa: DFA | None, least: int, most: float) -> None:
         super().__init__()
-        self._is_free, self._dfa = dfa is None, anything() if dfa is None else dfa
-        self._begin = (self._dfa.start, least, most) if dfa is None else (self._dfa.start, 0, math.inf)
+        self._is_free, self.dfa = dfa is None, anything() if dfa is None else dfa
+        self._begin = (self.dfa.start, least, most) if dfa is None else (self.dfa.start, 0, math.inf)
 
     def only_moves(self, key: Key) -> bool:
         return bool(key != "end")
 
-    def is_free(self, key: Key) -> bool:
-        """Return whether all texts may follow."""
-        return key == (self._dfa.start, 0, math.inf) and self._dfa is anything()
-
-    def _after(self, state: int, need: int, room: float) -> Key | None:
-        """Return the key after one more character that leads to `state`; None if there is no room for it."""
-        return (state, max(0, need - 1), room - 1) if state and room > 0 else None
+    def after(self, state: int, need: int, room: float, number: int = 1) -> Key | None:
+        """Return the key after more characters that lead to `state`; None if there is no room for them."""
+        return (state, max(0, need - number), room - number) if state and room >= number else None
 
     def expand(self, key: Key) -> Expansion:
         match key:
@@ -268,7 +264,7 @@ class Quoted(Frame):
                     (lo, hi, of if escape.accepts(to) else ("free", to, of)) for lo, hi, to in escape.moves(at)
                 ])  # fmt: skip
             case "escape", read, (state, need, room):
-                found = escapes(read, lambda byte: self._after(self._dfa.after(state, bytes([byte])), need, room))
+                found = escapes(read, lambda byte: self.after(self.dfa.after(state, bytes([byte])), need, room))
                 return Expansion([
                     (byte, byte, ("escape", to, key[2]) if isinstance(to, str) else to) for byte, to in found
                 ])  # fmt: skip
@@ -277,17 +273,17 @@ class Quoted(Frame):
     def _inside(self, state: int, need: int, room: float) -> list[Move]:
         moves: list[Move] = []
         can_escape = False
-        for lo, hi, to in self._dfa.moves(state):
+        for lo, hi, to in self.dfa.moves(state):
             if lo < 0xC0 and hi >= 0x80:            # inside a character
                 moves.append((max(lo, 0x80), min(hi, 0xBF), (to, need, room)))
-            after = self._after(to, need, room)
+            after = self.after(to, need, room)
             for first, last in ((lo, min(hi, 0x7F)), (max(lo, 0xC0), hi)) if after else ():
                 moves += [(a, b, after) for a, b in cut(first, last)]
                 can_escape |= any(first <= byte <= last for byte in ESCAPED)
         if can_escape:
-            free = ("free", _any_escape().start, self._after(state, need, room))
+            free = ("free", _any_escape().start, self.after(state, need, room))
             moves.append((92, 92, free if self._is_free else ("escape", "", (state, need, room))))
-        if not need and self._dfa.accepts(state):
+        if not need and self.dfa.accepts(state):
             moves.append((34, 34, "end"))
         return moves
 
@@ -305,13 +301,7 @@ class Quoted(Frame):
 
     @cached_property
     def _bytes_left(self) -> npt.NDArray[np.float64]:
-        return bytes_to_accept(self._dfa.explore(MAX_STATES).table, self._dfa.accepting)
-
-    def plain(self, key: Key, reach: int) -> Key:
-        if not isinstance(key[0], int):
-            return key
-        state, need, room = key
-        return state, min(need, reach), min(room, reach) if room < math.inf else room
+        return bytes_to_accept(self.dfa.explore(MAX_STATES).table, self.dfa.accepting)
 
 
 @lru_cache(1)

@@ -233,23 +233,6 @@ class Texts:
         parts = ((lo, end - 1, [pair for a, b, pair in edges if a <= lo <= b]) for lo, end in pairwise(cuts))
         return [(lo, hi, self.closed(pairs, is_closing)) for lo, hi, pairs in parts if pairs]
 
-    def plain(self, state: Config, reach: int) -> Config:
-        """Return a state that has the same mask over tokens of at most `reach` bytes, as far as names do not repeat."""
-        found = dict[Config, Config]()
-        order, todo = list[Config](), [state]
-        while todo:                                 # the stack, from the top
-            config = todo.pop()
-            if config not in found:
-                found[config] = config
-                order.append(config)
-                todo += [below for _, below in config.items]
-        for config in reversed(order):
-            pairs = [
-                (local.frame.local(local.frame.plain(local.key, reach)), found[below]) for local, below in config.items
-            ]
-            found[config] = self._config(pairs, config.accepts)
-        return found[state]
-
     # ---- as a table
 
     def table(self, limit: int) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.bool_], int]:

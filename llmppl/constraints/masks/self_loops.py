@@ -138,7 +138,8 @@ class Loops:
         if found is None:
             is_new = key not in known
             if is_new and len(known) >= MOST:
-                known.clear()
+                for other in [each for each in known if isinstance(each, tuple)]:
+                    del known[other]
             found = known[key] = None if is_new else Loop(self._trie, key)
         return found
 

@@ -41,6 +41,7 @@ SCHEMAS = {
     "format": record(a={"type": "string", "format": "date-time"}, b={"type": "string", "format": "uuid"}),
     "bounds": {"type": "number", "minimum": -1.25, "exclusiveMaximum": 20.5},
     "multiples": {"type": "array", "items": {"type": "integer", "multipleOf": 7}, "maxItems": 2},
+    "many items": {"type": "array", "items": {"const": 1}, "minItems": 12},
     "counts": {"type": "object", "additionalProperties": {"type": "boolean"}, "minProperties": 1, "maxProperties": 2},
     "names": {"type": "object", "patternProperties": {"^a": INTEGER, "b$": {"maximum": 50}}},
     "property names": {"type": "object", "propertyNames": {"enum": ["a", "b"]}, "minProperties": 1},
@@ -67,10 +68,8 @@ COMPLETE = Vocabulary([*BYTES_TOO, b""], eos_ids=[len(BYTES_TOO)])
 
 @cache
 def vocabulary(name):
-    if name == "small":
-        return SMALL
-    if name == "complete":
-        return COMPLETE
+    if name in ("small", "complete"):
+        return SMALL if name == "small" else COMPLETE
     if not (VOCABULARIES / name).is_dir():
         pytest.skip(f"{VOCABULARIES / name} is absent")
     from transformers import AutoTokenizer
