@@ -81,7 +81,7 @@ LINES = {
     "cli": 600,
     "constraints": 500,                                # Pattern, with its index
     "constraints/automata": 2550,
-    "constraints/json": 3650,                          # masks by the effects of tokens on a frame; the aim is 2,300
+    "constraints/json": 3670,                          # masks by the effects of tokens on a frame; the aim is 2,300
     "constraints/lark": 1660,
     "constraints/masks": 990,
     "constraints/vocabulary": 1900,

@@ -140,12 +140,16 @@ def foreign(schema: Any) -> tuple[str | None, list[str]]:
     JSON.
     """
     notes, wrong = list[str](), None
-    for place, node in nodes(schema):
+    found = [*nodes(schema)]
+    refs = {node.get("$ref") for _, node in found}
+    for place, node in found:
         unknown = [key for key in node if key not in KEYWORDS and key not in NOTES]
         unknown = [key for key in unknown if key[:1].isalpha() and not key.lower().startswith("x-")]    # no extensions
         for key in unknown:
             if meant := _meant(key, node):
                 return f"{place}: {key!r} is no keyword: did you mean {meant!r}?", notes
+        if place not in refs and place.rpartition("/")[0] in ("#/$defs", "#/definitions"):
+            continue                                    # perhaps a group of definitions
         if node and not node.keys() & KEYWORDS - {"$defs", "definitions"}:
             if place == "#" or any(isinstance(node[key], dict) for key in unknown):
                 hint = f"are {', '.join(map(repr, unknown[:3]))} properties? " if unknown else ""

@@ -53,6 +53,11 @@ OWN = PLAIN.keys() | set(                           # keywords for values of one
 LARGE = (                                           # are left out in this order if the automaton is too large
     "multipleOf", "minimum maximum exclusiveMinimum exclusiveMaximum minLength maxLength", "",
 )  # fmt: skip
+SINCE = {                                           # the first drafts of keywords that draft 4 lacks
+    "const": 6, "contains": 6, "propertyNames": 6, "if": 7, "dependentRequired": 2019, "dependentSchemas": 2019,
+    "unevaluatedItems": 2019, "unevaluatedProperties": 2019, "$recursiveRef": 2019, "prefixItems": 2020,
+    "$dynamicRef": 2020,
+}  # fmt: skip
 EXCLUDED = {"exclusiveMinimum": "minimum", "exclusiveMaximum": "maximum"}
 IN_PLACE = frozenset(                               # keywords that may evaluate members
     "$ref $dynamicRef $recursiveRef allOf anyOf oneOf not if dependentSchemas dependencies contains".split()
@@ -128,13 +133,17 @@ class Reader:
         before = self._inexact
         shape: Shape = ANY
         given = {"$ref": schema["$ref"]} if "$ref" in schema and place.draft <= 7 else schema
+        for key in [key for key in given if SINCE.get(key, 4) > place.draft]:
+            note = f"{place.pointer}, {key!r} is a keyword since draft {SINCE[key]}, and ignored in {place.draft}"
+            self.notes[note] = None
+            given = {name: value for name, value in given.items() if name != key}
         places = "properties", "items", "prefixItems", *given
         own_at = next((key for key in places if key in given and key in OWN), None)
         for key, value in given.items():
             try:
                 if key == own_at:
-                    shape = intersect(shape, self._own(schema, place))
-                shape = intersect(shape, self._applied(key, value, schema, place))
+                    shape = intersect(shape, self._own(given, place))
+                shape = intersect(shape, self._applied(key, value, given, place))
             except Inexact:
                 self._leave_out(place, key)
         is_exact, self._inexact = self._inexact == before, before
@@ -148,11 +157,11 @@ class Reader:
             return self._shape_of(self._part(part, place, *steps))
 
         match key:
-            case "const" if place.draft >= 6:
+            case "const":
                 return shapes.Constants((value,))
             case "enum":
                 return shapes.Constants(tuple(value)) if value else shapes.NEVER
-            case "$ref" | "$dynamicRef" | "$recursiveRef" if key == "$ref" or place.draft > 7:
+            case "$ref" | "$dynamicRef" | "$recursiveRef":
                 return self._reference(value, key, place)
             case "allOf":
                 return reduce(intersect, (inside(part, key, i) for i, part in enumerate(value)), whole)
@@ -162,7 +171,7 @@ class Reader:
                 return self._one_of(value, place)
             case "not":
                 return self._unless(self._part(value, place, key))
-            case "if" if place.draft >= 7 and schema.keys() & {"then", "else"}:
+            case "if" if schema.keys() & {"then", "else"}:
                 then, other = (inside(schema.get(way, True), way) for way in ("then", "else"))
                 unless = self._unless(self._part(value, place, key))
                 return shapes.choice([intersect(inside(value, key), then), intersect(unless, other)])
@@ -279,12 +288,12 @@ class Reader:
         return {key: value for key, value in schema.items() if key != "format"}
 
     def _array(self, schema: Any, place: Place) -> Shape:
-        first, rest = ("prefixItems" if place.draft >= 2020 else ""), "items"
+        first, rest = "prefixItems", "items"
         if isinstance(schema.get(rest), list):
             first, rest = "items", "additionalItems"
         items = tuple(self._part(part, place, first, i) for i, part in enumerate(schema.get(first, ())))
         others = self._others(schema, rest, "unevaluatedItems", place)
-        if "contains" in schema and place.draft >= 6:
+        if "contains" in schema:
             self._leave_out(place, "contains")
         unique = schema.get("uniqueItems", False)
         if unique and (items or not _is_listed(others)):
@@ -297,8 +306,13 @@ class Reader:
             (name, self._part(part, place, key, name)) for name, part in schema.get(key, {}).items()
         ] for key in ("properties", "patternProperties"))   # fmt: skip
         names: Shape = String()
-        if "propertyNames" in schema and place.draft >= 6:
+        if "propertyNames" in schema:
             names = intersect(names, self._shape_of(self._part(schema["propertyNames"], place, "propertyNames")))
+            try:
+                classes(names, ())
+            except ValueError:                      # too large
+                self._leave_out(place, "propertyNames")
+                names = String()
         additional = self._others(schema, "additionalProperties", "unevaluatedProperties", place)
         others = shapes.Others(tuple(patterns), additional)
         try:
@@ -312,7 +326,7 @@ class Reader:
 
     def _others(self, schema: Any, key: str, unevaluated: str, place: Place) -> Lazy:
         """Return the shape of the members that no keyword names: that of `key` or `unevaluated`."""
-        if place.draft >= 2019 and key not in schema and schema.get(unevaluated, True) is not True:
+        if key not in schema and schema.get(unevaluated, True) is not True:
             if not IN_PLACE & schema.keys():        # else, it depends on the value which schemas apply
                 return self._part(schema[unevaluated], place, unevaluated)
             self._leave_out(place, unevaluated)

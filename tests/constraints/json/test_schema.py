@@ -104,7 +104,7 @@ def test_a_schema_accepts_exactly_its_instances(text, inside):
         ({"patternProperties": {"^x-": {"type": "string"}}}, ['{"x-a":"s"}'], ['{"\\u0078-a":1}', '{"x-a":1}']),
         ({"properties": {"R[int]": {"$ref": "#/$defs/R[int]"}}, "$defs": {"R[int]": {"type": "integer"}}},
          ['{"R[int]":1}'], ['{"R[int]":"x"}']),
-        ({"$ref": "#/$defs/P\u00abUser\u00bb", "$defs": {"P\u00abUser\u00bb": {"type": "null"}}}, ["null"], ["1"]),
+        ({"$ref": "#/$defs/g/P\u00abU\u00bb", "$defs": {"g": {"P\u00abU\u00bb": {"type": "null"}}}}, ["null"], ["1"]),
         ({"oneOf": [{"type": "integer"}, {"type": "number", "minimum": 2}]}, ["1", "2.5"], ["3", "1.5"]),
         ({"if": {"required": ["k"]}, "then": {"properties": {"k": {"pattern": "^[0-9]+$"}}}},
          ['{"k":"1"}', "[]"], ['{"k":"a"}']),
@@ -254,7 +254,7 @@ def nested(n, schema):
          "JSON schema at #/properties/a: it has no instances"),
         ({"items": {"patternProperties": {"^(a|b)*a(a|b){12}$": True}}}, "#/items, 'patternProperties': the patterns"),
         ({"title": "x"}, "JSON schema at # has no keyword, so that any JSON would do"),
-        ({"a": {"type": "string"}}, "are 'a' properties"),
+        ({"$ref": "#/$defs/g", "$defs": {"g": {"a": {"type": "null"}}}}, "/g has no keyword.* are 'a' properties"),
         ({"$defs": {"A": {"type": "object"}}}, "# has no keyword"),
         ({"type": "object", "properties": {"p": {"name": {"type": "string"}}}}, "#/properties/p has no keyword"),
         ({"$dynamicRef": "#a"}, r"JSON schema at #, '\$dynamicRef': '#a' leads nowhere"),
@@ -276,9 +276,10 @@ def test_an_invalid_schema_is_refused_with_place_and_keyword(schema, message):
         JsonSchema(schema).index(BYTES)
 
 
-def test_unknown_formats_and_names_on_demand_are_remarks():
-    constraint = JsonSchema({"items": {"enum": ["a"], "format": "int33"}, "min": 3}, lenient=True)
-    assert [warning.partition(" ")[0] for warning in constraint.warnings] == ["#:", "#/items,"]
+def test_unknown_formats_names_on_demand_and_keywords_of_later_drafts_are_remarks():
+    old = {"$schema": "http://json-schema.org/draft-07/schema#", "prefixItems": [False]}
+    constraint = JsonSchema({**old, "items": {"enum": ["a"], "format": "int33"}, "min": 3}, lenient=True)
+    assert [warning.partition(" ")[0] for warning in constraint.warnings] == ["#:", "#,", "#/items,"]
     assert JsonSchema(POINT).warnings == []
 
 
