@@ -29,7 +29,6 @@ from llmppl.support.locks import Lock, cached_property, locked
 __all__ = ["Effects", "effects_of"]
 
 MAX_KEPT = 1 << 15                                  # effects that are kept
-WIDE = 16                                           # bytes that may follow: up to so many, nodes are read one by one
 MAX_MASKS = 100                                     # of strings, of V bytes each
 AFTER_NUMBER = frozenset(b",]} \t\n\r")
 INSIDE = re.compile(rb'[^\x00-\x1f"\\]*')          # a string, without its quotes and escapes
@@ -39,37 +38,37 @@ NUMBER = Regex(r"[+-]?[0-9]*(?:\.[0-9]*)?(?:[eE][+-]?[0-9]*)?")        # and the
 
 Stack = Any                                         # a Config, or a local state and the stack below it
 Own = dict[Any, Any]
+Leaving = tuple[int, int, int, "Node"]              # a state of a text, characters, a quote or backslash, its node
 Reading = tuple[Local, Stack, "Node", bool]         # a state at the top of a stack, and the tokens to read
 
 
-class Source(NamedTuple):
-    """Trie, and the ids of its tokens unless they are its own."""
+class Node:
+    """Places of a trie that are read together: `ids` of the tokens that end there, and the nodes after each byte."""
 
-    trie: Trie
-    ids: Any = None
+    def __init__(self, trie: Trie, places: list[int]) -> None:
+        self.trie, self.places = trie, places
+        self.ids = self._under(False)
 
-    def ids_at(self, place: int) -> list[int]:
-        trie, node = self.trie, self.trie.nodes.item(place) if place < len(self.trie) else len(self.trie)
-        ids = trie.order[trie.first.item(node) : trie.first.item(node + 1)] if node < len(trie) else trie.order[:0]
-        found: list[int] = (ids if self.ids is None else self.ids[ids]).tolist() if ids.size else []
+    def _under(self, is_deep: bool) -> list[int]:
+        trie, found = self.trie, list[int]()
+        for place in self.places if self.places != [len(self.trie)] else ():
+            node = trie.nodes.item(place)
+            end = trie.skip.item(node) if is_deep else node + 1
+            found += trie.order[trie.first.item(node) : trie.first.item(end)].tolist()
         return found
 
-
-class Node:
-    """Places of tries that are read together: `ids` of the tokens that end there, and the nodes after each byte."""
-
-    def __init__(self, parts: list[tuple[Source, int]]) -> None:
-        self.parts = parts
-        self.ids = [id for source, place in parts for id in source.ids_at(place)]
+    def below(self) -> list[int]:
+        """Return the ids of the tokens that end here or below."""
+        return self._under(True)
 
     @cached_property
     def kids(self) -> dict[int, Node]:
-        found = dict[int, list[tuple[Source, int]]]()
-        for source, place in self.parts:
-            bytes, first, sizes, _ = source.trie.views
+        found = dict[int, list[int]]()
+        bytes, first, sizes, _ = self.trie.views
+        for place in self.places:
             for at in range(first[place], first[place] + sizes[place]):
-                found.setdefault(bytes[at], []).append((source, at))
-        return {byte: Node(parts) for byte, parts in found.items()}
+                found.setdefault(bytes[at], []).append(at)
+        return {byte: Node(self.trie, places) for byte, places in found.items()}
 
     def along(self, word: bytes) -> list[Node]:
         """Return the nodes after each byte of a word, as far as there are any."""
@@ -80,13 +79,6 @@ class Node:
             node = node.kids[byte]
             found.append(node)
         return found
-
-    def below(self) -> Ints:
-        """Return the ids of the tokens that end here or below, of a node of one trie with its own ids."""
-        ((source, place),) = self.parts
-        trie, at = source.trie, source.trie.nodes.item(place)
-        ids: Ints = trie.order[trie.first.item(at) : trie.first.item(trie.skip.item(at))]
-        return ids
 
 
 class Effect(NamedTuple):
@@ -103,11 +95,11 @@ class Effects:
     """Effects on frames, for one vocabulary. Those on strings and numbers are kept for all schemas."""
 
     def __init__(self, trie: Trie) -> None:
-        self.root = Node([(Source(trie), len(trie))])
+        self.root = Node(trie, [len(trie)])
         self._trie, self._lock = trie, Lock()
         self._kept: dict[Any, Effect] = {}
-        self._numbers = Memo[Node, _Numbers](_Numbers)
-        self._texts = Memo[Local, Effect](self._in_text, MAX_MASKS)
+        self._numbers = Memo[Node, _Numbers](_Numbers, MAX_MASKS)
+        self._texts = Memo[Local, Effect](lambda local: self._read([(local, self.root)], []), MAX_MASKS)
         self.with_names = [i for i, token in enumerate(trie.tokens) if WITH_NAMES.search(token)]
 
     @cached_property
@@ -116,7 +108,7 @@ class Effects:
 
     def of(self, local: Local, node: Node, is_closed: bool, own: Own) -> Effect:
         """Return an effect. With `is_closed`, calls and ends at `node` itself are left out."""
-        if node is self.root and _is_text(local):
+        if node is self.root and local.text:
             return self._texts[local]
         kept = self._kept if isinstance(local.frame, Automaton | Quoted) else own
         key = local, node, is_closed
@@ -124,33 +116,38 @@ class Effects:
         if found is None:
             if len(kept) > MAX_KEPT:
                 kept.clear()
-            found = kept[key] = self._find(local, node, is_closed, own)
+            found = kept[key] = self._find(local, node, is_closed)
         return found
 
-    def _find(self, local: Local, node: Node, is_closed: bool, own: Own) -> Effect:
+    def _find(self, local: Local, node: Node, is_closed: bool) -> Effect:
         ids, ends = list[int](), list[Node]()
         if isinstance(local.frame, Automaton):
             ids, ends = self._numbers[node].read(local.frame.dfa, local.key)
             ends += [node] * (local.expanded[2] and not is_closed)
             return Effect(ids, ends, _joined(ends), [])
-        return self._read([(local, node)], ids, own, (local, node) if is_closed else None)
-
-    def _in_text(self, local: Local) -> Effect:
-        mask, todo = self._strings.read(local)
-        return self._read(todo, [id for _, node in todo for id in node.ids], {})._replace(mask=mask)
+        return self._read([(local, node)], ids, (local, node) if is_closed else None)
 
     def _read(
-        self, todo: list[tuple[Local, Node]], ids: list[int], own: Own, closed: tuple[Local, Node] | None = None
+        self, todo: list[tuple[Local, Node]], ids: list[int], closed: tuple[Local, Node] | None = None
     ) -> Effect:
         """Return the effect of the tokens below some nodes. There are no calls and ends at `closed`."""
-        ends, calls = list[Node](), list[tuple[Lazy, Local, Node]]()
+        ends, calls, listed, mask = list[Node](), list[tuple[Lazy, Local, Node]](), set[Node](), None
         while todo:
             at, here = todo.pop()
             if not here.kids:
                 continue
             is_open = (at, here) != closed
             if at.words is not None:
-                todo += self._read_words(at, here, ids, ends if is_open else [], own)
+                todo += _read_words(at, here, ids, ends if is_open else [], listed)
+                if at.others is None:
+                    continue
+                at = at.others
+            if at.text:
+                stay, some, left = self._strings.read(at, here)
+                mask = mask if stay is None else stay
+                left = [(target, kid) for target, kid in left if kid not in listed]
+                ids += some + [id for _, kid in left for id in kid.ids]
+                todo += left
                 continue
             moves, called, is_done = at.expanded
             if is_open:
@@ -162,52 +159,23 @@ class Effects:
                     if lo <= byte <= hi and byte in kids:
                         ids += kids[byte].ids
                         todo.append((target, kids[byte]))
-        return Effect(ids, ends, _joined(ends), calls)
-
-    def _read_words(
-        self, local: Local, node: Node, ids: list[int], ends: list[Node], own: Own
-    ) -> list[tuple[Local, Node]]:
-        """Add the tokens in listed words, and in others if there may be any; return the states after them."""
-        taken, banned, found = set[Node](), set[int](), list[tuple[Local, Node]]()
-        for word, number in local.words or ():
-            passed = node.along(word)
-            ids += [id for each in passed for id in each.ids]
-            if len(passed) == len(word):
-                end = passed[-1] if passed else node
-                taken.add(end)
-                after = local.after_word(number) if word else None
-                if after is not None:
-                    found.append((after, end))
-                elif word:
-                    banned.update(end.ids)
-                else:
-                    ends.append(end)
-        if local.others is not None:
-            inside = self.of(local.others[0], node, False, own)
-            ids += inside.ids
-            found += [(local.others[1], end) for end in inside.ends if end not in taken]
-        if banned:
-            ids[:] = [id for id in ids if id not in banned]
-        return found
+        return Effect(ids, ends, _joined(ends), calls, mask)
 
     @locked
-    def mask(self, state: Config, starts: Mapping[Lazy, Iterable[Local]], own: Own) -> Bools | None:
-        """Return the mask of a configuration, (V,) bool; None if arrays are faster.
+    def mask(self, state: Config, starts: Mapping[Lazy, Iterable[Local]], own: Own) -> Bools:
+        """Return the mask of a configuration, (V,) bool.
 
         `starts[part]` are the local states in which a shape begins. `own` keeps the effects on the frames of a schema.
         """
         return self._mask([(local, below, self.root, True) for local, below in state.items], starts, own)
 
-    def _mask(self, todo: list[Reading], starts: Mapping[Lazy, Iterable[Local]], own: Own) -> Bools | None:
+    def _mask(self, todo: list[Reading], starts: Mapping[Lazy, Iterable[Local]], own: Own) -> Bools:
         mask, ids = np.zeros(len(self._trie.tokens), bool), list[int]()
         while todo:
             local, below, node, is_closed = todo.pop()
-            if node is self.root:
-                if local.others is not None:
-                    mask |= self._named(local, below, starts, own)
-                    continue
-                if _is_wide(local):
-                    return None
+            if node is self.root and local.others is not None:
+                mask |= self._named(local, below, starts, own)
+                continue
             effect = self.of(local, node, is_closed, own)
             ids += effect.ids
             if effect.mask is not None:
@@ -225,10 +193,9 @@ class Effects:
     def _named(self, local: Local, below: Stack, starts: Mapping[Lazy, Iterable[Local]], own: Own) -> Bools:
         """Return the mask inside a name that may be listed or not: that of others, but for tokens with a listed end."""
         assert local.others is not None and local.words is not None
-        inside, after = local.others
-        key = inside, after, below
+        key = local.others, below
         if key not in own:
-            own[key] = self._mask([(inside, (after, below), self.root, False)], starts, own)
+            own[key] = self._mask([(*key, self.root, False)], starts, own)
         mask: Bools = own[key].copy()
         ends = [(passed[-1], i) for word, i in local.words if len(passed := self.root.along(word)) == len(word)]
         then = [(local.after_word(i), below, end, False) for end, i in ends]
@@ -237,30 +204,35 @@ class Effects:
         todo: list[Any] = [each for each in then if each[0] is not None]
         for _, _, end, _ in todo:
             mask[end.ids] = True
-        more = self._mask(todo, starts, own)
-        assert more is not None                     # only at the root, arrays are faster
-        mask |= more
-        return mask
+        return mask | self._mask(todo, starts, own)
 
 
-def _joined(nodes: list[Node]) -> Node | None:
+def _joined(nodes: Iterable[Node | None]) -> Node | None:
     """Return the node of several, None if nothing follows them."""
-    nodes = [node for node in nodes if node.kids]
-    if len(nodes) < 2:
-        return nodes[0] if nodes else None
-    return Node([part for node in nodes for part in node.parts])
+    some = [node for node in nodes if node and node.kids]
+    if len(some) < 2:
+        return some[0] if some else None
+    return Node(some[0].trie, [place for node in some for place in node.places])
 
 
-def _is_text(local: Local) -> bool:
-    """Return whether characters of a string follow, or its end."""
-    return isinstance(local.frame, Quoted) and isinstance(local.key[0], int)
-
-
-def _is_wide(local: Local) -> bool:
-    """Return whether so many bytes may follow that arrays are faster."""
-    if local.words is not None or isinstance(local.frame, Automaton) or _is_text(local):
-        return False
-    return sum(hi + 1 - lo for lo, hi, _ in local.expanded[0]) > WIDE
+def _read_words(
+    local: Local, node: Node, ids: list[int], ends: list[Node], listed: set[Node]
+) -> list[tuple[Local, Node]]:
+    """Add the tokens in listed words, and the nodes where a value or name ends; return the states after names."""
+    found = list[tuple[Local, Node]]()
+    for word, number in local.words or ():
+        passed = node.along(word)
+        if not word:
+            ends.append(node)
+        elif len(passed) == len(word):
+            listed.add(passed[-1])
+            after = local.after_word(number)
+            if after is not None:
+                found.append((after, passed[-1]))
+            else:
+                passed.pop()
+        ids += [id for each in passed for id in each.ids]
+    return found
 
 
 class _Strings:
@@ -276,7 +248,8 @@ class _Strings:
         self._nodes = [root, *(root.along(piece)[-1] for piece in self._pieces[1:])]
         self._loops = Memo[DFA, Loops](lambda dfa: Loops(TableGraph(dfa), trie), MAX_MASKS)
         self._masks = Memo[tuple[DFA, int], Bools](self._find, MAX_MASKS)
-        self._joined = Memo[tuple[tuple[int, ...], int], Node | None](self._join, MAX_KEPT)
+        self._below = Memo(self._find_below, MAX_KEPT)
+        self._left = Memo[tuple[DFA, int, float], list[Leaving]](self._leave, MAX_MASKS)
 
     def _find(self, key: tuple[DFA, int]) -> Bools:
         """Return the tokens that stay in the strings of an automaton, from a state on."""
@@ -288,27 +261,48 @@ class _Strings:
         mask &= self._stay
         return mask
 
-    def _join(self, key: tuple[tuple[int, ...], int]) -> Node | None:
-        """Return the node after some pieces and a byte."""
-        numbers, byte = key
-        nodes = [kid for i in numbers if (kid := self._nodes[i].kids.get(byte))]
-        return Node([part for node in nodes for part in node.parts]) if nodes else None
+    def _leave(self, key: tuple[DFA, int, float]) -> list[Leaving]:
+        """Return the states after pieces, their characters up to a number, a quote or backslash, and the node there."""
+        dfa, state, most = key
+        ids, ends = walk_state(TableGraph(dfa), self._ends, state)
+        found = dict[tuple[int, int, int], list[Node]]()
+        for i, end in [(0, state), *zip(ids.tolist(), ends.tolist(), strict=True)]:
+            for byte in self._nodes[i].kids.keys() & {*b'"\\'}:
+                number = int(min(most, _num_characters(self._pieces[i])))
+                found.setdefault((end, number, byte), []).append(self._nodes[i].kids[byte])
+        return [(*each, Node(self._trie, [place for node in nodes for place in node.places]))
+                for each, nodes in found.items()]       # fmt: skip
 
-    def read(self, local: Local) -> tuple[Bools, list[tuple[Local, Node]]]:
-        """Return the mask of the tokens that stay, and the states and nodes after a quote or backslash in others."""
-        frame, (state, need, room) = local.frame, local.key
-        assert isinstance(frame, Quoted)
-        mask = self._masks[frame.dfa, state]
-        if room < math.inf:
-            mask = mask & (self._sizes <= room)
-        ids, ends = walk_state(TableGraph(frame.dfa), self._ends, state)
-        after = dict[Any, list[int]]({local.key: [0]})
-        for i, end in zip(ids.tolist(), ends.tolist(), strict=True):
-            after.setdefault(frame.after(end, need, room, _num_characters(self._pieces[i])), []).append(i)
-        after.pop(None, None)
-        return mask, [
-            (target, node) for key, some in after.items() for byte in b'"\\'
-            if (target := frame.step(frame.local(key), byte)) and (node := self._joined[tuple(some), byte])
+    def _find_below(self, key: tuple[Node, DFA, int]) -> tuple[list[tuple[int, list[int]]], list[Leaving]]:
+        """Return the tokens below a node that stay, with their characters, and the others as `_leave` does."""
+        node, dfa, state = key
+        stay, leave, todo = list[tuple[int, list[int]]](), list[Leaving](), [(node, state, 0)]
+        while todo:
+            here, at, number = todo.pop()
+            for byte, kid in here.kids.items():
+                if byte in b'"\\':
+                    leave.append((at, number, byte, kid))
+                elif byte >= 32 and (to := dfa.step(at, byte)):
+                    todo.append((kid, to, number + (not 0x80 <= byte < 0xC0)))
+                    stay.append((todo[-1][2], kid.ids))
+        return stay, leave
+
+    def read(self, local: Local, node: Node) -> tuple[Bools | None, list[int], list[tuple[Local, Node]]]:
+        """Return the tokens that stay, at the root as a mask, and the states and nodes after a quote or backslash."""
+        assert local.text
+        dfa, state, need, room = local.text
+        mask, ids, frame = None, list[int](), local.frame
+        if node is self._nodes[0]:
+            mask = self._masks[dfa, state]
+            leave = self._left[dfa, state, need if room == math.inf else math.inf]
+            if room < math.inf:
+                mask = mask & (self._sizes <= room)
+        else:
+            stay, leave = self._below[node, dfa, state]
+            ids = [id for number, some in stay if number <= room for id in some]
+        return mask, ids, [
+            (target, node) for end, number, byte, node in leave
+            if (key := frame.after_text(local.key, end, number)) and (target := frame.step(frame.local(key), byte))
         ]  # fmt: skip
 
 

@@ -22,14 +22,16 @@ from llmppl.support.graphs import Memo
 from llmppl.support.locks import cached_property
 
 __all__ = [
-    "BLANK", "DONE", "Automaton", "Expansion", "Frame", "Key", "Local", "Move", "Whitespace", "Words", "branches",
-    "spaces",
+    "BLANK", "DONE", "MAX_LOCALS", "Automaton", "Expansion", "Frame", "Key", "Local", "Move", "Text", "Whitespace",
+    "Words", "spaces",
 ]  # fmt: skip
 
 BLANK = " ?"                                        # whitespace of a record in one line
 
+MAX_LOCALS = 1 << 16                                # local states that are kept, of one frame
 Key = Any
 Move = tuple[int, int, Key]                         # first and last byte, and the key after them
+Text = tuple[DFA, int, int, float]
 Moves = tuple[list[tuple[int, int, "Local"]], list[tuple[Lazy, "Local"]], bool]
 
 
@@ -64,9 +66,13 @@ class Local:
         return self.frame.words(self.key)
 
     @cached_property
-    def others(self) -> tuple[Local, Local] | None:
-        """State inside a name that is not listed, and the state after it; None if all names are listed."""
+    def others(self) -> Local | None:
+        """State inside a name that is not listed; None if all are."""
         return self.frame.others(self.key)
+
+    @cached_property
+    def text(self) -> Text | None:
+        return self.frame.text(self.key)
 
     def after_word(self, number: int) -> Local | None:
         key = self.frame.after_word(self.key, number)
@@ -88,7 +94,7 @@ class Frame:
     remembers = False                               # True if the states are endless, since they remember names
 
     def __init__(self) -> None:
-        self._locals: Memo[Key, Local] = Memo(lambda key: Local(self, key))
+        self._locals: Memo[Key, Local] = Memo(lambda key: Local(self, key), MAX_LOCALS)
 
     def local(self, key: Key) -> Local:
         """Return the state of a key."""
@@ -122,12 +128,16 @@ class Frame:
         """Return the key after a word; None if it may not stand there."""
         raise NotImplementedError
 
-    def others(self, key: Key) -> tuple[Local, Local] | None:
+    def others(self, key: Key) -> Local | None:
         return None
 
-    def forget(self) -> None:
-        """Drop the states that are kept."""
-        self._locals.clear()
+    def text(self, key: Key) -> Text | None:
+        """Return the text that is read up to a quote: its automaton, state, and least and most characters."""
+        return None
+
+    def after_text(self, key: Key, state: int, number: int) -> Key | None:
+        """Return the key after `number` characters of a text that lead to `state`; None if they do not fit."""
+        raise NotImplementedError
 
 
 class Automaton(Frame):
@@ -157,23 +167,15 @@ class Words(Frame):
         return number, number + 1, len(self._words[number])
 
     def expand(self, key: Key) -> Expansion:
-        ranges, end = branches(self._words, *key)
-        return Expansion(
-            [(byte, byte, (low, high, key[2] + 1)) for byte, (low, high) in ranges.items()], [], end is not None
-        )
-
-
-def branches(words: list[bytes], low: int, high: int, depth: int) -> tuple[dict[int, tuple[int, int]], int | None]:
-    """Return the ranges of sorted words that begin alike by their next byte, and the word that ends here."""
-    end, ranges = None, {}
-    if low < high and len(words[low]) == depth:
-        end, low = low, low + 1
-    while low < high:
-        byte = words[low][depth]
-        above = bisect_left(words, words[low][:depth] + bytes([byte + 1]), low, high) if byte < 255 else high
-        ranges[byte] = low, above
-        low = above
-    return ranges, end
+        low, high, depth = key
+        moves, is_done = list[Move](), low < high and len(self._words[low]) == depth
+        low += is_done
+        while low < high:
+            begin = self._words[low][: depth + 1]
+            above = bisect_left(self._words, begin + b"\xff", low, high)
+            moves.append((begin[-1], begin[-1], (low, above, depth + 1)))
+            low = above
+        return Expansion(moves, [], is_done)
 
 
 class Whitespace:

@@ -83,9 +83,6 @@ class JsonIndex(TokenIndex):
 
     def _work_out(self, state: Config, accepts: bool) -> PackedMask:
         mask = self._effects.mask(state, self.recognizer.starts, self._own)
-        if mask is None:
-            mask = np.zeros(len(self.trie.tokens), bool)
-            mask[super().walk(state)[0]] = True
         some = [token for token in self._effects.with_names if mask[token]]
         mask[[token for token in some if self._read_token(state, self.trie.tokens[token]) is None]] = False
         return self.store.of_mask(mask, accepts)

@@ -11,7 +11,7 @@ from __future__ import annotations
 import itertools
 import math
 from bisect import bisect_left
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from functools import lru_cache
 from typing import Any, NamedTuple
 
@@ -22,8 +22,8 @@ from llmppl.constraints.automata.dfa import DFA, anything
 from llmppl.constraints.automata.operations import Edge
 from llmppl.constraints.constraint import Bools, Ints
 from llmppl.constraints.json.ecma import found
-from llmppl.constraints.json.frames import DONE, Expansion, Frame, Key, Local, Move, Whitespace, branches
-from llmppl.constraints.json.scalars import ESCAPED, cut, escapes, free_name, spelled, texts_of
+from llmppl.constraints.json.frames import DONE, MAX_LOCALS, Expansion, Frame, Key, Local, Move, Text, Whitespace
+from llmppl.constraints.json.scalars import ESCAPED, cut, escapes, spelled, texts_of
 from llmppl.constraints.json.shapes import Lazy, Object, Shape, String, both, fits, intersect
 from llmppl.support.graphs import Memo, Numbering
 from llmppl.support.locks import cached_property
@@ -44,13 +44,13 @@ class Names:
 
     def __init__(self, shape: Object, is_live: Callable[[Lazy], bool]) -> None:
         patterns = list(dict.fromkeys(pattern for others in shape.others for pattern, _ in others.patterns))
-        self._dfa, self._parts = anything(), dict[int, Lazy]()          # by accepting state
-        self._endless, self.is_endless, self.is_free = np.ones(1, bool), True, False
+        self.dfa, self._parts = anything(), dict[int, Lazy]()          # by accepting state
+        self._endless, self.is_endless = np.ones(1, bool), True
         self.part, self.rests = self._parts.get, Memo(self._find_rests)
         if shape.names == String() and not patterns:
             part = both(*(others.additional for others in shape.others))
-            self.start, self.is_free = self._dfa.start if is_live(part) else 0, True
-            self._parts |= dict.fromkeys(np.flatnonzero(self._dfa.accepting).tolist(), part)
+            self.start = self.dfa.start if is_live(part) else 0
+            self._parts |= dict.fromkeys(np.flatnonzero(self.dfa.accepting).tolist(), part)
             return
         table, accepting, sets = classes(shape.names, tuple(patterns))
         table, accepting = table.copy(), accepting.copy()
@@ -67,8 +67,8 @@ class Names:
         while (more := live | (live[table] & (table > 0)).any(1)).sum() > live.sum():
             live = more
         table[~live[table]] = 0
-        self._dfa = DFA.__new__(DFA)
-        self._dfa._fix(table.astype(np.int32), accepting, 1)
+        self.dfa = DFA.__new__(DFA)
+        self.dfa._fix(table.astype(np.int32), accepting, 1)
         self.start = int(live[1])
         self._parts |= {state: parts[sets[state]] for state in np.flatnonzero(accepting).tolist()}
         self._endless = live
@@ -77,16 +77,16 @@ class Names:
         self.is_endless = bool((self._endless == live).all())
 
     def moves(self, state: int) -> list[Edge]:
-        return self._dfa.moves(state)
+        return self.dfa.moves(state)
 
     def after(self, state: int, byte: int) -> int | None:
-        return self._dfa.step(state, byte)
+        return self.dfa.step(state, byte)
 
     def _find_rests(self, state: int) -> frozenset[bytes] | None:
         if len(self._endless) == 1 or self._endless[state]:
             return None
-        rests = {b""} if self._dfa.accepts(state) else set[bytes]()
-        for lo, hi, to in self._dfa.moves(state):
+        rests = {b""} if self.dfa.accepts(state) else set[bytes]()
+        for lo, hi, to in self.dfa.moves(state):
             inside = self.rests[to]
             if inside is None or len(rests) + len(inside) * (hi + 1 - lo) > MAX_RESTS:
                 return None
@@ -133,17 +133,13 @@ class Progress(NamedTuple):
 class Name(NamedTuple):
     """Part of a name that is read.
 
-    `low` to `high`: sorted listed names that begin so, `depth`: bytes read. `other`: state of the other names.
-    `escape`: a part of an escape, or None. `text`: the bytes, None if not remembered. `blocked`: rests of used names.
+    `text`: the bytes, None if they are not remembered, since no listed or used name begins so. `other`: state of the
+    other names. `escape`: a part of an escape, or None.
     """
 
-    low: int
-    high: int
-    depth: int
+    text: bytes | None
     other: int
     escape: str | None
-    text: bytes | None
-    blocked: frozenset[bytes]
 
 
 class Members(Frame):
@@ -155,7 +151,7 @@ class Members(Frame):
         self._listed = list(dict.fromkeys([*shape.properties, *shape.required]))
         self._num_ordered = len(self._listed) if in_order else 0
         self._parts = Memo(shape.of_name)
-        self._choices = Memo(self._find_choices)
+        self._choices = Memo(self._find_choices, MAX_LOCALS)
 
     @property
     def is_possible(self) -> bool:
@@ -186,11 +182,11 @@ class Members(Frame):
     @cached_property
     def _live(self) -> int:
         """Bits of the listed names that an instance may have."""
-        return _bits(i for name, i in self._number.items() if self._allows(name))
+        return sum(1 << i for name, i in self._number.items() if self._allows(name))
 
     @cached_property
     def _required(self) -> int:
-        return _bits(map(self._number.__getitem__, self._shape.required))
+        return sum(1 << self._number[name] for name in set(self._shape.required))
 
     @cached_property
     def _begin(self) -> Progress:
@@ -207,10 +203,6 @@ class Members(Frame):
     @property
     def remembers(self) -> bool:                    # type: ignore[override]
         return self._others is not None
-
-    def forget(self) -> None:
-        super().forget()
-        self._choices.clear()
 
     def step(self, local: Local, byte: int) -> Local | None:
         """Return the state after a byte. Only here are the names remembered that the object does not list."""
@@ -261,7 +253,8 @@ class Members(Frame):
             ordered = missing & ((1 << self._num_ordered) - 1)
             named = self._left(at) & (((ordered & -ordered) << 1) - 1 if ordered else -1)
         elif at.room > 0:
-            for i in _indices(self._left(at)):
+            left = self._left(at)
+            for i in (i for i in range(left.bit_length()) if left >> i & 1):
                 if not self._keeps_order(missing, i):
                     break
                 named |= self._can_end(self._with(at, i)) << i
@@ -270,7 +263,7 @@ class Members(Frame):
             and self._can_end(self._with_other(at, None))
         )  # fmt: skip
         places = enumerate(self._order[1]) if named else ()
-        return _bits(i for i, place in places if named >> place & 1), others, not missing and not at.need
+        return sum(1 << i for i, place in places if named >> place & 1), others, not missing and not at.need
 
     # ---- moves
 
@@ -284,7 +277,7 @@ class Members(Frame):
             case "end":
                 return DONE
             case "name", at, name:
-                return Expansion(self._in_name(at, name._replace(text=None)))
+                return Expansion(self._in_name(at, name))
         return self._between(*key)
 
     def _between(self, kind: str, blank: int, at: Progress, part: Lazy | None = None) -> Expansion:
@@ -303,88 +296,96 @@ class Members(Frame):
             if (named or others) and kind == "after":
                 moves.append((COMMA, COMMA, ("next", 0, at)))
             elif named or others:
-                other, used = (self._others.start, at.used) if others and self._others else (0, None)
-                text = None if used is None else b""
-                begun = Name(0, len(self._number), 0, other, None, text, used or frozenset())
+                begun = Name(b"", self._others.start if others and self._others else 0, None)
                 moves.append((QUOTE, QUOTE, ("name", at, begun)))
             if may_end and kind != "next":
                 moves.append((CLOSE, CLOSE, "end"))
         return Expansion(moves)
 
-    def _is_simple(self, name: Name) -> bool:
-        """Return whether listed names and free ones are all that may follow."""
-        return name.escape is None and (self._others is None or not name.other or self._others.is_free)
+    def _like(self, name: Name) -> tuple[int, int]:
+        """Return the range of the sorted listed names that begin so."""
+        if name.text is None:
+            return 0, 0
+        low = bisect_left(self._order[0], name.text)
+        return low, bisect_left(self._order[0], name.text + b"\xff", low)
+
+    def _rests(self, at: Progress, name: Name) -> list[tuple[bytes, int]]:
+        """Return the rests of the listed and used names that begin so, with the number of the listed ones, or -1."""
+        if name.text is None:
+            return []
+        listed = ((self._order[0][i], i) for i in range(*self._like(name)))
+        used = ((each, -1) for each in at.used or () if each.startswith(name.text))
+        return [(each[len(name.text) :], i) for each, i in (*listed, *used)]
 
     def words(self, key: Key) -> list[tuple[bytes, int]] | None:
-        if key[0] != "name" or not self._is_simple(key[2]):
+        if key[0] != "name" or key[2].text is None or key[2].escape is not None:
             return None
         _, at, name = key
-        names, named = self._order[0], -1 if name.other else self._choices[at][0]
-        listed = [(names[i][name.depth :] + b'"', i) for i in range(name.low, name.high) if named >> i & 1]
-        return listed + [(rest + b'"', -1) for rest in name.blocked] * bool(name.other)
+        if name.other and self._others and not self._others.is_endless:
+            return None                             # some beginnings may have no rest but those that are used
+        named = -1 if name.other else self._choices[at][0] << 1         # the bit of -1 is 0
+        return [(rest + b'"', i) for rest, i in self._rests(at, name) if named >> i + 1 & 1]
 
     def after_word(self, key: Key, number: int) -> Key | None:
-        _, at, name = key
-        return None if number < 0 else self._ended(at, name, self._choices[at][0], number)
-
-    def others(self, key: Key) -> tuple[Local, Local] | None:
-        if key[0] != "name" or self._others is None or not key[2].other or not self._is_simple(key[2]):
+        at = key[1]
+        if number < 0 or not self._choices[at][0] >> number & 1:
             return None
-        _, at, name = key
-        part = self._others.part(self._others.start)
-        assert part is not None
-        return free_name().local((name.other, 0, math.inf)), self.local(("colon", 0, self._with_other(at, None), part))
+        place = self._order[1][number]
+        return "colon", 0, self._with(at, place), self._parts[self._listed[place]]
+
+    def others(self, key: Key) -> Local | None:
+        after = None if self.words(key) is None else self.after_text(key, key[2].other, 0)
+        return None if after is None else self.local(after)
+
+    def text(self, key: Key) -> Text | None:
+        if self._others is None or key[0] != "name" or key[2].text is not None or key[2].escape is not None:
+            return None
+        return self._others.dfa, key[2].other, 0, math.inf
+
+    def after_text(self, key: Key, state: int, number: int) -> Key | None:
+        return ("name", key[1], Name(None, state, None)) if state else None
 
     def _in_name(self, at: Progress, name: Name) -> list[Move]:
-        ranges, _ = branches(self._order[0], name.low, name.high, name.depth)
-        special = tuple(sorted({QUOTE, *ranges, *(rest[0] for rest in name.blocked if rest)}))
+        special = tuple(sorted({QUOTE, *(rest[0] for rest, _ in self._rests(at, name) if rest)}))
         moves = [(byte, byte, key) for byte in special if (key := self._read(at, name, byte))]
         for lo, hi, other, escape in self._other_moves(name):
-            after = Name(0, 0, 0, other, escape, None, frozenset())
-            if self._may_end(self._choices[at][0], after):
+            after = Name(None, other, escape)
+            if self._may_end(at, after):
                 moves += [(first, last, ("name", at, after)) for first, last in cut(lo, hi, special)]
         return moves
 
     def _read(self, at: Progress, name: Name, byte: int) -> Key | None:
         """Return the key after one byte of a name."""
-        names, named, low, high = self._order[0], self._choices[at][0], name.low, name.high
-        if byte == QUOTE and name.escape is None:   # in a listed name, it may follow a backslash
-            end = low if low < high and len(names[low]) == name.depth else None
-            if ended := self._ended(at, name, named, end):
-                return ended
-        if low < high:
-            begin = names[high - 1][: name.depth]
-            low = bisect_left(names, begin + bytes([byte]), low, high)
-            high = bisect_left(names, begin + bytes([byte + 1]), low, high) if byte < 255 else high
+        if byte == QUOTE and name.escape is None and (ended := self._ended(at, name)):
+            return ended                            # in a listed name, a quote may follow a backslash
         other, escape = 0, name.escape
         if escape is not None or byte == BACKSLASH:
             some = ((to, part) for lo, hi, to, part in self._other_moves(name) if lo <= byte <= hi)
             other, escape = next(some, (0, None))
         elif self._others is not None and name.other and byte not in ESCAPED:
             other = self._others.after(name.other, byte) or 0
-        blocked = frozenset(rest[1:] for rest in name.blocked if rest[:1] == bytes([byte])) if other else frozenset()
-        text = None if name.text is None else name.text + bytes([byte])
-        after = Name(low, high, (name.depth + 1) * (high > low), other, escape, text, blocked)
-        return ("name", at, after) if self._may_end(named, after) else None
+        after = Name(None if name.text is None else name.text + bytes([byte]), other, escape)
+        return ("name", at, after) if self._may_end(at, after) else None
 
-    def _may_end(self, named: int, name: Name) -> bool:
+    def _may_end(self, at: Progress, name: Name) -> bool:
         """Return whether some allowed name begins so."""
-        if named >> name.low & ((1 << name.high - name.low) - 1):
+        low, high = self._like(name)
+        if self._choices[at][0] >> low & ((1 << high - low) - 1):
             return True
         if not name.other or self._others is None:
             return False
         rests = self._others.rests[name.other]
-        if rests is None or name.escape is not None:
-            return True
-        return bool(rests - name.blocked - {each[name.depth :] for each in self._order[0][name.low : name.high]})
+        return rests is None or name.escape is not None or not rests <= {rest for rest, _ in self._rests(at, name)}
 
-    def _ended(self, at: Progress, name: Name, named: int, end: int | None) -> Key | None:
+    def _ended(self, at: Progress, name: Name) -> Key | None:
         """Return the key after the closing quote; None if the name may not end here."""
-        if end is not None:
-            number = self._order[1][end]
-            return ("colon", 0, self._with(at, number), self._parts[self._listed[number]]) if named >> end & 1 else None
+        low, high = self._like(name)
+        if low < high and self._order[0][low] == name.text:
+            return self.after_word(("name", at, name), low)
         part = self._others.part(name.other) if self._others and name.other else None
-        return None if part is None or b"" in name.blocked else ("colon", 0, self._with_other(at, name.text), part)
+        if part is None or name.text in (at.used or ()):
+            return None
+        return "colon", 0, self._with_other(at, name.text), part
 
     def _other_moves(self, name: Name) -> Iterator[tuple[int, int, int, str | None]]:
         """Yield the moves of the other names: first and last byte, state, and the part of an escape."""
@@ -414,16 +415,4 @@ class Members(Frame):
         return found
 
     def _leads_to(self, missing: int, name: Name) -> bool:
-        return any(missing >> self._order[1][i] & 1 for i in range(name.low, name.high))
-
-
-def _bits(numbers: Iterable[int]) -> int:
-    bits = 0
-    for number in numbers:
-        bits |= 1 << number
-    return bits
-
-
-def _indices(bits: int) -> list[int]:
-    """Return the numbers of the bits that are set, ascending."""
-    return [i for i, bit in enumerate(bin(bits)[:1:-1]) if bit == "1"]
+        return any(missing >> self._order[1][i] & 1 for i in range(*self._like(name)))

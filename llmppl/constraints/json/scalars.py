@@ -30,12 +30,12 @@ from llmppl.constraints.automata.budget import TooLarge
 from llmppl.constraints.automata.dfa import DFA, anything
 from llmppl.constraints.automata.formats import numerals
 from llmppl.constraints.automata.regex import Regex
-from llmppl.constraints.json.frames import DONE, Expansion, Frame, Key, Move
+from llmppl.constraints.json.frames import DONE, Expansion, Frame, Key, Move, Text
 from llmppl.constraints.json.shapes import ANY, Choice, Constants, Number, Shape, String, language
 from llmppl.constraints.masks.distances import bytes_to_accept
 from llmppl.support.locks import cached_property
 
-__all__ = ["Quoted", "cut", "escapes", "free_name", "numbers", "quoted", "spelled", "spellings", "texts_of"]
+__all__ = ["Quoted", "cut", "escapes", "numbers", "quoted", "spelled", "spellings", "texts_of"]
 
 MAX_DIGITS = 20                                     # before the point, without a bound; twice as many of an integer
 MAX_FRACTION = 21                                   # after the point, unless bounds or steps need more
@@ -242,14 +242,17 @@ class Quoted(Frame):
 
     def __init__(self, dfa: DFA | None, least: int, most: float) -> None:
         super().__init__()
-        self._is_free, self.dfa = dfa is None, anything() if dfa is None else dfa
-        self._begin = (self.dfa.start, least, most) if dfa is None else (self.dfa.start, 0, math.inf)
+        self._is_free, self._dfa = dfa is None, anything() if dfa is None else dfa
+        self._begin = (self._dfa.start, least, most) if dfa is None else (self._dfa.start, 0, math.inf)
 
     def only_moves(self, key: Key) -> bool:
         return bool(key != "end")
 
-    def after(self, state: int, need: int, room: float, number: int = 1) -> Key | None:
-        """Return the key after more characters that lead to `state`; None if there is no room for them."""
+    def text(self, key: Key) -> Text | None:
+        return (self._dfa, *key) if isinstance(key[0], int) else None
+
+    def after_text(self, key: Key, state: int, number: int = 1) -> Key | None:
+        _, need, room = key
         return (state, max(0, need - number), room - number) if state and room >= number else None
 
     def expand(self, key: Key) -> Expansion:
@@ -263,8 +266,8 @@ class Quoted(Frame):
                 return Expansion([
                     (lo, hi, of if escape.accepts(to) else ("free", to, of)) for lo, hi, to in escape.moves(at)
                 ])  # fmt: skip
-            case "escape", read, (state, need, room):
-                found = escapes(read, lambda byte: self.after(self.dfa.after(state, bytes([byte])), need, room))
+            case "escape", read, (state, _, _):
+                found = escapes(read, lambda byte: self.after_text(key[2], self._dfa.after(state, bytes([byte]))))
                 return Expansion([
                     (byte, byte, ("escape", to, key[2]) if isinstance(to, str) else to) for byte, to in found
                 ])  # fmt: skip
@@ -273,17 +276,17 @@ class Quoted(Frame):
     def _inside(self, state: int, need: int, room: float) -> list[Move]:
         moves: list[Move] = []
         can_escape = False
-        for lo, hi, to in self.dfa.moves(state):
+        for lo, hi, to in self._dfa.moves(state):
             if lo < 0xC0 and hi >= 0x80:            # inside a character
                 moves.append((max(lo, 0x80), min(hi, 0xBF), (to, need, room)))
-            after = self.after(to, need, room)
+            after = self.after_text((state, need, room), to)
             for first, last in ((lo, min(hi, 0x7F)), (max(lo, 0xC0), hi)) if after else ():
                 moves += [(a, b, after) for a, b in cut(first, last)]
                 can_escape |= any(first <= byte <= last for byte in ESCAPED)
         if can_escape:
-            free = ("free", _any_escape().start, self.after(state, need, room))
+            free = ("free", _any_escape().start, self.after_text((state, need, room), state))
             moves.append((92, 92, free if self._is_free else ("escape", "", (state, need, room))))
-        if not need and self.dfa.accepts(state):
+        if not need and self._dfa.accepts(state):
             moves.append((34, 34, "end"))
         return moves
 
@@ -301,13 +304,7 @@ class Quoted(Frame):
 
     @cached_property
     def _bytes_left(self) -> npt.NDArray[np.float64]:
-        return bytes_to_accept(self.dfa.explore(MAX_STATES).table, self.dfa.accepting)
-
-
-@lru_cache(1)
-def free_name() -> Quoted:
-    """Return the frame of a name: all texts, each with one spelling."""
-    return Quoted(anything(), 0, math.inf)
+        return bytes_to_accept(self._dfa.explore(MAX_STATES).table, self._dfa.accepting)
 
 
 @lru_cache(1)

@@ -76,8 +76,8 @@ class Texts:
         self._live: dict[Lazy, bool] = {}
         self._open: set[int] = set()
         self.starts = Memo(self._find_starts)
-        self._pushed = Memo[Pair, Config](self._push)
-        self._known: dict[tuple[tuple[Pair, ...], bool], Config] = {}
+        self._pushed = Memo[Pair, Config](self._push, MAX_KEPT)
+        self._known = Memo[tuple[tuple[Pair, ...], bool], Config](lambda key: Config(*key), MAX_KEPT)
         self._lock = Lock()
 
     def begin(self, root: Lazy) -> None:
@@ -187,13 +187,7 @@ class Texts:
         return self._config(found.items(), accepts)
 
     def _config(self, pairs: Iterable[Pair], accepts: bool) -> Config:
-        items = tuple(sorted(pairs, key=_order))
-        found = self._known.get((items, accepts))
-        if found is None:
-            if len(self._known) > MAX_KEPT:
-                self.forget()
-            found = self._known.setdefault((items, accepts), Config(items, accepts))
-        return found
+        return self._known[tuple(sorted(pairs, key=_order)), accepts]
 
     def _union(self, a: Config, b: Config) -> Config:
         """Return a configuration with the stacks of two."""
@@ -262,15 +256,6 @@ class Texts:
             if len(rows) > limit:
                 raise TooLarge("the schema", f"more than {limit:,} states", "fewer or shorter parts would work")
         return np.stack(rows), np.array(accepting), 1
-
-    def forget(self) -> None:
-        """Drop the configurations and local states that are kept."""
-        self._known.clear()
-        self._pushed.clear()
-        self.starts.clear()
-        for _, frame in self._frames.values():
-            if frame is not None:
-                frame.forget()
 
 
 def _written(value: Any) -> Iterable[str]:
