@@ -14,7 +14,6 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from llmppl.constraints.automata.dfa import DFA
-from llmppl.constraints.automata.regex import Regex
 from llmppl.constraints.constraint import Bools, Ints
 from llmppl.constraints.json.frames import Automaton, Local
 from llmppl.constraints.json.scalars import Quoted
@@ -34,7 +33,7 @@ AFTER_NUMBER = frozenset(b",]} \t\n\r")
 INSIDE = re.compile(rb'[^\x00-\x1f"\\]*')          # a string, without its quotes and escapes
 BEGINNING = re.compile(rb'([^\x00-\x1f"\\]*)["\\]')
 WITH_NAMES = re.compile(rb'"[ \t\n\r]*:.*,[ \t\n\r]*"(?:[^"\\]|\\.)*"', re.DOTALL)       # a name's end, and a name
-NUMBER = Regex(r"[+-]?[0-9]*(?:\.[0-9]*)?(?:[eE][+-]?[0-9]*)?")        # and the ends of numbers
+IN_NUMBER = b"+-.0123456789eE"
 
 Stack = Any                                         # a Config, or a local state and the stack below it
 Own = dict[Any, Any]
@@ -82,11 +81,10 @@ class Node:
 
 
 class Effect(NamedTuple):
-    """Ids (and a mask) of the tokens that end in a frame, nodes where its value is complete, and its calls."""
+    """Ids (and a mask) of the tokens that end in a frame, the node where its value is complete, and its calls."""
 
     ids: list[int]
-    ends: list[Node]
-    end: Node | None                                # all ends together
+    end: Node | None
     calls: list[tuple[Lazy, Local, Node]]
     mask: Bools | None = None
 
@@ -99,7 +97,7 @@ class Effects:
         self._trie, self._lock = trie, Lock()
         self._kept: dict[Any, Effect] = {}
         self._numbers = Memo[Node, _Numbers](_Numbers, MAX_MASKS)
-        self._texts = Memo[Local, Effect](lambda local: self._read([(local, self.root)], []), MAX_MASKS)
+        self._texts = Memo[Local, Effect](lambda local: self._read([(local, self.root)]), MAX_MASKS)
         self.with_names = [i for i, token in enumerate(trie.tokens) if WITH_NAMES.search(token)]
 
     @cached_property
@@ -120,18 +118,15 @@ class Effects:
         return found
 
     def _find(self, local: Local, node: Node, is_closed: bool) -> Effect:
-        ids, ends = list[int](), list[Node]()
         if isinstance(local.frame, Automaton):
             ids, ends = self._numbers[node].read(local.frame.dfa, local.key)
-            ends += [node] * (local.expanded[2] and not is_closed)
-            return Effect(ids, ends, _joined(ends), [])
-        return self._read([(local, node)], ids, (local, node) if is_closed else None)
+            return Effect(ids, _joined([*ends, *[node] * (local.expanded[2] and not is_closed)]), [])
+        return self._read([(local, node)], (local, node) if is_closed else None)
 
-    def _read(
-        self, todo: list[tuple[Local, Node]], ids: list[int], closed: tuple[Local, Node] | None = None
-    ) -> Effect:
+    def _read(self, todo: list[tuple[Local, Node]], closed: tuple[Local, Node] | None = None) -> Effect:
         """Return the effect of the tokens below some nodes. There are no calls and ends at `closed`."""
-        ends, calls, listed, mask = list[Node](), list[tuple[Lazy, Local, Node]](), set[Node](), None
+        ids, ends, calls, listed = list[int](), list[Node](), list[tuple[Lazy, Local, Node]](), set[Node]()
+        mask = None
         while todo:
             at, here = todo.pop()
             if not here.kids:
@@ -159,7 +154,7 @@ class Effects:
                     if lo <= byte <= hi and byte in kids:
                         ids += kids[byte].ids
                         todo.append((target, kids[byte]))
-        return Effect(ids, ends, _joined(ends), calls, mask)
+        return Effect(ids, _joined(ends), calls, mask)
 
     @locked
     def mask(self, state: Config, starts: Mapping[Lazy, Iterable[Local]], own: Own) -> Bools:
@@ -315,15 +310,14 @@ class _Numbers:
     """Tokens below a node that begin with a part of a number: as nodes, each with the one before its last byte."""
 
     def __init__(self, node: Node) -> None:
-        nodes, states, self._levels, begin = [node], [NUMBER.start], list[tuple[Ints, Ints]](), 0
+        nodes, self._levels, begin = [node], list[tuple[Ints, Ints]](), 0
         while begin < len(nodes):
             found = [
-                (i, byte, state, kid) for i in range(begin, len(nodes)) for byte, kid in nodes[i].kids.items()
-                if (state := NUMBER.step(states[i], byte))
+                (i, byte, kid) for i in range(begin, len(nodes)) for byte, kid in nodes[i].kids.items()
+                if byte in IN_NUMBER
             ]  # fmt: skip
             begin = len(nodes)
             nodes += [kid for *_, kid in found]
-            states += [state for *_, state, _ in found]
             self._levels.append((np.array([i for i, *_ in found], int), np.array([each[1] for each in found], int)))
         pairs = [(id, i) for i, each in enumerate(nodes) if i for id in each.ids]
         self._ids, self._at = np.array(pairs, int).reshape(-1, 2).T

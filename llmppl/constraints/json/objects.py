@@ -19,12 +19,12 @@ import numpy as np
 
 from llmppl.constraints.automata.budget import TooLarge
 from llmppl.constraints.automata.dfa import DFA, anything
-from llmppl.constraints.automata.operations import Edge
 from llmppl.constraints.constraint import Bools, Ints
 from llmppl.constraints.json.ecma import found
 from llmppl.constraints.json.frames import DONE, MAX_LOCALS, Expansion, Frame, Key, Local, Move, Text, Whitespace
 from llmppl.constraints.json.scalars import ESCAPED, cut, escapes, spelled, texts_of
 from llmppl.constraints.json.shapes import Lazy, Object, Shape, String, both, fits, intersect
+from llmppl.constraints.masks.distances import bytes_to_accept
 from llmppl.support.graphs import Memo, Numbering
 from llmppl.support.locks import cached_property
 
@@ -45,7 +45,7 @@ class Names:
     def __init__(self, shape: Object, is_live: Callable[[Lazy], bool]) -> None:
         patterns = list(dict.fromkeys(pattern for others in shape.others for pattern, _ in others.patterns))
         self.dfa, self._parts = anything(), dict[int, Lazy]()          # by accepting state
-        self._endless, self.is_endless = np.ones(1, bool), True
+        self._endless, self.is_endless = np.ones(len(self.dfa.accepting), bool), True
         self.part, self.rests = self._parts.get, Memo(self._find_rests)
         if shape.names == String() and not patterns:
             part = both(*(others.additional for others in shape.others))
@@ -63,9 +63,7 @@ class Names:
                     else others.additional for others in shape.others
                 ))  # fmt: skip
             accepting[state] = is_live(parts[sets[state]])
-        live = accepting.copy()
-        while (more := live | (live[table] & (table > 0)).any(1)).sum() > live.sum():
-            live = more
+        live = np.isfinite(bytes_to_accept(table, accepting))
         table[~live[table]] = 0
         self.dfa = DFA.__new__(DFA)
         self.dfa._fix(table.astype(np.int32), accepting, 1)
@@ -76,14 +74,8 @@ class Names:
             self._endless = less                    # the states that reach a cycle
         self.is_endless = bool((self._endless == live).all())
 
-    def moves(self, state: int) -> list[Edge]:
-        return self.dfa.moves(state)
-
-    def after(self, state: int, byte: int) -> int | None:
-        return self.dfa.step(state, byte)
-
     def _find_rests(self, state: int) -> frozenset[bytes] | None:
-        if len(self._endless) == 1 or self._endless[state]:
+        if self._endless[state]:
             return None
         rests = {b""} if self.dfa.accepts(state) else set[bytes]()
         for lo, hi, to in self.dfa.moves(state):
@@ -363,7 +355,7 @@ class Members(Frame):
             some = ((to, part) for lo, hi, to, part in self._other_moves(name) if lo <= byte <= hi)
             other, escape = next(some, (0, None))
         elif self._others is not None and name.other and byte not in ESCAPED:
-            other = self._others.after(name.other, byte) or 0
+            other = self._others.dfa.step(name.other, byte) or 0
         after = Name(None if name.text is None else name.text + bytes([byte]), other, escape)
         return ("name", at, after) if self._may_end(at, after) else None
 
@@ -392,13 +384,13 @@ class Members(Frame):
         others, state = self._others, name.other
         if others is None or not state:
             return
-        found = escapes(name.escape or "", lambda byte: others.after(state, byte))
+        found = escapes(name.escape or "", lambda byte: others.dfa.step(state, byte))
         if name.escape is not None:
             for byte, to in found:
                 yield (byte, byte, state, to) if isinstance(to, str) else (byte, byte, to, None)
             return
-        yield from ((a, b, to, None) for lo, hi, to in others.moves(state) for a, b in cut(lo, hi))
-        if any(others.after(state, byte) for byte in ESCAPED):
+        yield from ((a, b, to, None) for lo, hi, to in others.dfa.moves(state) for a, b in cut(lo, hi))
+        if any(others.dfa.step(state, byte) for byte in ESCAPED):
             yield BACKSLASH, BACKSLASH, state, ""
 
     def closing(self, key: Key) -> Expansion:

@@ -159,15 +159,14 @@ class Texts:
 
     def _push(self, pair: Pair) -> Config:
         local = pair[0]
-        return self._config([pair], False) if local.frame.only_moves(local.key) else self.closed([pair])
+        return self._merged([pair], False) if local.frame.only_moves(local.key) else self.closed([pair])
 
     def closed(self, pairs: Iterable[Pair], is_closing: bool = False) -> Config:
         """Return the configuration of some pairs, of the values that are complete there, and of those that begin.
 
         With `is_closing`, there is none that only makes the text longer.
         """
-        found: dict[Local, Config] = {}
-        accepts, todo, seen = False, list(pairs), set[Pair]()
+        accepts, todo, found, seen = False, list(pairs), list[Pair](), set[Pair]()
         while todo:
             pair = todo.pop()
             local, below = pair
@@ -182,20 +181,18 @@ class Texts:
                 for part, after in calls:
                     todo += [(start, self._pushed[after, below]) for start in self.starts[part]]
             if moves:
-                known = found.get(local)
-                found[local] = below if known is None or known is below else self._union(known, below)
-        return self._config(found.items(), accepts)
+                found.append(pair)
+        return self._merged(found, accepts)
 
-    def _config(self, pairs: Iterable[Pair], accepts: bool) -> Config:
-        return self._known[tuple(sorted(pairs, key=_order)), accepts]
-
-    def _union(self, a: Config, b: Config) -> Config:
-        """Return a configuration with the stacks of two."""
-        found = dict(a.items)
-        for local, below in b.items:
-            known = found.get(local)
-            found[local] = below if known is None or known is below else self._union(known, below)
-        return self._config(found.items(), a.accepts or b.accepts)
+    def _merged(self, pairs: Iterable[Pair], accepts: bool) -> Config:
+        """Return the configuration of some pairs; the stacks below equal local states are one."""
+        found: dict[Local, Config] = {}
+        for local, below in pairs:
+            known = found.get(local, below)
+            if known is not below:
+                below = self._merged([*known.items, *below.items], known.accepts or below.accepts)
+            found[local] = below
+        return self._known[tuple(sorted(found.items(), key=lambda pair: id(pair[0]))), accepts]
 
     def accepts(self, state: Config) -> bool:
         return state.accepts
@@ -203,29 +200,27 @@ class Texts:
     @locked
     def step(self, state: Config, byte: int) -> Config | None:
         """Return the state after one more byte, or None if no text continues so."""
-        if len(state.items) == 1:
-            ((local, below),) = state.items
-            after = local.frame.step(local, byte)
-            return self._pushed[after, below] if after else None
-        pairs = [(after, below) for local, below in state.items if (after := local.frame.step(local, byte))]
-        return self.closed(pairs) if pairs else None
+        return self._after([
+            (after, below) for local, below in state.items if (after := local.frame.step(local, byte))
+        ])  # fmt: skip
+
+    def _after(self, pairs: list[Pair], is_closing: bool = False) -> Config | None:
+        if len(pairs) == 1 and not is_closing:
+            return self._pushed[pairs[0]]
+        return self.closed(pairs, is_closing) if pairs else None
 
     @locked
     def moves(self, state: Config, is_closing: bool = False) -> list[tuple[int, int, Config]]:
         """Return the states after all bytes: first and last byte, and the state, which may lack the used names."""
-        if len(state.items) == 1:
-            ((local, below),) = state.items
-            moves = (local.closing if is_closing else local.expanded)[0]
-            if is_closing:
-                return [(lo, hi, self.closed([(after, below)], True)) for lo, hi, after in moves]
-            return [(lo, hi, self._pushed[after, below]) for lo, hi, after in moves]
         edges = [
             (lo, hi, (after, below)) for local, below in state.items
             for lo, hi, after in (local.closing if is_closing else local.expanded)[0]
         ]  # fmt: skip
-        cuts = sorted({lo for lo, _, _ in edges} | {hi + 1 for _, hi, _ in edges})
-        parts = ((lo, end - 1, [pair for a, b, pair in edges if a <= lo <= b]) for lo, end in pairwise(cuts))
-        return [(lo, hi, self.closed(pairs, is_closing)) for lo, hi, pairs in parts if pairs]
+        parts = [(lo, hi, [pair]) for lo, hi, pair in edges]
+        if len(state.items) > 1:
+            cuts = sorted({lo for lo, _, _ in edges} | {hi + 1 for _, hi, _ in edges})
+            parts = [(lo, end - 1, [pair for a, b, pair in edges if a <= lo <= b]) for lo, end in pairwise(cuts)]
+        return [(lo, hi, after) for lo, hi, pairs in parts if (after := self._after(pairs, is_closing))]
 
     # ---- as a table
 
@@ -275,7 +270,3 @@ def _parts(value: Any) -> Shape:
 
 
 _automaton = lru_cache(1_000)(Automaton)
-
-
-def _order(item: Pair) -> int:
-    return id(item[0])

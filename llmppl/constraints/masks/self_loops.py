@@ -2,8 +2,8 @@
 
 Inside a string, most tokens lead from a state to itself. These tokens depend only on the bytes that lead back, the
 *loop*. The other tokens leave the loop at some byte; their rests from that byte on form a small trie, which is read
-from the state. A state may differ little from one with a loop, for example inside a property name that a schema lists.
-Its mask is computed from the other's, along the bytes at which the two differ.
+from the state. A state may differ little from one with a loop, for example after the first character of a word that is
+searched. Its mask is computed from the other's, along the bytes at which the two differ.
 
 Source: llguidance, which slices a vocabulary by loops that its caller names.
 """
@@ -109,14 +109,11 @@ def _table(key: Key) -> npt.NDArray[np.int32]:
 
 
 class Loops:
-    """Masks of the states of a table that have a loop, or differ little from a state that has one.
-
-    A graph may have its own method `loop(number)`, with the result of `key_of`.
-    """
+    """Masks of the states of a table that have a loop, or differ little from a state that has one."""
 
     def __init__(self, graph: Any, trie: Trie) -> None:
         self._graph, self._trie, self._rows = graph, trie, graph.row
-        self._keys: Memo[int, Key | None] = Memo(getattr(graph, "loop", partial(key_of, self._rows)))
+        self._keys: Memo[int, Key | None] = Memo(partial(key_of, self._rows))
 
     def mask(self, state: int, mask_of: Callable[[int], Bools]) -> Bools | None:
         """Return the mask of a state, (V,) bool, or None if no loop helps; `mask_of` returns that of another state."""
