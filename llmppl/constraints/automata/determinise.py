@@ -128,8 +128,8 @@ class Threads:
         seen, order = set[Thread](), []
         stack = [Thread(state)] * (state != DEAD)
         while stack:
-            self.nfa.budget.spend(steps=50)
             thread = stack.pop()
+            self.nfa.budget.spend(steps=50 + 5 * len(thread.pending_lookaheads))
             if thread in seen:
                 continue
             seen.add(thread)
@@ -189,6 +189,7 @@ class Threads:
                         after = self.closure(target, context)
                         break
             rest = self._advance_lookaheads(pending, byte, context) if after else None
+            self.nfa.budget.spend(steps=len(after) * (10 + 5 * len(rest or ())))
             if rest:
                 yield from (Thread(target, new | rest, since) for target, new, since in after)
             elif rest is not None:

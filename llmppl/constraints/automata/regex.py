@@ -15,7 +15,7 @@ import copy
 import itertools
 import re
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import cache
 from importlib import import_module
@@ -24,11 +24,11 @@ from typing import Any
 from llmppl.constraints.automata.budget import Budget, TooLarge
 
 from llmppl.constraints.automata.characters import (  # isort: skip
-    category, characters, general_category, include_intersection, negated, properties,
+    characters, general_category, include_intersection, negated, properties,
 )  # fmt: skip
 from llmppl.constraints.automata.determinise import Leftmost
 from llmppl.constraints.automata.dfa import DFA
-from llmppl.constraints.automata.nfa import ACCEPT, ANY, DEAD, FOUND, NFA, Ahead, Behind, Fragment, Ranges, merged, utf8
+from llmppl.constraints.automata.nfa import ACCEPT, ANY, DEAD, FOUND, NFA, Ahead, Behind, Fragment, merged, utf8
 from llmppl.constraints.automata.operations import automaton_of
 from llmppl.support.arguments import shown
 
@@ -38,6 +38,7 @@ op: Any = import_module("re._constants")
 
 NEWLINE = ((10, 10),)
 WORDS = re.compile(r"[\w ]+(?:\|[\w ]+){7,}")       # read as a list of strings, which is faster
+ITEM_STEPS, INTERSECTION_STEPS = 20, 20_000         # that building a copy of an item, or an intersection, costs
 MAX_AROUND = 40                                     # characters of a pattern shown on either side of an error
 
 
@@ -91,7 +92,7 @@ class _Builder:
         self.nfa = NFA(Budget(f"regex {shown(pattern)}"))
         self.intersection_budget = Budget(f"regex {shown(pattern)}")    # intersections may fail
         self.complete = to_end                      # True if `follow` is finished, up to the end of the text
-        self.fragments: dict[tuple[Any, int, int], Fragment] = {}       # by item of the tree, for repeats
+        self.made: dict[tuple[Any, ...], Any] = {}  # what the copies of an item in repeats share
         text, self.properties = _without_properties(pattern)
         if flags & op.SRE_FLAG_LOCALE:
             raise ValueError("the flag re.LOCALE is for patterns of bytes")
@@ -125,12 +126,11 @@ class _Builder:
     def item(self, item: tuple[Any, Any], flags: int, follow: int) -> int:
         """Return the state that matches one item and becomes `follow`."""
         kind, value = item
+        self.nfa.budget.spend(steps=ITEM_STEPS)
         match kind:
             case op.LITERAL | op.NOT_LITERAL | op.IN | op.ANY:
-                key = kind, id(value), flags
-                if key not in self.fragments:
-                    self.fragments[key] = self.fragment(kind, value, flags)
-                return self.nfa.read(self.fragments[key], follow)
+                fragment = self.shared((kind, id(value), flags), self.fragment, kind, value, flags)
+                return self.nfa.read(fragment, follow)
             case op.BRANCH:
                 return self.nfa.split([self.sequence(choice, flags, follow) for choice in value[1]])
             case op.SUBPATTERN:
@@ -151,6 +151,8 @@ class _Builder:
 
     def repeat(self, value: Any, greedy: bool, flags: int, follow: int) -> int:
         least, most, body = value
+        if not body.getwidth()[1]:                  # what reads nothing is the same however often it is repeated
+            least, most = min(least, 1), min(most, 1)
 
         def once(after: int) -> int:
             return self.sequence(body, flags, after)
@@ -175,29 +177,29 @@ class _Builder:
 
     def at(self, place: Any, flags: int, follow: int) -> int:
         """Translate anchors and word boundaries to conditions on the text before and after."""
-        nfa, multiline = self.nfa, flags & op.SRE_FLAG_MULTILINE
-        if place in (op.AT_END, op.AT_END_STRING) and follow == ACCEPT and self.to_end:
-            return follow
+        multiline, ascii_only = flags & op.SRE_FLAG_MULTILINE, flags & op.SRE_FLAG_ASCII
+        boundary = place is op.AT_BOUNDARY
+        if place in (op.AT_END, op.AT_END_STRING):
+            if follow == ACCEPT and self.to_end:
+                return follow
+            # at the end or before a newline; the last one only, unless re.M
+            rest = "(?s:.)" if place is op.AT_END_STRING else r"[^\n]" if multiline else r"[^\n]|\n(?s:.)"
+            return self.ahead(_tree(rest), 0, False, follow)
         if place in (op.AT_BEGINNING, op.AT_BEGINNING_STRING):
-            lines = multiline and place is op.AT_BEGINNING
-            return nfa.guard(Behind(_line_start() if lines else _text_start(), True), follow)
-        if place is op.AT_END_STRING:
-            return nfa.guard(Ahead(nfa.read(ANY, FOUND), False), follow)
-        if place is op.AT_END:                      # at the end or before a newline; the last one only, unless re.M
-            newline = DEAD if multiline else nfa.read(utf8(NEWLINE), nfa.read(ANY, FOUND))
-            other = nfa.read(utf8(negated(NEWLINE)), FOUND)
-            return nfa.guard(Ahead(nfa.split([other, newline]), False), follow)
-        word = category("w", bool(flags & op.SRE_FLAG_ASCII))
-        tracker, boundary = _after(word), place is op.AT_BOUNDARY
-
-        def ahead(positive: bool) -> int:
-            return nfa.guard(Ahead(nfa.read(utf8(word), FOUND), positive), follow)
-
-        after_word, after_other = ahead(not boundary), ahead(boundary)
+            before = _texts(r"(?s:.*\n)?" if multiline and place is op.AT_BEGINNING else "")
+            return self.nfa.guard(Behind(before, True), follow)
+        after_word, after_other = (
+            self.ahead(_tree(r"\w"), ascii_only, sign, follow) for sign in (not boundary, boundary)
+        )
         if not boundary and sys.version_info < (3, 14):     # before 3.14, \B does not match in an empty text
-            some = nfa.guard(Ahead(nfa.read(ANY, FOUND), True), after_other)
-            after_other = self.after(_text_start(), some, after_other)
-        return self.after(tracker, after_word, after_other)
+            after_other = self.after(_texts(""), self.ahead(_tree("(?s:.)"), 0, True, after_other), after_other)
+        return self.after(_texts(r"(?s:.*)\w", ascii_only), after_word, after_other)
+
+    def shared(self, key: tuple[Any, ...], build: Callable[..., Any], *arguments: Any) -> Any:
+        """Return `build(*arguments)`, made once for all copies of the item that `key` names."""
+        if key not in self.made:
+            self.made[key] = build(*arguments)
+        return self.made[key]
 
     def after(self, tracker: DFA, follow: int, other: int) -> int:
         """Return a state that becomes `follow` where `tracker` accepts the text before, and `other` elsewhere."""
@@ -211,8 +213,11 @@ class _Builder:
         on the text before, unless the lookaheads stand at the start of the text.
         """
         leading = id(looks[0][1]) in self.leading
-        factors = [(_started(self.nfa, follow, self.intersection_budget), True)]
+        view = copy.copy(self.nfa)
+        view.start, view.budget = follow, self.intersection_budget
+        factors = [(view, True)]
         try:
+            self.intersection_budget.spend(steps=INTERSECTION_STEPS)
             for kind, (_, inner) in looks:
                 with self.apart(self.intersection_budget) as nfa:
                     nfa.start = self.sequence(inner, flags, nfa.anything(ACCEPT))
@@ -242,16 +247,21 @@ class _Builder:
 
     def ahead(self, inner: Any, flags: int, positive: bool, follow: int) -> int:
         with self.incomplete():
-            return self.nfa.guard(Ahead(self.sequence(inner, flags, FOUND), positive), follow)
+            entry = self.shared((self.nfa, id(inner), flags), self.sequence, inner, flags, FOUND)
+        return self.nfa.guard(Ahead(entry, positive), follow)
 
     def behind(self, inner: Any, flags: int, positive: bool, follow: int) -> int:
+        return self.nfa.guard(Behind(self.shared((id(inner), flags), self.before, inner, flags), positive), follow)
+
+    def before(self, inner: Any, flags: int) -> DFA:
+        """Return the texts that end with a match of `inner`."""
         with self.apart(self.nfa.budget) as nfa, self.incomplete():
             end = nfa.add((ACCEPT,))                # not ACCEPT itself, which `$` takes for the end of the text
             nfa.start = nfa.anything(self.sequence(inner, flags, end))
         tracker = DFA(nfa)
         if tracker.needs_lookahead:
             raise self.refusal("a look-behind that ends in a look-ahead, $ or \\b")
-        return self.nfa.guard(Behind(tracker, positive), follow)
+        return tracker
 
     def atomic(self, inner: Any, flags: int, follow: int) -> int:
         """Match the first match of `inner`, and no other one.
@@ -309,31 +319,7 @@ def _looks_ahead(item: Any) -> bool:
     return kind in (op.ASSERT, op.ASSERT_NOT) and value[0] > 0
 
 
-def _started(nfa: NFA, state: int, budget: Budget) -> NFA:
-    """Return the same automaton with another start state."""
-    view = copy.copy(nfa)
-    view.start, view.budget = state, budget
-    return view
-
-
-@cache
-def _text_start() -> DFA:
-    """Return the language of texts of which nothing has been read."""
-    return DFA.from_strings([""])
-
-
-@cache
-def _after(last: Ranges) -> DFA:
-    """Return the language of texts that end with one of these characters."""
-    nfa = NFA()
-    nfa.start = nfa.anything(nfa.read(utf8(last), ACCEPT))
-    return DFA(nfa)
-
-
-@cache
-def _line_start() -> DFA:
-    """Return the language of texts that are empty or end with a newline."""
-    return _after(NEWLINE).optional()
+_tree, _texts = cache(_parser.parse), cache(Regex)   # of the patterns that stand for anchors and word boundaries
 
 
 def _without_properties(pattern: str) -> tuple[str, Properties]:

@@ -156,6 +156,7 @@ def build(index: Any, max_states: int) -> PrecomputedIndex:
 
 MAX_MEMO = 1 << 16                                  # distances that are kept for states without a table
 MAX_READ = 2_000_000                                # tokens that one search for an end reads at most: some seconds
+MAX_WALKED = 80_000_000                             # the same for the states of a table, where a token costs less
 
 Floats = npt.NDArray[np.float64]
 
@@ -247,8 +248,15 @@ class _Edges:
     def __init__(self, index: Any) -> None:
         self.explorer = StateExplorer(index.graph, index.trie, math.inf, self._add)
         self._pairs: list[Ints] = []                # 2^32 source + target
+        self._name, self._num_walked = index.name, 0
 
     def _add(self, numbers: Ints, found: Walk, changes: Ints) -> None:
+        self._num_walked += found.states.size
+        if self._num_walked > MAX_WALKED:
+            raise ValueError(
+                f"{self._name}: no end found in {self.explorer.num} states; shorter counted repeats would work, or "
+                "complete=False, which lets max_tokens cut such a text"
+            )
         source = numbers[np.searchsorted(found.begin, changes, "right") - 1].astype(np.int64)
         self._pairs.append(np.unique((source << 32) + found.states[changes]))
 
