@@ -66,8 +66,8 @@ def test_the_document_lists_the_folders_in_their_order():
 
 MAX_LINES, MAX_CLASS, MAX_PARAMETERS = 900, 500, 8
 # branches per code line, as tools/shape.py counts them; the aims are 0.25 and 0.15
-MAX_DENSITY = {"llmppl": 26_180.290, "tests": 0.227}         # lines without branches went first
-MAX_TOTAL = {"llmppl": 26_180, "tests": 28_000}         # lines; masks of JSON by effects took 390, the aim is 26,000
+MAX_DENSITY = {"llmppl": 26_160.290, "tests": 0.227}         # lines without branches went first
+MAX_TOTAL = {"llmppl": 26_160, "tests": 28_000}         # lines; masks of JSON by effects took 390, the aim is 26,000
 MAX_PUBLIC = 35                                         # names of llmppl.__all__
 MAX_WHATS = 1.0                                         # relative "what" per 1,000 words
 MAX_WORDS = 12                                          # of a test's name
@@ -81,7 +81,7 @@ LINES = {
     "cli": 600,
     "constraints": 500,                                # Pattern, with its index
     "constraints/automata": 2540,
-    "constraints/json": 3610,                          # masks by the effects of tokens on a frame; the aim is 2,300
+    "constraints/json": 3590,                          # masks by the effects of tokens on a frame; the aim is 2,300
     "constraints/lark": 1660,
     "constraints/masks": 990,
     "constraints/vocabulary": 1900,

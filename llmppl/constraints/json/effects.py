@@ -99,10 +99,17 @@ class Effects:
         self._numbers = Memo[Node, _Numbers](_Numbers, MAX_MASKS)
         self._texts = Memo[Local, Effect](lambda local: self._read([(local, self.root)]), MAX_MASKS)
         self.with_names = [i for i, token in enumerate(trie.tokens) if WITH_NAMES.search(token)]
-
-    @cached_property
-    def _strings(self) -> _Strings:
-        return _Strings(self._trie, self.root)
+        # of strings: tokens that stay there, and of the others the pieces before a quote or backslash
+        self._stay = np.array([INSIDE.fullmatch(token) is not None for token in trie.tokens])
+        self._sizes = np.array([_num_characters(token) for token in trie.tokens])
+        found = {match.group(1) for token in trie.tokens if (match := BEGINNING.match(token))}
+        self._pieces = [b"", *sorted(found - {b""})]
+        self._ends = Trie(self._pieces)
+        self._nodes = [self.root, *(self.root.along(piece)[-1] for piece in self._pieces[1:])]
+        self._loops = Memo[DFA, Loops](lambda dfa: Loops(TableGraph(dfa), trie), MAX_MASKS)
+        self._masks = Memo[tuple[DFA, int], Bools](self._find_mask, MAX_MASKS)
+        self._below = Memo(self._find_below, MAX_KEPT)
+        self._leaving = Memo[tuple[DFA, int, float], list[Leaving]](self._leave, MAX_MASKS)
 
     def of(self, local: Local, node: Node, is_closed: bool, own: Own) -> Effect:
         """Return an effect. With `is_closed`, calls and ends at `node` itself are left out."""
@@ -138,7 +145,7 @@ class Effects:
                     continue
                 at = at.others
             if at.text:
-                stay, some, left = self._strings.read(at, here)
+                stay, some, left = self._read_text(at, here)
                 mask = mask if stay is None else stay
                 left = [(target, kid) for target, kid in left if kid not in listed]
                 ids += some + [id for _, kid in left for id in kid.ids]
@@ -201,52 +208,7 @@ class Effects:
             mask[end.ids] = True
         return mask | self._mask(todo, starts, own)
 
-
-def _joined(nodes: Iterable[Node | None]) -> Node | None:
-    """Return the node of several, None if nothing follows them."""
-    some = [node for node in nodes if node and node.kids]
-    if len(some) < 2:
-        return some[0] if some else None
-    return Node(some[0].trie, [place for node in some for place in node.places])
-
-
-def _read_words(
-    local: Local, node: Node, ids: list[int], ends: list[Node], listed: set[Node]
-) -> list[tuple[Local, Node]]:
-    """Add the tokens in listed words, and the nodes where a value or name ends; return the states after names."""
-    found = list[tuple[Local, Node]]()
-    for word, number in local.words or ():
-        passed = node.along(word)
-        if not word:
-            ends.append(node)
-        elif len(passed) == len(word):
-            listed.add(passed[-1])
-            after = local.after_word(number)
-            if after is not None:
-                found.append((after, passed[-1]))
-            else:
-                passed.pop()
-        ids += [id for each in passed for id in each.ids]
-    return found
-
-
-class _Strings:
-    """Tokens in strings: those that stay there, and of the others the pieces before a quote or backslash."""
-
-    def __init__(self, trie: Trie, root: Node) -> None:
-        self._trie = trie
-        self._stay = np.array([INSIDE.fullmatch(token) is not None for token in trie.tokens])
-        self._sizes = np.array([_num_characters(token) for token in trie.tokens])
-        found = {match.group(1) for token in trie.tokens if (match := BEGINNING.match(token))}
-        self._pieces = [b"", *sorted(found - {b""})]
-        self._ends = Trie(self._pieces)
-        self._nodes = [root, *(root.along(piece)[-1] for piece in self._pieces[1:])]
-        self._loops = Memo[DFA, Loops](lambda dfa: Loops(TableGraph(dfa), trie), MAX_MASKS)
-        self._masks = Memo[tuple[DFA, int], Bools](self._find, MAX_MASKS)
-        self._below = Memo(self._find_below, MAX_KEPT)
-        self._left = Memo[tuple[DFA, int, float], list[Leaving]](self._leave, MAX_MASKS)
-
-    def _find(self, key: tuple[DFA, int]) -> Bools:
+    def _find_mask(self, key: tuple[DFA, int]) -> Bools:
         """Return the tokens that stay in the strings of an automaton, from a state on."""
         dfa, state = key
         mask = self._loops[dfa].mask(state, lambda other: self._masks[dfa, other])
@@ -282,14 +244,14 @@ class _Strings:
                     stay.append((todo[-1][2], kid.ids))
         return stay, leave
 
-    def read(self, local: Local, node: Node) -> tuple[Bools | None, list[int], list[tuple[Local, Node]]]:
+    def _read_text(self, local: Local, node: Node) -> tuple[Bools | None, list[int], list[tuple[Local, Node]]]:
         """Return the tokens that stay, at the root as a mask, and the states and nodes after a quote or backslash."""
         assert local.text
         dfa, state, need, room = local.text
         mask, ids, frame = None, list[int](), local.frame
-        if node is self._nodes[0]:
+        if node is self.root:
             mask = self._masks[dfa, state]
-            leave = self._left[dfa, state, need if room == math.inf else math.inf]
+            leave = self._leaving[dfa, state, need if room == math.inf else math.inf]
             if room < math.inf:
                 mask = mask & (self._sizes <= room)
         else:
@@ -299,6 +261,34 @@ class _Strings:
             (target, node) for end, number, byte, node in leave
             if (key := frame.after_text(local.key, end, number)) and (target := frame.step(frame.local(key), byte))
         ]  # fmt: skip
+
+
+def _joined(nodes: Iterable[Node | None]) -> Node | None:
+    """Return the node of several, None if nothing follows them."""
+    some = [node for node in nodes if node and node.kids]
+    if len(some) < 2:
+        return some[0] if some else None
+    return Node(some[0].trie, [place for node in some for place in node.places])
+
+
+def _read_words(
+    local: Local, node: Node, ids: list[int], ends: list[Node], listed: set[Node]
+) -> list[tuple[Local, Node]]:
+    """Add the tokens in listed words, and the nodes where a value or name ends; return the states after names."""
+    found = list[tuple[Local, Node]]()
+    for word, number in local.words or ():
+        passed = node.along(word)
+        if not word:
+            ends.append(node)
+        elif len(passed) == len(word):
+            listed.add(passed[-1])
+            after = local.after_word(number)
+            if after is not None:
+                found.append((after, passed[-1]))
+            else:
+                passed.pop()
+        ids += [id for each in passed for id in each.ids]
+    return found
 
 
 def _num_characters(text: bytes) -> int:

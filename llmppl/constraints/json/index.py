@@ -26,17 +26,12 @@ __all__ = ["JsonIndex"]
 class ConfigGraph(MemoGraph):
     """Graph of configurations; a row is computed at once."""
 
-    room, has_zero = 1 << 15, True
-
-    def __init__(self, texts: Texts, is_closing: bool = False) -> None:
-        super().__init__(texts)
-        self.texts = texts
-        self._is_closing = is_closing
+    room, has_zero, is_closing = 1 << 15, True, False
 
     def row(self, number: int) -> npt.NDArray[np.int32]:
         """Return the numbers of the next states, (256,) int32."""
         if self.table.item(number, 0) < 0:
-            found = self.texts.moves(self.states[number], self._is_closing)
+            found = self.recognizer.moves(self.states[number], self.is_closing)
             moves = [(lo, hi, self.number(state)) for lo, hi, state in found]
             row = np.zeros(256, np.int32)           # after numbering, which may replace the table
             for lo, hi, after in moves:
@@ -54,16 +49,17 @@ class ConfigGraph(MemoGraph):
         return state
 
     def next_bytes(self, state: State) -> bytes:
-        return bytes(byte for lo, hi, _ in self.texts.moves(state) for byte in range(lo, hi + 1))
+        return bytes(byte for lo, hi, _ in self.recognizer.moves(state) for byte in range(lo, hi + 1))
 
-    def renewed(self, room: float) -> ConfigGraph:
-        return self if len(self.states) <= room else ConfigGraph(self.texts, self._is_closing)
+
+class ClosingGraph(ConfigGraph):
+    """Graph of closing moves."""
+
+    is_closing = True
 
 
 class JsonIndex(TokenIndex):
     """Index of a JSON schema over a vocabulary."""
-
-    graph: ConfigGraph
 
     def __init__(self, constraint: Any, texts: Texts, vocab: VocabularyLike) -> None:
         self.constraint = constraint
@@ -108,7 +104,7 @@ class _Closing(SearchDistances):
     def __init__(self, index: JsonIndex) -> None:
         super().__init__(index._lock)
         self.recognizer, self.trie, self.name = index.recognizer, index.trie, index.name
-        self.graph = ConfigGraph(self.recognizer, is_closing=True)
+        self.graph: MemoGraph = ClosingGraph(self.recognizer)
 
     def walk(self, state: Config) -> tuple[Ints, Ints]:
         self.graph = self.graph.renewed(self.graph.room)

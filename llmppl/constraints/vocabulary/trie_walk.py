@@ -131,7 +131,7 @@ class MemoGraph:
 
     def renewed(self, room: float) -> MemoGraph:
         """Return the graph itself, or an empty one if it has more than `room` states."""
-        return self if len(self.states) <= room else MemoGraph(self.recognizer)
+        return self if len(self.states) <= room else type(self)(self.recognizer)
 
 
 class Walk(NamedTuple):
