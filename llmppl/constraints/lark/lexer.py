@@ -303,7 +303,8 @@ class PartialTokens:
             name = next(filter(whole.__contains__, keywords.get(matched, ())), matched)
             symbol = None if matched in self.ignored else (name, token.column) if name == self.newline else name
             after = obligation._replace(forbidden=obligation.forbidden.union(before))
-            ended[Ended(symbol, self.obligation_number[after])] = None
+            if symbol not in self.ignored:          # lark does not drop an ignored keyword, and no parser takes it
+                ended[Ended(symbol, self.obligation_number[after])] = None
 
     def _assumed(self, ahead: Assumptions, obligation: Obligation) -> Obligation | None:
         """Return an obligation with its epsilon edges followed, or None if an assumption is already wrong."""

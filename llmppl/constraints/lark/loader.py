@@ -23,7 +23,7 @@ from llmppl.constraints.lark.terminals import Terminal, split_keywords
 from llmppl.support.graphs import postorder, reachable
 
 MAX_SYMBOLS = 150_000                               # of a grammar, with all rules written out
-MAX_TERMINAL_SYMBOLS = 200_000                      # of all terminals, with the terminals in them written out
+MAX_TERMINAL_SYMBOLS = 40_000                       # of all terminals, with the terminals in them written out
 MAX_TERMINALS = 1_000                               # lark's tables of a repeat of words are quadratic in their number
 MAX_TEMPLATES = 5_000                               # rules that templates make
 MAX_NAME = 5_000                                    # characters of the name of such a rule

@@ -156,7 +156,7 @@ def build(index: Any, max_states: int) -> PrecomputedIndex:
 
 MAX_MEMO = 1 << 16                                  # distances that are kept for states without a table
 MAX_READ = 2_000_000                                # tokens that one search for an end reads at most: some seconds
-MAX_WALKED = 80_000_000                             # the same for the states of a table, where a token costs less
+MAX_WALKED = 50_000_000                             # the same for the states of a table, where a token costs less
 
 Floats = npt.NDArray[np.float64]
 
@@ -269,7 +269,7 @@ class _Edges:
 class SearchDistances:
     """Distances by breadth-first search from one state; a ValueError after MAX_READ tokens."""
 
-    cost = 0                                        # of a state, in tokens
+    cost = 300                                      # of a state, in tokens
 
     def __init__(self, turn: Lock) -> None:
         self._lock = turn

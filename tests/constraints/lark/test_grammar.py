@@ -73,6 +73,7 @@ LEXING = {
     ),
     "priority": ('start: A | B\nA: /[a-z]+/\nB.2: "ab"\n', ["ab", "ac"], ["abc"]),
     "ignored text at both ends": ('start: "a" "b"\n%ignore / +/', ["ab", " a  b  "], ["a", " ", "a b c"]),
+    "an ignored keyword": ('start: A ("," A)*\nA: /[^,]+/\n%ignore " "', ["a", "a b,  c", " a"], ["a,", " ", "a, "]),
     "only ignored text": ('start: "a"?\n%ignore / +/', ["", " ", "  a ", "a"], ["aa"]),
     "case": (
         'start: "select"i NAME\nNAME: /[a-zß]+/i\n%ignore " "',
