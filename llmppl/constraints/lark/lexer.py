@@ -163,7 +163,7 @@ class PartialTokens:
     def _keep(self, size: int, threads: Sequence[int]) -> None:
         """Count the kept states; TooLarge, with the terminal that takes most, beyond the limit."""
         self._size += size
-        if self._size > 2 * MAX_PARTS or len(self.tokens) >= MAX_SCANS:
+        if self._size > MAX_PARTS or len(self.tokens) >= MAX_SCANS:
             some = [q for token in self.tokens[-1000:] for q in token.threads] or threads
             name, _ = Counter(map(self.automata.names.__getitem__, some)).most_common(1)[0]
             raise TooLarge(
