@@ -269,7 +269,7 @@ class _Edges:
 class SearchDistances:
     """Distances by breadth-first search from one state; a ValueError after MAX_READ tokens."""
 
-    cost = 400                                      # of a state, in tokens
+    cost = 600                                      # of a state, in tokens
 
     def __init__(self, turn: Lock) -> None:
         self._lock = turn
