@@ -40,6 +40,7 @@ HEADS = "weight", "log weight", "text"
 DEATH_HEADS = "count", "steps", "reason"
 MAX_END = 100               # characters kept of a dead particle's text
 MAX_REASON = 200            # and of the reason
+MAX_ERRORS = 50             # probabilities of values that get a standard error
 MIN_DOUBTED, FEW, MAX_SHAPE = 5, 1.5, 0.7       # particles, and an ess and a k-hat that are not to be trusted
 
 P = TypeVar("P", bound=Model | SavedParticle, covariant=True)
@@ -140,32 +141,24 @@ class Particles(Shared, Sequence[P]):
         return dict(sorted(total.items(), key=lambda item: -item[1]))
 
     def by(self, key: str | Callable[[Any], Any]) -> Probabilities:
-        """Return the posterior probability of each value of a key, with its standard error, most probable first.
+        """Return the posterior probability of each value of a key, the most probable first.
 
-        Parameters
-        ----------
-        key : str or callable
-            An attribute of the particles, as "mood" or "parsed.pets[0].kind", or a function of a particle, as
-            `lambda p: len(p.s)`. A particle whose text has not ended has no parsed value, and counts as `NO_VALUE`, as
-            does one whose record has no such field.
-
-        Raises
-        ------
-        AttributeError
-            If no particle has the attribute or field.
-        ValueError
-            If no particle is left.
+        `key` is an attribute of the particles, as "mood" or "parsed.pets[0].kind", or a function of a particle. A
+        particle without it counts as `NO_VALUE`, such as a text that was cut and has no parsed value. The 50 most
+        probable values have standard errors. AttributeError if no particle has the key; ValueError if none is left.
         """
         self._need_one()
         values = [value_of(particle, key) for particle in self]
         if all(value is NO_VALUE for value in values):
-            raise AttributeError(f"no particle has {key!r}: the first one has {', '.join(sorted(names_of(self[0])))}")
+            names = sorted(name for name in vars(self[0]) if not name.startswith("_"))
+            raise AttributeError(f"no particle has {key!r}: the first one has {', '.join(names)}")
         groups = dict[Any, list[int]]()
         for i, value in enumerate(values):
             groups.setdefault(key_of(value), []).append(i)
-        shares = [
-            Share(values[group[0]], float(self.weights[group].sum()), se=self._se(group)) for group in groups.values()
-        ]
+        found = [(float(self.weights[group].sum()), group) for group in groups.values()]
+        found.sort(key=lambda each: -each[0])
+        shares = [Share(values[group[0]], p, se=self._se(group) if i < MAX_ERRORS else None)
+                  for i, (p, group) in enumerate(found)]  # fmt: skip
         name = "answers" if key is answer_of else key if isinstance(key, str) else name_of(key)
         return Probabilities(shares, f"{name}: {len(shares)} values of {len(self)} particles, ess {self.ess:.1f}")
 
@@ -387,11 +380,6 @@ def answer_of(particle: Any) -> Any:
     """Return the parsed value of a particle, or its text."""
     value = NO_VALUE if particle.cut else value_of(particle, "parsed")
     return f"{particle}{' [cut]' * particle.cut}" if value is NO_VALUE else value
-
-
-def names_of(particle: object) -> list[str]:
-    """Return the names of the public attributes of a particle."""
-    return [name for name in vars(particle) if not name.startswith("_")]
 
 
 # ---- deaths: the reasons why particles got weight zero, counted by step and reason

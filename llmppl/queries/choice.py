@@ -99,12 +99,7 @@ def choose(
     Returns
     -------
     Choice
-        A mapping from option to probability, with `best`, `lower` and `upper` bounds, and a table.
-
-    Raises
-    ------
-    TypeError, ValueError
-        For wrong or equal options, and if no option has a positive probability.
+        A mapping from option to probability. ValueError if no option has a positive probability.
     """
     arguments.one_of("end", end, ENDS)
     arguments.function("rule", rule, "Rule(top_k=40)")

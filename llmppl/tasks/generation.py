@@ -15,7 +15,6 @@ import math
 import time
 from collections.abc import Callable, Iterable, Mapping
 from enum import EnumMeta
-from functools import partial
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypedDict, Unpack, get_args, get_origin, overload
 
 import numpy as np
@@ -63,7 +62,8 @@ WAYS = {
     "exact": _Way(choose, {}),
 }
 _ONE = {"sample": (1,), "greedy": (1, 1)}               # N and K of the others
-_OF_PROGRAM = "end", "complete", "mask", "min_tokens", "stop", "rule"
+_OF_PROGRAM = "max_tokens", "end", "complete", "mask", "min_tokens", "stop", "rule"
+_OF_CHOOSE = {"end", "rule", "progress"}
 
 
 class GenerateOptions(TypedDict, total=False):
@@ -95,8 +95,8 @@ class Generation:
         The reason why the text ended: "eos", "complete", "stop '...'", "max_tokens", "context" (the model reads no
         more), "timeout" or "budget".
     probability, probability_se : float or None
-        Posterior probability of the value, and its standard error. None if the method draws one text or optimises;
-        the probability is also None if its standard error is above 0.25.
+        Posterior probability of the value, None also if its standard error is above 0.25, and that error. Both are None
+        if the method draws one text or optimises.
     log_prob : float
         Log-probability that the model writes the text in these tokens, and its end; for "exact", in any tokens.
     alternatives : Probabilities, or Beams
@@ -117,7 +117,8 @@ class Generation:
         self, plan: _Plan, prompt: Any, posterior: Any, tokens: int, seconds: float, error: str = ""
     ) -> None:
         self._plan, self._prompt, self._posterior = plan, prompt, posterior
-        self.method, self.tokens, self.seconds, self.error = plan.method, tokens, seconds, error
+        self.method, self.call = plan.method, plan.call
+        self.tokens, self.seconds, self.error = tokens, seconds, error
 
     @property
     def posterior(self) -> Any:
@@ -128,10 +129,6 @@ class Generation:
     @property
     def program(self) -> ConstrainedText:
         return self._plan.program(self._prompt)
-
-    @property
-    def call(self) -> str:
-        return self._plan.call
 
     @cached_property
     def _particle(self) -> Any:
@@ -340,39 +337,30 @@ def generate(
     several = isinstance(prompt, list | tuple) and not (prompt and isinstance(prompt[0], Mapping))
     if several and plan.method != "exact":
         together, progress = options.get("together", TOGETHER), options.get("progress")
-        results = [*run_many(plan.run, [*map(plan.context, prompt)], seed=seed, together=together, progress=progress)]
-        results.sort(key=lambda result: result.index)
+        results = run_many(plan.run, [*map(plan.context, prompt)], seed=seed, together=together, progress=progress)
+        made = sorted(results, key=lambda result: result.index)
         return Generations(
-            Generation(plan, each, result.particles or result.matches, result.tokens, result.seconds, _error_of(result))
-            for each, result in zip(prompt, results, strict=True)
+            Generation(plan, prompt[i], each.particles or each.matches, each.tokens, each.seconds, _error(each))
+            for i, each in enumerate(made)
         )
-    start = time.perf_counter()
-    contexts = [*map(plan.context, prompt)] if several else plan.context(prompt)
-    call = partial(_counted, plan, contexts, generator(seed))
-    posterior, tokens = next(Runtime().each([(call, "generate")], 1))
+    start, contexts = time.perf_counter(), [*map(plan.context, prompt)] if several else plan.context(prompt)
+    rng = generator(seed)
+    run = Runtime().each([(lambda: (plan.run(contexts, rng), round(spent()[1])), "generate")], 1)
+    posterior, tokens = next(run)
     seconds = time.perf_counter() - start
     if several:
-        n = max(len(prompt), 1)
-        return Generations(Generation(plan, each, choice, round(tokens / n), seconds / n)
+        return Generations(Generation(plan, each, choice, tokens // len(prompt), seconds / len(prompt))
                            for each, choice in zip(prompt, posterior, strict=True))  # fmt: skip
     if isinstance(posterior, Particles) and not posterior:
-        raise ValueError(_no_text(posterior))
+        raise ValueError(f"generate found no text: {posterior._causes()}")
     return Generation(plan, prompt, posterior, tokens, seconds)
 
 
-def _counted(plan: _Plan, prompt: Any, rng: np.random.Generator) -> tuple[Any, int]:
-    return plan.run(prompt, rng), round(spent()[1])
-
-
-def _error_of(result: Any) -> str:
+def _error(result: Any) -> str:
     """Return why a result of `run_many` has no answer; "" if it has one."""
     if result.error:
         return str(result.error).rstrip().rpartition("\n")[2]
-    return "" if result.particles or result.matches else _no_text(result.particles)
-
-
-def _no_text(particles: Particles[Any]) -> str:
-    return f"generate found no text: {particles._causes()}"
+    return "" if result.particles or result.matches else f"generate found no text: {result.particles._causes()}"
 
 
 class _Plan:
@@ -382,7 +370,7 @@ class _Plan:
         self, lm: CachedTransformer, constraint: Any, method: str, limits: dict[str, Any], seed: int | None,
         options: GenerateOptions,
     ) -> None:  # fmt: skip
-        given: dict[str, Any] = {**options}
+        given = {name: value for name, value in {**limits, **options}.items() if value is not None}
         if "temperature" in given:
             if "rule" in given:
                 raise ValueError("generate takes temperature or rule: put the temperature into the rule")
@@ -393,30 +381,25 @@ class _Plan:
             constraint = [*constraint.values()]
         listed = isinstance(constraint, list | tuple | EnumMeta) or constraint is bool
         listed = listed or get_origin(constraint) is Literal
-        self.constraint, self.method = constraint, method
-        max_tokens, *others = limits.values()
-        if method == "auto":
-            # docs/generate.md, "The methods", has the measurements
-            is_function = inspect.isroutine(constraint) or isinstance(constraint, partial)
-            self.method = "steer" if is_function else "importance"
-            if constraint is None and "mask" not in given:
-                self.method = "sample"
+        self.constraint, self.seed = constraint, seed
+        if method == "auto":                            # docs/generate.md, "The methods", has the measurements
+            is_function = callable(constraint) and not is_type(constraint) and not hasattr(constraint, "index")
+            method = "steer" if is_function else "importance"
             if is_greedy(given.get("rule", NO_RULE)):
-                self.method = "greedy"
-            elif listed and not any(others) and given.keys() <= {"end", "rule", "progress"}:
-                self.method = "exact"
-        self.way = WAYS[self.method]
-        taken = {*self.way.sizes, *["power"] * (self.way.run not in (beam_search, choose))}
-        if wrong := [name for name in ("N", "K", "power") if name in given and name not in taken]:
-            raise TypeError(f"generate with method={self.method!r} takes no {wrong[0]}")
+                method = "greedy"
+            elif constraint is None and "mask" not in given:
+                method = "sample"
+            elif listed and given.keys() <= _OF_CHOOSE:
+                method = "exact"
+        self.method, self.way = method, WAYS[method]
+        untaken = {"N", "K"} - self.way.sizes.keys() | ({"power"} if self.way.run is beam_search else set())
+        if wrong := sorted(given.keys() - _OF_CHOOSE if method == "exact" else given.keys() & untaken):
+            raise TypeError(f"generate with method={method!r} takes no {wrong[0]}")
+        self.sizes = _ONE.get(method) or [given.get(name, default) for name, default in self.way.sizes.items()]
+        self.limits = {name: given[name] for name in ("budget", "timeout", "power") if name in given}
         self.program_options = {name: given[name] for name in _OF_PROGRAM if name in given}
-        if max_tokens is not None or not listed:
-            self.program_options["max_tokens"] = MAX_TOKENS if max_tokens is None else max_tokens
-        self.sizes = {name: given.get(name, default) for name, default in self.way.sizes.items()}
-        names = "budget", "timeout"
-        self.limits = {name: limits[name] for name in names if limits[name] is not None}
-        self.limits |= {"power": given["power"]} if "power" in given else {}
-        self.seed = seed
+        if not listed:
+            self.program_options.setdefault("max_tokens", MAX_TOKENS)
 
     def context(self, prompt: Any) -> Any:
         """Return the context of messages, and other prompts as they are."""
@@ -427,11 +410,9 @@ class _Plan:
 
     def run(self, prompt: Any, rng: np.random.Generator) -> Any:
         if self.way.run is choose:
-            how = {name: value for name, value in self.program_options.items() if name in ("end", "rule")}
-            return choose(self.lm, prompt, self.options, **how)
+            return choose(self.lm, prompt, self.options, **self.program_options)
         rest = {} if self.way.run is beam_search else {"rng": rng}
-        sizes = _ONE.get(self.method, tuple(self.sizes.values()))
-        return self.way.run(self.program(prompt), *sizes, **rest, **self.limits)
+        return self.way.run(self.program(prompt), *self.sizes, **rest, **self.limits)
 
     @property
     def call(self) -> str:
@@ -444,6 +425,5 @@ class _Plan:
         if self.way.run is choose:
             return f"choose({inside})"
         seeded = {} if self.way.run is beam_search or self.seed is None else {"seed": self.seed}
-        sizes = _ONE.get(self.method, tuple(self.sizes.values()))
-        outside = [*map(str, sizes), *(f"{name}={value}" for name, value in (self.limits | seeded).items())]
+        outside = [*map(str, self.sizes), *(f"{name}={value}" for name, value in (self.limits | seeded).items())]
         return f"{self.way.run.__name__}(ConstrainedText({inside}), {', '.join(outside)})"
