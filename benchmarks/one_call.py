@@ -38,7 +38,7 @@ BAD = (
     "The plot makes no sense.", "Ugly and loud.", "Not funny at all.", "I hated it.", "Poorly filmed.",
     "A great disappointment.", "Awful.", "Avoid it.", "I was annoyed.", "Painful to watch.",
 )  # fmt: skip
-METHODS = "auto", "greedy", "beam", "best_of", "steer"
+METHODS = "auto", "greedy", "beam", "importance", "steer"
 
 
 class Person(BaseModel):

@@ -8,6 +8,7 @@ library that a method stands for.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import html
 import inspect
@@ -45,20 +46,20 @@ UNSURE = 0.25                                           # a larger standard erro
 
 
 class _Way(NamedTuple):
-    """Algorithm of a method, the default of N and K where it takes them, and True if values compete by weight."""
+    """Algorithm of a method, the default of N and K where it takes them, and True if its weights give probabilities."""
 
     run: Callable[..., Any]
     sizes: dict[str, int]
-    votes: bool = False
+    weighs: bool = False
 
 
 WAYS = {
     "sample": _Way(importance_sampling, {}),
     "greedy": _Way(beam_search, {}),
     "beam": _Way(beam_search, {"N": 5, "K": 5}),
-    "best_of": _Way(importance_sampling, {"N": 20}),
-    "importance": _Way(importance_sampling, {"N": 20}, votes=True),
-    "steer": _Way(smc_steer, {"N": 10, "K": 3}, votes=True),
+    "best_of": _Way(importance_sampling, {"N": 20}, weighs=True),       # and greedy decoding
+    "importance": _Way(importance_sampling, {"N": 20}, weighs=True),
+    "steer": _Way(smc_steer, {"N": 10, "K": 3}, weighs=True),
     "exact": _Way(choose, {}),
 }
 _ONE = {"sample": (1,), "greedy": (1, 1)}               # N and K of the others
@@ -106,7 +107,7 @@ class Generation:
     posterior : Particles, Beams or Choice
     program : ConstrainedText
     method, call : str
-        The method, and the call of the library that gives the posterior.
+        The method, and the calls of the library that it stands for.
     tokens, seconds : int and float
         Number of tokens that the model ran, and time.
     error : str
@@ -136,8 +137,9 @@ class Generation:
         found = self.posterior
         if isinstance(found, Beams | Choice):
             return None if isinstance(found, Choice) else found.best
-        if not self._plan.way.votes:
-            return found.likeliest
+        if self.method in ("sample", "best_of"):
+            greedy = [beam.particle for beam in getattr(found, "greedy", ())]
+            return max([found.likeliest, *greedy], key=lambda p: (not p.cut, p.log_joint))
         answers = found.answers()
         rank = [(p.cut, -answers[answer_of(p)], -w) for p, w in zip(found, found.weights.tolist(), strict=True)]
         return found[min(range(len(found)), key=rank.__getitem__)]      # a text that has ended, if there is one
@@ -175,7 +177,8 @@ class Generation:
         if self._particle is None:
             share: Share = self.posterior.share(self.value)
             return share._replace(se=share.upper - share.lower)         # type: ignore[operator]
-        return self.alternatives.share(answer_of(self._particle)) if self._plan.way.votes else None
+        value = answer_of(self._particle)               # greedy decoding may have found it alone
+        return self.alternatives.share(value) if self._plan.way.weighs and value in self.alternatives else None
 
     @property
     def probability(self) -> float | None:
@@ -188,7 +191,7 @@ class Generation:
 
     @cached_property
     def fields(self) -> Fields:
-        names = _fields_of(self.value) if self._plan.way.votes else {}
+        names = _fields_of(self.value) if self._share is not None and self._plan.way.weighs else {}
         return Fields({name: self.posterior.field(name) for name in names}, names)
 
     def as_dict(self) -> dict[str, Any]:
@@ -304,11 +307,12 @@ def generate(
         - "sample": one text, drawn under the mask of the constraint.
         - "greedy": at each token, the most probable one that the mask allows.
         - "beam": beam search with N beams; the text of the highest probability.
-        - "best_of": N samples under the mask; the one of the highest probability.
+        - "best_of": greedy decoding and N samples under the mask; the text of the highest probability. The weights of
+          the samples give the probability of its value.
         - "importance": N samples under the mask with their weights; the value of the largest weight.
         - "steer": `smc_steer` with N and K; the value of the largest weight.
         - "exact": the most probable of some texts, in any tokens (`choose`).
-        - "auto": "exact" for a list or dict of texts, a bool, an Enum or a Literal, without a limit; "importance" under
+        - "auto": "exact" for a list or dict of texts, a bool, an Enum or a Literal, without a limit; "best_of" under
           other constraints; "steer" under a function of the text; "sample" without one; "greedy" at temperature 0.
     max_tokens : int, optional
         Default: 160 tokens, or fewer if the model reads no more; for listed texts their own length. A text under a
@@ -384,7 +388,7 @@ class _Plan:
         self.constraint, self.seed = constraint, seed
         if method == "auto":                            # docs/generate.md, "The methods", has the measurements
             is_function = callable(constraint) and not is_type(constraint) and not hasattr(constraint, "index")
-            method = "steer" if is_function else "importance"
+            method = "steer" if is_function else "best_of"
             if is_greedy(given.get("rule", NO_RULE)):
                 method = "greedy"
             elif constraint is None and "mask" not in given:
@@ -411,8 +415,14 @@ class _Plan:
     def run(self, prompt: Any, rng: np.random.Generator) -> Any:
         if self.way.run is choose:
             return choose(self.lm, prompt, self.options, **self.program_options)
-        rest = {} if self.way.run is beam_search else {"rng": rng}
-        return self.way.run(self.program(prompt), *self.sizes, **rest, **self.limits)
+        program, limits = self.program(prompt), {k: v for k, v in self.limits.items() if k != "power"}
+        if self.way.run is beam_search:
+            return beam_search(program, *self.sizes, **limits)
+        found = self.way.run(program, *self.sizes, rng=rng, **self.limits)
+        if self.method == "best_of" and found:
+            with contextlib.suppress(ValueError):       # a validator refuses the text
+                found.greedy = beam_search(program, 1, 1, **limits)
+        return found
 
     @property
     def call(self) -> str:
@@ -426,4 +436,5 @@ class _Plan:
             return f"choose({inside})"
         seeded = {} if self.way.run is beam_search or self.seed is None else {"seed": self.seed}
         outside = [*map(str, self.sizes), *(f"{name}={value}" for name, value in (self.limits | seeded).items())]
-        return f"{self.way.run.__name__}(ConstrainedText({inside}), {', '.join(outside)})"
+        greedy = f", beam_search(ConstrainedText({inside}), 1, 1)" * (self.method == "best_of")
+        return f"{self.way.run.__name__}(ConstrainedText({inside}), {', '.join(outside)}){greedy}"

@@ -41,11 +41,11 @@ class Colour(enum.Enum):
 @pytest.mark.parametrize(
     "constraint, options, method",
     [
-        (None, {}, "sample"), (WORDS, {}, "importance"), (int, {}, "importance"), (len, {}, "steer"),
-        (lambda text: True, {"N": 3}, "steer"), (None, {"mask": lambda text: None}, "importance"),
+        (None, {}, "sample"), (WORDS, {}, "best_of"), (int, {}, "best_of"), (len, {}, "steer"),
+        (lambda text: True, {"N": 3}, "steer"), (None, {"mask": lambda text: None}, "best_of"),
         (["a", "b"], {}, "exact"), ({1: "a", 2: "b"}, {"end": "eos"}, "exact"), (bool, {}, "exact"),
-        (Literal["a", "b"], {}, "exact"), (Colour, {"rule": Rule(top_k=3)}, "exact"), (["a"], {"N": 3}, "importance"),
-        (["a"], {"timeout": 1.0}, "importance"), (["a"], {"temperature": 0}, "greedy"),
+        (Literal["a", "b"], {}, "exact"), (Colour, {"rule": Rule(top_k=3)}, "exact"), (["a"], {"N": 3}, "best_of"),
+        (["a"], {"timeout": 1.0}, "best_of"), (["a"], {"temperature": 0}, "greedy"),
         (None, {"rule": Rule(temperature=0)}, "greedy"),
     ],
 )  # fmt: skip
@@ -75,7 +75,7 @@ def test_methods_return_the_result_of_their_algorithms():
         "sample": str(importance_sampling(program(), 1, seed=5).best),
         "greedy": str(beam_search(program(), 1, 1).best),
         "beam": str(beam_search(program(), 3, 3).best),
-        "best_of": max(drawn, key=lambda particle: particle.log_joint).s,
+        "best_of": max([*drawn, beam_search(program(), 1, 1).best], key=lambda particle: particle.log_joint).s,
         "importance": max(drawn.by_text(), key=drawn.by_text().get),
         "steer": [*smc_steer(program(), 3, 2, seed=5).by_text()][0],
     }
@@ -84,14 +84,20 @@ def test_methods_return_the_result_of_their_algorithms():
     assert {method: each.text for method, each in made.items()} == expected
     for method, each in made.items():
         assert each.method == method and each.ended == "complete" and str(each) == each.value == each.text
-        assert (each.probability is None) == (method not in ("importance", "steer"))
-    assert made["best_of"].log_prob >= made["importance"].log_prob and made["beam"].log_prob >= made["greedy"].log_prob
+        assert (each.probability is None) == (method not in ("importance", "steer", "best_of"))
+    log_prob = {method: each.log_prob for method, each in made.items()}
+    assert log_prob["best_of"] >= max(log_prob["importance"], log_prob["greedy"])
+    assert log_prob["beam"] >= log_prob["greedy"]
 
 
 def test_the_call_of_a_generation_is_the_call_that_it_stands_for():
     found = generate(LM, "a", WORDS, method="steer", N=4, K=2, seed=3, power=2.0)
     names = {"lm": LM, "prompt": "a", "Regex": Regex, "ConstrainedText": ConstrainedText, "smc_steer": smc_steer}
     assert eval(found.call, names).by_text() == found.posterior.by_text()
+    best = generate(LM, "a", WORDS, seed=3)
+    names |= {"beam_search": beam_search, "importance_sampling": importance_sampling}
+    particles, beams = eval(best.call, names)
+    assert particles.by_text() == best.posterior.by_text() and best.log_prob >= beams[0].log_joint
     exact = generate(LM, "a", ["a", "b"])
     assert eval(exact.call, {"choose": choose, **names}).best == exact.value
 
