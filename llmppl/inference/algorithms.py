@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from llmppl.distributions import logsumexp
-from llmppl.inference.expansion import EXPANSIONS, Copies, ExpansionName, check_model
+from llmppl.inference.expansion import EXPANSIONS, Copies, ExpansionName, Limit, check_model
 from llmppl.inference.particles import Particles
 from llmppl.inference.resampling import DownSample, ResampleBelow, Scheme, systematic
 from llmppl.inference.resuming.checkpoint import Checkpoint
@@ -62,6 +62,8 @@ def _run(name: str, model: M, expand: Expand, select: Select, options: RunOption
     if progress is None and running():                  # the bars of several runs would mix
         progress = False
     run = SMC(model, expand, select, seed=seed, rng=rng, power=options.get("power", 1.0))
+    timeout, budget = options.get("timeout"), options.get("budget")
+    limit = Limit(run.runtime, timeout, budget) if (timeout, budget) != (None, None) else None
     observers = list[Observer]()
     if on_step is not None:
         run.recorder = call = function("on_step", on_step, 'Recorder("run.jsonl")')
@@ -73,8 +75,7 @@ def _run(name: str, model: M, expand: Expand, select: Select, options: RunOption
             observers.append(stack.enter_context(saved))
         show = stack.enter_context(Bar(progress, max_steps, describe))
         observers.append(lambda run, record, candidates: show(run.t, run.particles))
-        limits = options.get("timeout"), options.get("budget")
-        return run.run(max_steps=max_steps, observers=observers, timeout=limits[0], budget=limits[1])
+        return run.run(max_steps=max_steps, observers=observers, limit=limit)
 
 
 @list_options(RunOptions, {"power": 1.0})

@@ -171,23 +171,21 @@ class SMC(Generic[M]):
         return Step(**vars(record), candidates=tuple(candidates), particles=self._result(self.particles))
 
     def run(
-        self, *, max_steps: int | None = None, observers: Sequence[Observer] = (), timeout: float | None = None,
-        budget: int | None = None,
-    ) -> Particles[M]:  # fmt: skip
+        self, *, max_steps: int | None = None, observers: Sequence[Observer] = (), limit: Limit | None = None
+    ) -> Particles[M]:
         """Run to the end, or up to step `max_steps` or a limit, where unfinished particles are marked `cut`.
 
         Observers, such as a progress bar, act after each step.
         """
         optional_count("max_steps", max_steps)
-        limit = Limit(self.runtime, timeout, budget)
-        self._warnings.bounded = max_steps is not None or timeout is not None or budget is not None
+        self._warnings.bounded = max_steps is not None or limit is not None
         with self._partial_result(), paced_collector():
             while self.active and self.t < (max_steps or math.inf) and not self.limit:
                 record, candidates = self._next()
                 for observer in observers:
                     observer(self, record, candidates)
                 del record, candidates                  # frees them before the next step waits for the language model
-                self.limit = limit.reached() if self.active else ""
+                self.limit = limit.reached() if limit is not None and self.active else ""
         cut(self.particles)
         return self._result(self.particles)
 

@@ -76,14 +76,12 @@ def choose(
 ) -> Choice | list[Choice]:  # fmt: skip
     """Compute the probability of each of some texts after a prompt, given that the model writes one of them.
 
-    The probability of a text is the sum over all token sequences that spell it, so it does not depend on how an option
-    is cut into tokens.
+    The probability of a text is the sum over all token sequences that spell it.
 
     Parameters
     ----------
     lm : CachedTransformer
-    prompt : str, Context, or a list of these
-        A list shares batches, and gives a list.
+    prompt : str, Context, or a list of these, which shares batches and gives a list
     options : list of str, dict, or type
         The texts, with the blank that they begin with: [" yes", " no"]. A dict maps each label to its text. A type is a
         bool, an Enum or a Literal, whose labels are its values.

@@ -43,17 +43,8 @@ class Share(NamedTuple):
 class Probabilities(TableView, Mapping[Any, float]):
     """Probabilities of values, the most probable first: `answers["blue"]`, `answers.best`, `dict(answers)`.
 
-    The key of a value that cannot be hashed, such as a list, is its repr.
-
-    Parameters
-    ----------
-    shares : iterable of Share
-    header : str
-        First line of the table.
-
-    Attributes
-    ----------
-    shares : tuple of Share, the most probable first
+    The key of a value that cannot be hashed, such as a list, is its repr. `shares` is a tuple of `Share`, in the same
+    order, and `header` the first line of the table.
     """
 
     def __init__(self, shares: Iterable[Share], header: str) -> None:

@@ -26,6 +26,7 @@ from llmppl.inference.algorithms import importance_sampling, smc_steer
 from llmppl.inference.exact import Beams, beam_search
 from llmppl.inference.particles import Particles, answer_of
 from llmppl.lm import CachedTransformer, Context, End
+from llmppl.models.choices import log_joints
 from llmppl.models.programs import ConstrainedText, language_model
 from llmppl.queries.choice import Choice, choose
 from llmppl.report.probabilities import Probabilities, Share, key_of
@@ -104,12 +105,9 @@ class Generation:
         All values that were found, the most probable first.
     fields : dict of str to Probabilities
         Posterior probabilities of each field of a record, whatever the other fields are.
-    posterior : Particles, Beams or Choice
-    program : ConstrainedText
-    method, call : str
-        The method, and the calls of the library that it stands for.
-    tokens, seconds : int and float
-        Number of tokens that the model ran, and time.
+    posterior, program : Particles, Beams or Choice; and ConstrainedText
+    method, call : str, and the calls of the library for which the method stands
+    tokens, seconds : int and float, number of tokens that the model ran, and time
     error : str
         Reason why there is no answer, in a list of answers; else "". The attributes above then raise a ValueError.
     """
@@ -138,8 +136,7 @@ class Generation:
         if isinstance(found, Beams | Choice):
             return None if isinstance(found, Choice) else found.best
         if self.method in ("sample", "best_of"):
-            greedy = [beam.particle for beam in getattr(found, "greedy", ())]
-            return max([found.likeliest, *greedy], key=lambda p: (not p.cut, p.log_joint))
+            return getattr(found, "answer", found.best)
         answers = found.answers()
         rank = [(p.cut, -answers[answer_of(p)], -w) for p, w in zip(found, found.weights.tolist(), strict=True)]
         return found[min(range(len(found)), key=rank.__getitem__)]      # a text that has ended, if there is one
@@ -307,8 +304,8 @@ def generate(
         - "sample": one text, drawn under the mask of the constraint.
         - "greedy": at each token, the most probable one that the mask allows.
         - "beam": beam search with N beams; the text of the highest probability.
-        - "best_of": greedy decoding and N samples under the mask; the text of the highest probability. The weights of
-          the samples give the probability of its value.
+        - "best_of": the most probable text of N samples under the mask and, without a limit or a power, greedy
+          decoding. The weights of the samples give the probability of its value.
         - "importance": N samples under the mask with their weights; the value of the largest weight.
         - "steer": `smc_steer` with N and K; the value of the largest weight.
         - "exact": the most probable of some texts, in any tokens (`choose`).
@@ -401,6 +398,7 @@ class _Plan:
             raise TypeError(f"generate with method={method!r} takes no {wrong[0]}")
         self.sizes = _ONE.get(method) or [given.get(name, default) for name, default in self.way.sizes.items()]
         self.limits = {name: given[name] for name in ("budget", "timeout", "power") if name in given}
+        self.with_greedy = method == "best_of" and not self.limits
         self.program_options = {name: given[name] for name in _OF_PROGRAM if name in given}
         if not listed:
             self.program_options.setdefault("max_tokens", MAX_TOKENS)
@@ -415,13 +413,15 @@ class _Plan:
     def run(self, prompt: Any, rng: np.random.Generator) -> Any:
         if self.way.run is choose:
             return choose(self.lm, prompt, self.options, **self.program_options)
-        program, limits = self.program(prompt), {k: v for k, v in self.limits.items() if k != "power"}
-        if self.way.run is beam_search:
-            return beam_search(program, *self.sizes, **limits)
-        found = self.way.run(program, *self.sizes, rng=rng, **self.limits)
-        if self.method == "best_of" and found:
-            with contextlib.suppress(ValueError):       # a validator refuses the text
-                found.greedy = beam_search(program, 1, 1, **limits)
+        rest = {} if self.way.run is beam_search else {"rng": rng}
+        found = self.way.run(self.program(prompt), *self.sizes, **rest, **self.limits)
+        if self.method == "best_of":
+            particles = [*found]
+            if self.with_greedy:
+                with contextlib.suppress(ValueError):   # a validator refuses the text
+                    particles.append(beam_search(self.program(prompt), 1, 1).best)
+            ranked = zip(particles, log_joints(particles), strict=True)     # while the cache has their tokens
+            found.answer = max(ranked, key=lambda each: (not each[0].cut, each[1]), default=(None,))[0]
         return found
 
     @property
@@ -436,5 +436,5 @@ class _Plan:
             return f"choose({inside})"
         seeded = {} if self.way.run is beam_search or self.seed is None else {"seed": self.seed}
         outside = [*map(str, self.sizes), *(f"{name}={value}" for name, value in (self.limits | seeded).items())]
-        greedy = f", beam_search(ConstrainedText({inside}), 1, 1)" * (self.method == "best_of")
+        greedy = f", beam_search(ConstrainedText({inside}), 1, 1)" * self.with_greedy
         return f"{self.way.run.__name__}(ConstrainedText({inside}), {', '.join(outside)}){greedy}"
