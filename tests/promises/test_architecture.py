@@ -67,7 +67,7 @@ def test_the_document_lists_the_folders_in_their_order():
 MAX_LINES, MAX_CLASS, MAX_PARAMETERS = 900, 500, 8
 # branches per code line, as tools/shape.py counts them; the aims are 0.25 and 0.15
 MAX_DENSITY = {"llmppl": 0.293, "tests": 0.227}         # lines without branches went first
-MAX_TOTAL = {"llmppl": 27_350, "tests": 28_650}         # lines; the front door took 1,100 and 600
+MAX_TOTAL = {"llmppl": 27_260, "tests": 28_620}         # lines; the front door took 1,100 and 600
 MAX_PUBLIC = 37                                         # names of llmppl.__all__; two are the front door
 MAX_WHATS = 1.0                                         # relative "what" per 1,000 words
 MAX_WORDS = 12                                          # of a test's name
@@ -93,9 +93,9 @@ LINES = {
     "lm/engines": 2110,
     "models": 2020,                                     # a Pattern is drawn by rejection
     "queries": 2100,                                    # choose
-    "report": 850,                                      # probabilities of values
+    "report": 840,                                      # probabilities of values
     "support": 1000,
-    "tasks": 1130,                                      # generate
+    "tasks": 1150,                                      # generate
 }
 
 
