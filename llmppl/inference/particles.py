@@ -233,7 +233,7 @@ class Particles(Shared, Sequence[P]):
 
     @property
     def doubts(self) -> list[str]:
-        """Reasons not to trust averages over the weights, in words; empty if none is known. A printed result has them."""
+        """Reasons not to trust averages over the weights; empty if none is known. A printed result shows them."""
         found, k = list[str](), tail_shape(self.log_weights)
         if len(self) >= MIN_DOUBTED and self.ess < FEW and self._accuracy is not _unknown:
             found.append(f"one of {len(self)} particles has {np.max(self.weights):.0%} of the weight")

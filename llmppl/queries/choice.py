@@ -31,8 +31,6 @@ SELDOM = 0.01                                           # a smaller mass is said
 
 
 class HowToChoose(TypedDict, total=False):
-    """Options of `choose`."""
-
     end: End
     rule: DecisionRule
     tolerance: float

@@ -332,6 +332,8 @@ def generate(
         If no text is left, with the reasons. In a list, the `error` of an answer has them.
     """
     if unknown := options.keys() - GenerateOptions.__annotations__.keys():
+        if of_rule := unknown & vars(NO_RULE).keys():
+            raise TypeError(f"generate takes no {min(of_rule)}: give it in rule=Rule({min(of_rule)}=...)")
         raise unknown_option("generate", sorted(unknown), inspect.signature(generate).parameters)
     limits = {"max_tokens": max_tokens, "budget": budget, "timeout": timeout}
     plan = _Plan(language_model(lm), constraint, one_of("method", method, get_args(Method)), limits, seed, options)
@@ -400,7 +402,7 @@ class _Plan:
         self.limits = {name: given[name] for name in ("budget", "timeout", "power") if name in given}
         self.with_greedy = method == "best_of" and not self.limits
         self.program_options = {name: given[name] for name in _OF_PROGRAM if name in given}
-        if not listed:
+        if not listed and method != "exact":
             self.program_options.setdefault("max_tokens", MAX_TOKENS)
 
     def context(self, prompt: Any) -> Any:

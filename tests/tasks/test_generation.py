@@ -199,7 +199,8 @@ def test_an_answer_that_is_missing_says_why():
      ({"method": "greedy", "N": 3}, "takes no N"), ({"method": "exact", "timeout": 3}, "takes no timeout"),
      ({"method": "greedy", "power": 2.0}, "takes no power"), ({"method": "importance", "K": 3}, "takes no K"),
      ({"method": "best"}, "method must be one of"), ({"max_tokens": 0}, "max_tokens must be at least 1"),
-     ({"temperature": 1.0, "rule": Rule()}, "takes temperature or rule")],
+     ({"temperature": 1.0, "rule": Rule()}, "takes temperature or rule"), ({"method": "exact"}, "options must be"),
+     ({"top_p": 0.9}, r"in rule=Rule\(top_p=")],
 )  # fmt: skip
 def test_options_that_a_method_does_not_take_are_named(options, message):
     with pytest.raises((TypeError, ValueError), match=message):
