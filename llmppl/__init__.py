@@ -22,12 +22,12 @@ if TYPE_CHECKING:                                       # the same names again, 
     )  # fmt: skip
     from llmppl.lm import CachedTransformer, ConstraintLogitsProcessor
     from llmppl.models import ConstrainedText, Infilling, Model, PromptIntersection, batched
-    from llmppl.queries import Query, search
-    from llmppl.tasks import Result, load_results, run_many
+    from llmppl.queries import Query, choose, search
+    from llmppl.tasks import Result, generate, load_results, run_many
 
     __all__ = [
-        "batched", "beam_search", "Bernoulli", "CachedTransformer", "Categorical", "ConstrainedText",
-        "ConstraintLogitsProcessor", "Delta", "enumerate_exact", "EOS", "Geometric", "Grammar",
+        "batched", "beam_search", "Bernoulli", "CachedTransformer", "Categorical", "choose", "ConstrainedText",
+        "ConstraintLogitsProcessor", "Delta", "enumerate_exact", "EOS", "generate", "Geometric", "Grammar",
         "importance_sampling", "Infilling", "JsonSchema", "load_results", "mixture", "Model", "Particles",
         "product", "PromptIntersection", "Query", "Regex", "repeat", "Result", "Rule", "run_many", "search",
         "SMC", "smc_standard", "smc_steer", "TokenIndex", "Uniform", "Values", "Vocabulary",
@@ -41,9 +41,9 @@ else:
                                      "Rule"],
             "llmppl.inference": ["SMC", "smc_steer", "smc_standard", "importance_sampling", "repeat", "enumerate_exact",
                                  "beam_search", "Particles"],
-            "llmppl.tasks": ["run_many", "Result", "load_results"],
+            "llmppl.tasks": ["run_many", "Result", "load_results", "generate"],
             "llmppl.lm": ["CachedTransformer", "ConstraintLogitsProcessor"],
             "llmppl.constraints": ["EOS", "Vocabulary", "JsonSchema", "Regex", "Values", "Grammar", "TokenIndex"],
-            "llmppl.queries": ["Query", "search"],
+            "llmppl.queries": ["Query", "search", "choose"],
         },
     )  # fmt: skip

@@ -51,7 +51,7 @@ OPTIONS = {
     "factor": _option(int, 3, "Extensions tried of each particle in each step.", "--factor", "-K", min=1, metavar="K"),
     "seed": _option(int | None, None, "The same seed draws the same texts.", min=0, metavar="S"),
     "max_tokens": _option(int | None, 40, "At most T tokens.", min=1, metavar="T"),
-    "temperature": _option(float, 1.0, "Below 1, likely tokens become likelier.", metavar="X"),
+    "temperature": _option(float, 1.0, "Below 1, likely tokens become likelier; 0 is greedy decoding.", metavar="X"),
     "top_k": _option(int | None, None, "Only the N likeliest tokens.", min=1, metavar="N"),
     "regex": _option(str | None, None, "Only texts that R matches as a whole.", metavar="R"),
     "grammar": _option(Path | None, None, "Only texts of a grammar of lark, or of a JSON schema (.json).", **FILE),

@@ -233,8 +233,13 @@ class Finite(Distribution[T_co]):
         return RejectionProposal(self, predicate)
 
     def tempered(self, temperature: float) -> Finite[T_co]:
-        """Return this distribution with probabilities raised to the power 1 / `temperature` and normalised."""
-        temperature = arguments.positive("temperature", temperature, " (greedy is top_k=1)")
+        """Return this distribution with probabilities raised to the power 1 / `temperature` and normalised.
+
+        At temperature 0, the limit, the most probable value has probability 1; among equals, the first one.
+        """
+        if temperature == 0:
+            return self.top_k(1)
+        temperature = arguments.positive("temperature", temperature)
 
         def compute() -> Floats:
             log_weights = self.log_weights()
@@ -389,8 +394,9 @@ class Rule(Shared):
 
     Parameters
     ----------
-    temperature : float > 0
-        Probabilities are raised to 1 / temperature.
+    temperature : float >= 0
+        Probabilities are raised to 1 / temperature. 0 is greedy decoding: texts under a constraint and spans then take
+        the most probable token that the masks allow, and each has probability 1.
     top_k : int >= 1, optional
         Keep the k most probable values; among equals, the first ones.
     top_p : float in (0, 1], optional
@@ -429,3 +435,8 @@ class Rule(Shared):
 
 
 NO_RULE = Rule()
+
+
+def is_greedy(rule: DecisionRule) -> bool:
+    """Return True for a Rule of temperature 0."""
+    return rule is not NO_RULE and isinstance(rule, Rule) and rule.temperature == 0

@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from llmppl.distributions import logsumexp
-from llmppl.inference.expansion import EXPANSIONS, Copies, ExpansionName, check_model
+from llmppl.inference.expansion import EXPANSIONS, Copies, ExpansionName, Limit, check_model
 from llmppl.inference.particles import Particles
 from llmppl.inference.resampling import DownSample, ResampleBelow, Scheme, systematic
 from llmppl.inference.resuming.checkpoint import Checkpoint
@@ -45,6 +45,9 @@ class RunOptions(TypedDict, total=False):
     progress: bool | None
     checkpoint: str | os.PathLike[str] | None
     every: int | None
+    timeout: float | None
+    budget: int | None
+    power: float
 
 
 def _run(name: str, model: M, expand: Expand, select: Select, options: RunOptions) -> Particles[M]:
@@ -58,7 +61,9 @@ def _run(name: str, model: M, expand: Expand, select: Select, options: RunOption
         raise ValueError(f'every={every} is of a checkpoint: give its path, as in checkpoint="run.ckpt"')
     if progress is None and running():                  # the bars of several runs would mix
         progress = False
-    run = SMC(model, expand, select, seed=seed, rng=rng)
+    run = SMC(model, expand, select, seed=seed, rng=rng, power=options.get("power", 1.0))
+    timeout, budget = options.get("timeout"), options.get("budget")
+    limit = Limit(run.runtime, timeout, budget) if (timeout, budget) != (None, None) else None
     observers = list[Observer]()
     if on_step is not None:
         run.recorder = call = function("on_step", on_step, 'Recorder("run.jsonl")')
@@ -70,10 +75,10 @@ def _run(name: str, model: M, expand: Expand, select: Select, options: RunOption
             observers.append(stack.enter_context(saved))
         show = stack.enter_context(Bar(progress, max_steps, describe))
         observers.append(lambda run, record, candidates: show(run.t, run.particles))
-        return run.run(max_steps=max_steps, observers=observers)
+        return run.run(max_steps=max_steps, observers=observers, limit=limit)
 
 
-@list_options(RunOptions, {})
+@list_options(RunOptions, {"power": 1.0})
 def smc_steer(
     model: M, N: int, K: int = 3, *, expand: ExpansionName = "distinct", **options: Unpack[RunOptions]
 ) -> Particles[M]:
@@ -110,6 +115,12 @@ def smc_steer(
         completed run without running it. `max_steps` may grow. ValueError if the file is of another run.
     every : int, optional
         Number of steps between two checkpoints; by default as many as keep the time of writing below 2 %.
+    timeout, budget : float and int, optional
+        Seconds, and tokens that the language model runs. After the step that reaches one, unfinished particles are
+        returned marked `cut`, and `limit` names it.
+    power : float
+        The target is the joint probability raised to this power: of choices, `observe` and `score`. Above 1 it is
+        sharper. Steps propose from the tempered distributions, with exact weights.
 
     Returns
     -------
@@ -120,7 +131,7 @@ def smc_steer(
     return _run("smc_steer", check_model(model), EXPANSIONS[expand](N, K), DownSample(N), options)
 
 
-@list_options(RunOptions, {})
+@list_options(RunOptions, {"power": 1.0})
 def smc_standard(
     model: M, N: int, *, ess_threshold: float = 0.5, resample: Scheme = systematic, **options: Unpack[RunOptions]
 ) -> Particles[M]:
@@ -132,7 +143,7 @@ def smc_standard(
     return _run("smc_standard", check_model(model), Copies(N), ResampleBelow(N, ess_threshold, resample), options)
 
 
-@list_options(RunOptions, {})
+@list_options(RunOptions, {"power": 1.0})
 def importance_sampling(model: M, N: int, **options: Unpack[RunOptions]) -> Particles[M]:
     """Run the program N times independently, with weights. The parameters are those of `smc_steer`."""
     return _run("importance_sampling", check_model(model), Copies(N), ResampleBelow(N, 0.0), options)

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from llmppl.inference.detached import detach
-from llmppl.inference.expansion import Branch, Warnings, check_model, cut, start_particles
+from llmppl.inference.expansion import Branch, Limit, Warnings, check_model, cut, start_particles
 from llmppl.inference.particles import Death, Particles, deaths_of
 from llmppl.models.choices import StopAtChoice
 from llmppl.models.model import Model
@@ -29,7 +29,7 @@ M = TypeVar("M", bound=Model)
 MAX_TOGETHER = 512                                      # branches that share a forward pass
 
 
-def enumerate_exact(model: M, max_steps: int | None = None) -> Particles[M]:
+def enumerate_exact(model: M, max_steps: int | None = None, *, power: float = 1.0) -> Particles[M]:
     """Return every outcome of positive weight with its exact log-weight. `log_ml` is log Z itself.
 
     Parameters
@@ -39,6 +39,8 @@ def enumerate_exact(model: M, max_steps: int | None = None) -> Particles[M]:
         with the number of choices. Choices of a weighted proposal are summed over its measure.
     max_steps : int, optional
         As in `smc_steer`. Unfinished outcomes are returned marked `cut`, and Z is that of the cut program.
+    power : float
+        As in `smc_steer`. Every outcome then has its joint probability raised to this power.
 
     Returns
     -------
@@ -47,7 +49,7 @@ def enumerate_exact(model: M, max_steps: int | None = None) -> Particles[M]:
     """
     optional_count("max_steps", max_steps)
     runtime, done, deaths, t = Runtime(), list[M](), list[Death](), 0
-    states = start_particles(model, [StopAtChoice(asker="enumerate_exact")])
+    states = start_particles(model, [StopAtChoice(asker="enumerate_exact")], power)
     watch = Warnings(bounded=max_steps is not None)
     while states and t != max_steps:
         t += 1
@@ -107,7 +109,12 @@ class Beam(Generic[M]):
 
 
 class Beams(TableView, list[Beam[M]]):
-    """The beams of a search, the best first. The repr is a table, also in a notebook."""
+    """The beams of a search, the best first. The repr is a table, also in a notebook.
+
+    limit : "timeout" or "budget" if one has ended the search, else ""
+    """
+
+    limit = ""
 
     @property
     def best(self) -> M:
@@ -128,8 +135,9 @@ class Beams(TableView, list[Beam[M]]):
 
 
 def beam_search(
-    model: M, N: int, K: int, *, max_steps: int | None = None, progress: bool | None = None
-) -> Beams[M]:
+    model: M, N: int, K: int, *, max_steps: int | None = None, progress: bool | None = None,
+    timeout: float | None = None, budget: int | None = None,
+) -> Beams[M]:  # fmt: skip
     """Return runs of high log joint. The search keeps the N best runs and extends each by its K most probable choices.
 
     The proposal of a choice, or its distribution if it has none, selects the K choices. The target alone counts for the
@@ -144,7 +152,7 @@ def beam_search(
         A program all of whose choices have finite support, else TypeError. The search copies it and never changes it.
     N, K : int
         Number of runs kept, and of choices tried for each.
-    max_steps, progress
+    max_steps, progress, timeout, budget
         As in `smc_steer`.
 
     Returns
@@ -159,9 +167,9 @@ def beam_search(
     optional_count("max_steps", max_steps)
     runtime, t = Runtime(), 0
     runs: list[Any] = start_particles(model, [StopAtChoice(asker="beam_search")])
-    watch = Warnings(bounded=max_steps is not None)
+    watch, limit = Warnings(bounded=max_steps is not None), Limit(runtime, timeout, budget)
     with Bar(progress, max_steps, lambda runs: f"{finished(runs)}, best log joint {runs[0].log_weight:.2f}") as show:
-        while any(not run.finished for run in runs) and t != max_steps:
+        while any(not run.finished for run in runs) and t != max_steps and not (t and limit.reached()):
             t += 1
             stepped = _step(runtime, runs, "beam_search", f"a beam at step {t}", N, K)
             ended = [run for run in runs if run.finished] + stepped
@@ -173,8 +181,11 @@ def beam_search(
                     f"{ended[-1].death or 'weight zero'}; a larger N or K follows more"
                 )
             show(t, runs)
+    active = any(not run.finished for run in runs)
     cut(runs)
-    return Beams(Beam(run.log_weight, run) for run in _best(runs, N))
+    beams = Beams(Beam(run.log_weight, run) for run in _best(runs, N))
+    beams.limit = limit.reached() if active and t != max_steps else ""
+    return beams
 
 
 def _best(runs: list[Any], N: int) -> list[Any]:

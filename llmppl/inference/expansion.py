@@ -11,6 +11,7 @@ import contextlib
 import functools
 import itertools
 import math
+import time
 import warnings
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -32,7 +33,8 @@ from llmppl.models.choices import (
     spawned,
 )
 from llmppl.models.model import Model, untwist, wrap_step
-from llmppl.support.arguments import count, is_hashable, shown
+from llmppl.support.arguments import count, is_hashable, optional_count, positive, shown
+from llmppl.support.runtime import Runtime, spent
 
 M = TypeVar("M", bound=Model)
 
@@ -399,12 +401,38 @@ def check_model(model: M) -> M:
     return model
 
 
-def start_particles(model: M, choosers: Sequence[Sampled]) -> list[M]:
-    """Return a particle for each chooser."""
+def start_particles(model: M, choosers: Sequence[Sampled], power: float = 1.0) -> list[M]:
+    """Return a particle for each chooser, whose target is a power of the joint probability."""
     wrap_step(type(check_model(model)))                 # it may have been assigned to the class
     if model._noted_.before is not None and [*model._noted_][-1] is not None:
         raise ValueError(f"{type(model).__name__} sampled before its first step: sample in step()")
-    return [model._spawn_(chooser) for chooser in choosers]
+    particles = [model._spawn_(chooser) for chooser in choosers]
+    power = positive("power", power)
+    for particle in particles:
+        particle._origin_ = model
+        if power != 1.0:
+            particle._power_ = power
+    return particles
+
+
+class Limit:
+    """Limit of a run in seconds, and in tokens that its language models run. A run ends after the step that reaches it.
+
+    Within a task of `run_many`, the tokens are its share of the batches.
+    """
+
+    def __init__(self, runtime: Runtime, timeout: float | None, budget: int | None) -> None:
+        self.runtime, self.budget = runtime, optional_count("budget", budget)
+        self.timeout = math.inf if timeout is None else positive("timeout", timeout)
+        self._start, self._tokens = time.perf_counter(), spent()[1]
+
+    def reached(self) -> str:
+        """Return "timeout" or "budget" if that is reached, else ""."""
+        if time.perf_counter() - self._start >= self.timeout:
+            return "timeout"
+        if self.budget is not None and (spent()[1] - self._tokens or self.runtime.stats.tokens) >= self.budget:
+            return "budget"
+        return ""
 
 
 def cut(particles: Iterable[Model]) -> None:

@@ -98,16 +98,31 @@ class StepRecords(TableView, tuple[StepRecord, ...]):
     def _repr_html_(self) -> str:
         return self.charts() + super()._repr_html_()
 
+    @property
+    def lineages(self) -> Indices:
+        """(T,) int: for each step, the number of its particles from which the last ones descend.
+
+        A small number at early steps means that the particles share their beginnings, whatever the ess is.
+        """
+        counts, alive = list[int](), np.flatnonzero(self[-1].log_survivors > -np.inf) if self else np.empty(0, int)
+        for step in reversed(self):
+            counts.append(alive.size)
+            alive = np.unique(step.parents[step.ancestors[alive]])
+        return np.array(counts[::-1], dtype=np.int64)
+
     def charts(self) -> str:
-        """Return charts of ess and log Z-hat as HTML, empty for fewer than two steps."""
+        """Return charts of ess, lineages and log Z-hat as HTML, empty for fewer than two steps."""
         if len(self) < 2:
             return ""
         over = f"over {len(self)} steps<br>"
         ess = chart("ess", [step.ess for step in self], low=0.0)
         log_ml = chart("log Z-hat", [step.log_ml for step in self])
+        lines = ""
+        if self[-1].ancestors.size:                     # else the record has figures alone
+            lines = f"<div>lineages {over}{chart('lineages', self.lineages.tolist(), low=0.0)}</div>"
         return (
             f'<div style="display: flex; flex-wrap: wrap; gap: 4px 24px"><div>ess {over}{ess}</div>'
-            f"<div>log Z-hat {over}{log_ml}</div></div>"
+            f"<div>log Z-hat {over}{log_ml}</div>{lines}</div>"
         )
 
     def to_pandas(self) -> pandas.DataFrame:
@@ -157,24 +172,38 @@ def log_ml_error(records: Sequence[StepRecord]) -> tuple[float | None, str]:
     if drawn and all(record.parents.size == 1 for record in records):
         return None, "there was one candidate at every step, and nothing to compare it with"
     estimates = relative_variance(records, 1.0), relative_variance(records, MIN_FAMILIES)
-    variance, units = max(V for V, _ in estimates), min(n for _, n in estimates)
+    variance, units = max(each[0] for each in estimates), min(each[1] for each in estimates)
     v = variance * (1 + 2 / units) if variance > ROUNDING else 0.0
     return math.sqrt(v + v * v / 4), ""
 
 
-def relative_variance(records: Sequence[StepRecord], min_families: float = 1.0) -> tuple[float, float]:
-    """Estimate Var(Z-hat) / Z-hat^2 and the number of units on which the estimate rests.
+def probability_error(records: Sequence[StepRecord], holds: NDArray[np.bool_]) -> float:
+    """Return the standard error of the posterior probability of an event that holds for some survivors, (n,) bool.
 
-    The number is Satterthwaite's, (sum of the terms)^2 / sum of their squares. Takes O(M log M) time and O(M) memory
-    for a step of M candidates.
+    se^2 = V + 1 / (m + 2)^2, with the variance V of the estimated probability. The smallest effective number m of
+    families that depend on one event stands for values that no particle has seen.
     """
-    later = _Influence(_shares(records[-1].log_survivors))
-    seen, squares = 0.0, 0.0
+    variance, _, families = relative_variance(records, holds=holds)
+    return math.sqrt(variance + (families + 2) ** -2)
+
+
+def relative_variance(
+    records: Sequence[StepRecord], min_families: float = 1.0, holds: NDArray[np.bool_] | None = None
+) -> tuple[float, float, float]:
+    """Estimate Var(Z-hat) / Z-hat^2, the number of units on which the estimate rests, and that of the families.
+
+    The number of units is Satterthwaite's, (sum of the terms)^2 / sum of their squares. With `holds`, the variance is
+    that of the posterior probability of an event; F is then the share of the descendants for which it holds, less their
+    share times its probability. Takes O(M log M) time and O(M) memory for a step of M candidates.
+    """
+    later = _Influence(_shares(records[-1].log_survivors), holds)
+    seen, squares, families = 0.0, 0.0, math.inf
     for t, step in reversed([*enumerate(records)]):
         # selection: candidates from survivors
         chosen, log_weights = _shares(step.log_chosen), step.candidate_log_weights
         unsure = _unsure(log_weights[step.ancestors] - step.log_chosen)
         deviations = _deviations(unsure, later.influence, chosen)
+        families = _fewer(families, np.sum(unsure * later.share**2))
         later.go_back(unsure, deviations, chosen, step.ancestors, _shares(log_weights))
         # draws: starts from candidates
         _, first, groups = np.unique(step.groups, return_index=True, return_inverse=True)
@@ -182,6 +211,7 @@ def relative_variance(records: Sequence[StepRecord], min_families: float = 1.0) 
         unsure, unsure_first = 1 / np.maximum(step.copies, 1) * (step.copies > 0), _unsure(step.log_kept[first])
         inverse_families = np.sum((unsure * (1 - unsure_first)[groups]) * later.share**2)
         inverse_families += np.sum(unsure_first * _sums(groups, later.share, first.size) ** 2)
+        families = _fewer(families, inverse_families)
         if inverse_families * min_families > 1 + 1e-9 and t < len(records) - 1:
             seen, squares = seen + np.sum(later.seen), squares + np.sum(later.squares)
             later = _Influence(_shares(log_weights))
@@ -194,7 +224,7 @@ def relative_variance(records: Sequence[StepRecord], min_families: float = 1.0) 
         later.go_back(unsure_first, deviations, of_start, parents, before)
     variance = float(seen + np.sum(later.seen))
     total = float(squares + np.sum(later.squares))
-    return variance, variance**2 / total if variance > ROUNDING else 1.0
+    return variance, variance**2 / total if variance > ROUNDING else 1.0, families
 
 
 class _Influence:
@@ -205,8 +235,9 @@ class _Influence:
         itself, and of its square
     """
 
-    def __init__(self, shares: Floats) -> None:
-        self.influence: Floats = shares
+    def __init__(self, shares: Floats, holds: NDArray[np.bool_] | None = None) -> None:
+        self.changes = holds is None                    # True if changes by later events count
+        self.influence: Floats = shares if holds is None else shares * (holds - np.sum(shares[holds]))
         self.share: Floats = shares
         self.seen: Floats = np.zeros_like(shares)
         self.squares: Floats = np.zeros_like(shares)
@@ -214,7 +245,7 @@ class _Influence:
     def go_back(self, unsure: Floats, deviations: Floats, after: Floats, owners: Indices, before: Floats) -> None:
         """Go back over an event: from its units (n,), of shares `after`, to their owners (m,), of shares `before`."""
         n, term, sure = before.size, unsure * deviations, 1 - unsure
-        self.influence = _sums(owners, self.influence - after, n) + before
+        self.influence = _sums(owners, self.influence - self.changes * after, n) + self.changes * before
         self.share = _sums(owners, self.share, n)
         self.seen = _sums(owners, term + sure * self.seen, n)
         self.squares = _sums(owners, term**2 + sure**2 * self.squares, n)
@@ -240,6 +271,32 @@ def _deviations_of_runs(
     mean = np.bincount(groups, influence)[groups] / np.maximum(runs, 1)
     several = (influence - mean * copies) ** 2 * runs / np.maximum(runs - 1, 1)
     return np.where(runs > 1, several, _deviations(unsure * (runs == 1), influence, shares))
+
+
+def tail_shape(log_weights: Floats) -> float:
+    """Return k-hat, the shape of a generalised Pareto distribution of the largest weights; NaN for fewer than 25.
+
+    Above 0.7, averages over the weights are dominated by values that are too rare to have been drawn. Sources: Vehtari,
+    Simpson, Gelman, Yao & Gabry (2024), "Pareto smoothed importance sampling"; Zhang & Stephens (2009).
+    """
+    n = log_weights.size
+    size = int(min(n / 5, 3 * math.sqrt(n)))
+    weights = np.sort(np.exp(log_weights - np.max(log_weights, initial=-math.inf)))
+    tail = weights[n - size :] - weights[n - size - 1] if size >= 5 else np.empty(0)
+    if not tail.size or not tail[size // 4] > 1e-12 * tail[-1]:
+        return math.nan                                 # few weights, or equal ones
+    grid = 30 + int(math.sqrt(size))
+    b = 1 - np.sqrt(grid / (np.arange(1, grid + 1) - 0.5))
+    b = b / (3 * tail[size // 4]) + 1 / tail[-1]
+    k = np.mean(np.log1p(-b[:, None] * tail), axis=1)
+    log_likelihood = size * (np.log(-b / k) - k - 1)
+    b_hat = np.sum(b * _shares(log_likelihood))
+    return float((size * np.mean(np.log1p(-b_hat * tail)) + 5) / (size + 10))       # with ten observations of 0.5
+
+
+def _fewer(families: float, squares: float) -> float:
+    """Return the smaller number of families, for the sum of the squares of their shares."""
+    return min(families, 1 / squares) if squares > ROUNDING else families
 
 
 def _sums(owners: Indices, values: Floats, n: int) -> Floats:

@@ -11,6 +11,7 @@ Source: Kong, Liu & Wong (1994), "Sequential imputations and Bayesian missing da
 from __future__ import annotations
 
 import html
+import re
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -20,11 +21,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from llmppl.inference.detached import SavedParticle, detach
-from llmppl.inference.genealogy import StepRecord, StepRecords
+from llmppl.inference.genealogy import StepRecord, StepRecords, probability_error, tail_shape
+from llmppl.models.choices import Choice, log_joints
 from llmppl.models.model import Model
 from llmppl.report import Recorder, html_page
+from llmppl.report.probabilities import Probabilities, Share, key_of
 from llmppl.report.tables import TableView, frame, html_table, one_line, text_table, without_middle
-from llmppl.support.arguments import generator, optional_count, shown
+from llmppl.support.arguments import function, generator, name_of, optional_count, shown
 from llmppl.support.locks import cached_property
 from llmppl.support.runtime import Stats
 from llmppl.support.shared import Shared
@@ -37,6 +40,8 @@ HEADS = "weight", "log weight", "text"
 DEATH_HEADS = "count", "steps", "reason"
 MAX_END = 100               # characters kept of a dead particle's text
 MAX_REASON = 200            # and of the reason
+MAX_ERRORS = 50             # probabilities of values that get a standard error
+MIN_DOUBTED, FEW, MAX_SHAPE = 5, 1.5, 0.7       # particles, and an ess and a k-hat that are not to be trusted
 
 P = TypeVar("P", bound=Model | SavedParticle, covariant=True)
 
@@ -52,7 +57,7 @@ class Particles(Shared, Sequence[P]):
     ----------
     particles : iterable of particles
         Those of log-weight -inf are left out. ValueError for NaN and +inf.
-    stats, deaths, steps, recorder : of the run, optional
+    stats, deaths, steps, recorder, limit : of the run, optional
     accuracy : callable, optional
         Computes `log_ml_se` and `log_ml_se_reason` when one of them is read.
 
@@ -66,6 +71,7 @@ class Particles(Shared, Sequence[P]):
         The effective sample size, 1 / sum_i W_i^2, from 1 to n; 0 if n is 0.
     deaths : Deaths, a tuple of `Death`
     steps : StepRecords, a tuple of `StepRecord`
+    limit : "timeout" or "budget" if one has ended the run, else ""
     log_ml_se : float or None
         Standard error of log_ml, estimated from this run alone. It reflects only events that particles have seen. If a
         rare event carries the mass and no particle has seen it, log_ml is several nats too low and its error small
@@ -77,7 +83,7 @@ class Particles(Shared, Sequence[P]):
     def __init__(
         self, particles: Iterable[P], *, stats: Stats | None = None, deaths: Iterable[Death] = (),
         steps: Iterable[StepRecord] = (), accuracy: Callable[[], tuple[float | None, str]] = _unknown,
-        recorder: object = None,
+        recorder: object = None, limit: str = "",
     ) -> None:  # fmt: skip
         everyone = list(particles)
         for i, particle in enumerate(everyone):
@@ -93,7 +99,7 @@ class Particles(Shared, Sequence[P]):
         self.stats: Stats | Any = stats                 # | Any: None only if the caller has run many at once
         self.deaths = Deaths(deaths)
         self.steps = StepRecords(steps)
-        self._accuracy, self._recorder = accuracy, recorder
+        self._accuracy, self._recorder, self.limit = accuracy, recorder, limit
 
     @cached_property
     def _error(self) -> tuple[float | None, str]:
@@ -134,6 +140,47 @@ class Particles(Shared, Sequence[P]):
             total[text] += weight
         return dict(sorted(total.items(), key=lambda item: -item[1]))
 
+    def by(self, key: str | Callable[[Any], Any]) -> Probabilities:
+        """Return the posterior probability of each value of a key, the most probable first.
+
+        `key` is an attribute of the particles, as "mood" or "parsed.pets[0].kind", or a function of a particle. A
+        particle without it counts as `NO_VALUE`, such as a text that was cut and has no parsed value. The 50 most
+        probable values have standard errors. AttributeError if no particle has the key; ValueError if none is left.
+        """
+        self._need_one()
+        values = [value_of(particle, key) for particle in self]
+        if all(value is NO_VALUE for value in values):
+            names = sorted(name for name in vars(self[0]) if not name.startswith("_"))
+            raise AttributeError(f"no particle has {key!r}: the first one has {', '.join(names)}")
+        groups = dict[Any, list[int]]()
+        for i, value in enumerate(values):
+            groups.setdefault(key_of(value), []).append(i)
+        found = [(float(self.weights[group].sum()), group) for group in groups.values()]
+        found.sort(key=lambda each: -each[0])
+        shares = [Share(values[group[0]], p, se=self._se(group) if i < MAX_ERRORS else None)
+                  for i, (p, group) in enumerate(found)]  # fmt: skip
+        name = "answers" if key is answer_of else key if isinstance(key, str) else name_of(key)
+        return Probabilities(shares, f"{name}: {len(shares)} values of {len(self)} particles, ess {self.ess:.1f}")
+
+    def _se(self, group: list[int]) -> float | None:
+        """Return the standard error of the probability of some particles; None if these are no random sample."""
+        if not self.steps:
+            return None
+        holds = np.zeros(self.steps[-1].log_survivors.size, bool)
+        holds[np.flatnonzero(self.steps[-1].log_survivors > -np.inf)[group]] = True
+        return probability_error(self.steps, holds)
+
+    def field(self, path: str) -> Probabilities:
+        """Return the posterior probability of each value of a field of the parsed texts: `field("pets[0].kind")`."""
+        return self.by(f"parsed.{path}".replace(".[", "["))
+
+    def answers(self) -> Probabilities:
+        """Return the posterior probability of each parsed value, or of each text if nothing is parsed.
+
+        A text that was cut stands for itself, with the mark " [cut]".
+        """
+        return self.by(answer_of)
+
     def to_dict(self) -> dict[str, Any]:
         """Return data for JSON: `log_ml`, `log_ml_se`, and text, log-weight and mark as cut of each particle.
 
@@ -162,6 +209,43 @@ class Particles(Shared, Sequence[P]):
             raise RuntimeError("this run was not recorded: smc_steer(model, N, K, on_step=Recorder()) records one")
         recording = self._recorder.recording
         html_page.show(replace(recording, ended=recording.ended or ""))
+
+    @property
+    def found(self) -> float | None:
+        """Estimated share of the posterior that lies on the different runs among the particles, at most 1.
+
+        It is the sum of their probabilities over Z-hat: too large if Z-hat is too small. None if a particle was saved,
+        or drew from `self.rng` without `sample`.
+        """
+        if any(isinstance(particle, SavedParticle) for particle in self):
+            return None
+        paths = [[item for step in particle.choices for item in step] for particle in self]
+        if not all(isinstance(item, Choice) for path in paths for item in path):
+            return None
+        scored = zip(paths, log_joints(self), self, strict=True)
+        runs = {key_of(tuple(item[0] for item in path)): p._power_ * log_joint for path, log_joint, p in scored}
+        return min(1.0, float(np.exp(np.logaddexp.reduce([*runs.values()]) - self.log_ml))) if runs else 0.0
+
+    @property
+    def lineages(self) -> NDArray[np.int64]:
+        """(T,) int: for each step, the number of its particles from which the final ones descend."""
+        return self.steps.lineages
+
+    @property
+    def doubts(self) -> list[str]:
+        """Reasons not to trust averages over the weights; empty if none is known. A printed result shows them."""
+        found, k = list[str](), tail_shape(self.log_weights)
+        if len(self) >= MIN_DOUBTED and self.ess < FEW and self._accuracy is not _unknown:
+            found.append(f"one of {len(self)} particles has {np.max(self.weights):.0%} of the weight")
+        if k > MAX_SHAPE and self._accuracy is not _unknown:
+            found.append(f"the largest weights have a heavy tail, k-hat {k:.2f} (above {MAX_SHAPE})")
+        return [f"{each}: docs/inference.md, \"Weights that are not to be trusted\"" for each in found]
+
+    @property
+    def likeliest(self) -> P:
+        """Particle of the highest `log_joint`, the first if several have it. ValueError if none is left."""
+        self._need_one()
+        return self._particles[int(np.argmax(log_joints(self)))]
 
     @property
     def best(self) -> P:
@@ -222,7 +306,7 @@ class Particles(Shared, Sequence[P]):
         return dict(sorted(total.items(), key=lambda item: -abs(item[1])))
 
     def __repr__(self) -> str:
-        table = ["", *text_table(HEADS, self._rows())] if len(self) else [self._causes()]
+        table = [*self.doubts, "", *text_table(HEADS, self._rows())] if len(self) else [self._causes()]
         stats = [] if self.stats is None else ["", str(self.stats)]
         return "\n".join([self._header(), *table, *stats])
 
@@ -232,7 +316,8 @@ class Particles(Shared, Sequence[P]):
         causes = f"<p>{html.escape(self._causes())}</p>"
         table = html_table(HEADS, self._rows(), shares.tolist()) if len(self) else causes
         stats = "" if self.stats is None else f"<pre>{html.escape(str(self.stats))}</pre>"
-        return f"<p>{html.escape(self._header())}</p>{self.steps.charts()}{table}{stats}"
+        header = "<br>".join(map(html.escape, [self._header(), *self.doubts]))
+        return f"<p>{header}</p>{self.steps.charts()}{table}{stats}"
 
     def _header(self) -> str:
         error = "" if self.log_ml_se is None else f" +- {self.log_ml_se:.2g}"
@@ -259,6 +344,39 @@ class Particles(Shared, Sequence[P]):
         ]
         others = sum(count for count, _, _ in rows[MAX_REASONS:])
         return f"all died by step {last}: {'; '.join(causes + [f'{others} for other reasons'] * bool(others))}"
+
+
+# ---- values of a particle
+
+
+class _NoValue:
+    def __repr__(self) -> str:
+        return "(no value)"
+
+
+NO_VALUE = _NoValue()                                   # of a text that has not ended, or a record without the field
+
+
+def value_of(particle: object, key: str | Callable[[Any], Any]) -> Any:
+    """Return the value of a path, such as "parsed.pets[0].kind", or of a function; `NO_VALUE` where there is none."""
+    if not isinstance(key, str):
+        return function("key", key, "lambda p: p.s")(particle)
+    value: Any = particle
+    try:
+        for name, index in re.findall(r"([^.\[\]]+)|\[(-?\d+)\]", key):
+            if index:
+                value = value[int(index)]
+            else:
+                value = value[name] if isinstance(value, dict) else getattr(value, name)
+    except (AttributeError, LookupError, TypeError, ValueError):
+        return NO_VALUE
+    return value
+
+
+def answer_of(particle: Any) -> Any:
+    """Return the parsed value of a particle, or its text."""
+    value = NO_VALUE if particle.cut else value_of(particle, "parsed")
+    return f"{particle}{' [cut]' * particle.cut}" if value is NO_VALUE else value
 
 
 # ---- deaths: the reasons why particles got weight zero, counted by step and reason

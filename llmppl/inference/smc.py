@@ -25,7 +25,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from llmppl.distributions import logsumexp
-from llmppl.inference.expansion import Extension, Warnings, cut, start_particles
+from llmppl.inference.expansion import Extension, Limit, Warnings, cut, start_particles
 from llmppl.inference.genealogy import StepRecord, log_ml_error, record_step
 from llmppl.inference.particles import Death, Particles, deaths_of
 from llmppl.models.choices import Sampled, State, spawned
@@ -84,6 +84,8 @@ class SMC(Generic[M]):
         `llmppl.inference.resampling`.
     seed, rng
         Give at most one.
+    power : float
+        The target is the joint probability of the program raised to this power.
 
     Attributes
     ----------
@@ -94,18 +96,20 @@ class SMC(Generic[M]):
     rng : np.random.Generator, the stream of the run
     records : list of StepRecord
     deaths : list of Death
+    limit : "timeout" or "budget" if one has ended the run, else ""
     """
 
     def __init__(
         self, model: M, expand: Expand, select: Select, *, seed: int | None = None,
-        rng: np.random.Generator | None = None,
+        rng: np.random.Generator | None = None, power: float = 1.0,
     ) -> None:  # fmt: skip
         if not hasattr(expand, "num_starts"):
             raise TypeError(f"expand must be an expansion, as Distinct(N, K) is, not {expand!r}")
         self.expand, self.select = expand, function("select", select, "DownSample(N)")
         self.rng, self.t, self.runtime = generator(seed, rng), 0, Runtime()
         self.records, self.deaths = list[StepRecord](), list[Death]()
-        self.particles = start_particles(model, [Sampled(stream) for stream in self.rng.spawn(expand.num_starts)])
+        choosers = [Sampled(stream) for stream in self.rng.spawn(expand.num_starts)]
+        self.particles, self.power, self.limit = start_particles(model, choosers, power), power, ""
         for particle in self.particles:
             particle._log_weight_ -= math.log(len(self.particles))
         self.recorder: Any = None                       # the Recorder of the run, for the repr of its Particles
@@ -166,19 +170,22 @@ class SMC(Generic[M]):
         """Return the `Step` of the last record."""
         return Step(**vars(record), candidates=tuple(candidates), particles=self._result(self.particles))
 
-    def run(self, *, max_steps: int | None = None, observers: Sequence[Observer] = ()) -> Particles[M]:
-        """Run to the end, or up to step `max_steps`, where unfinished particles are marked `cut`.
+    def run(
+        self, *, max_steps: int | None = None, observers: Sequence[Observer] = (), limit: Limit | None = None
+    ) -> Particles[M]:
+        """Run to the end, or up to step `max_steps` or a limit, where unfinished particles are marked `cut`.
 
         Observers, such as a progress bar, act after each step.
         """
         optional_count("max_steps", max_steps)
-        self._warnings.bounded = max_steps is not None
+        self._warnings.bounded = max_steps is not None or limit is not None
         with self._partial_result(), paced_collector():
-            while self.active and self.t < (max_steps or math.inf):
+            while self.active and self.t < (max_steps or math.inf) and not self.limit:
                 record, candidates = self._next()
                 for observer in observers:
                     observer(self, record, candidates)
                 del record, candidates                  # frees them before the next step waits for the language model
+                self.limit = limit.reached() if limit is not None and self.active else ""
         cut(self.particles)
         return self._result(self.particles)
 
@@ -193,8 +200,9 @@ class SMC(Generic[M]):
         deaths = [*self.deaths, *deaths_of(self.t, particles)]          # some may have died between two steps
         accuracy = functools.partial(log_ml_error, records)
         return Particles(
-            particles, stats=self.runtime.stats, deaths=deaths, steps=records, accuracy=accuracy, recorder=self.recorder
-        )
+            particles, stats=self.runtime.stats, deaths=deaths, steps=records, accuracy=accuracy,
+            recorder=self.recorder, limit=self.limit,
+        )  # fmt: skip
 
     @contextlib.contextmanager
     def _partial_result(self) -> Iterator[None]:

@@ -18,7 +18,7 @@ from llmppl.lm.context import NOT_PICKLED, Context
 from llmppl.lm.engine import Engine, FunctionEngine, SlotEngine
 from llmppl.lm.engines import loading
 from llmppl.lm.evaluator import CachedEvaluator
-from llmppl.support import arguments
+from llmppl.support import arguments, lazy
 from llmppl.support.arguments import count, optional_count, positive
 from llmppl.support.options import unknown_option
 from llmppl.support.runtime import Stats
@@ -35,7 +35,7 @@ class CachedTransformer(Shared):
 
     Parameters
     ----------
-    model : transformers model, or Callable, or Engine
+    model : transformers model, or pipeline, or Callable, or Engine
         A callable takes the list of token ids so far and returns (V,) logits of the next token, one for each token of
         the vocabulary. (The head of a transformers model may be larger or smaller than the vocabulary. Ids without a
         token are impossible.)
@@ -58,11 +58,15 @@ class CachedTransformer(Shared):
     """
 
     def __init__(
-        self, model: Any, tokenizer: Any, *, cache_bytes: int | None = None, max_batch_tokens: int = 1 << 16,
+        self, model: Any, tokenizer: Any = None, *, cache_bytes: int | None = None, max_batch_tokens: int = 1 << 16,
         eos_ids: Iterable[int] = (),
     ) -> None:  # fmt: skip
         cache_bytes = optional_count("cache_bytes", cache_bytes, least=0)
         max_batch_tokens = count("max_batch_tokens", max_batch_tokens)
+        if isinstance(model, CachedTransformer):        # it can be called, but not with token ids
+            raise TypeError(f"{model!r} is no language model of another package: use it as it is")
+        if tokenizer is None and hasattr(model, "tokenizer") and hasattr(model, "model"):       # a pipeline
+            model, tokenizer = model.model, model.tokenizer
         self.model = model
         self.tokenizer: Any = None
         if isinstance(tokenizer, Vocabulary):
@@ -135,14 +139,16 @@ class CachedTransformer(Shared):
             cache_bytes //= 8                           # the engine's own cache has the rest
         return cls(model, tokenizer, cache_bytes=cache_bytes, max_batch_tokens=max_batch_tokens, eos_ids=eos_ids)
 
-    def context(self, text: str = "") -> Context:
-        """Return the context of `text`, encoded by the tokenizer with its own special tokens.
+    def context(self, text: str | Context = "") -> Context:
+        """Return the context of `text`, encoded by the tokenizer with its own special tokens; a Context as it is.
 
         An empty encoding becomes the BOS token. Without a BOS token it stays empty, if the engine `reads_empty`, as a
         function does. Raises a ValueError if the context is empty for another engine, if it is longer than the model
         reads, and for a lone surrogate.
         """
-        arguments.text("text", text)
+        if isinstance(text, Context) and text.lm.vocab == self.vocab:
+            return text
+        text = arguments.text("text", text)             # type: ignore[arg-type]
         if self.tokenizer is None:
             return self._encoded(self.vocab.spell(text.encode()), text)
         return self._encoded(self.tokenizer.encode(text, verbose=False), text)
@@ -186,6 +192,12 @@ class CachedTransformer(Shared):
         except Exception as error:                      # a template can raise anything
             raise ValueError(f"the chat template refuses this conversation: {error}") from error
         return self._encoded(ids, None)
+
+    def generate(self, prompt: Any, constraint: Any = None, **options: Any) -> Any:
+        """Generate a text, a choice or a record: `llmppl.generate(self, prompt, constraint, ...)`."""
+        return lazy.found("llmppl.tasks.generation", "generate")(self, prompt, constraint, **options)
+
+    __call__ = generate
 
     def _encoded(self, ids: Sequence[int], text: str | None) -> Context:
         """Return the context of `ids`. Its text is `text` if the ids spell it with a space put before it."""
@@ -315,4 +327,12 @@ def _conversation(messages: str | Iterable[Message], system: str | None) -> list
         raise TypeError(
             f"messages must be a str or a list of dicts such as {{'role': 'user', 'content': 'Hi'}}, not of {given}"
         )
-    return [{**message} for message in listed]
+    return [{**message, "content": _joined(message)} if "content" in message else {**message} for message in listed]
+
+
+def _joined(message: Message) -> Any:
+    """Return the content of a message. Parts that are all texts are joined, for templates that read no parts."""
+    parts = message["content"]
+    if isinstance(parts, list) and parts and all(isinstance(p, Mapping) and p.get("type") == "text" for p in parts):
+        return "".join(part["text"] for part in parts)
+    return parts

@@ -265,7 +265,7 @@ class Replayed(Sampled):
 
     def __init__(self, steps: Steps, rng: Any, *, weighs: bool = True) -> None:
         super().__init__(rng)
-        self._steps, self._t, self.weighs = steps, 0, weighs
+        self.steps, self._t, self.weighs = steps, 0, weighs
         self._remaining: deque[Item] = deque(*steps[:1])
 
     def choose(self, proposal: Proposal) -> tuple[Any, float]:
@@ -287,7 +287,7 @@ class Replayed(Sampled):
         if self._remaining:
             raise self._error(f"the program goes on without {self._remaining[0]!r}")
         self._t += 1
-        self._remaining = deque(*self._steps[self._t : self._t + 1])
+        self._remaining = deque(*self.steps[self._t : self._t + 1])
 
     def _next(self, kind: type[Any], event: str) -> Any:
         """Return the next noted item. ValueError for this `event` if the item is not of this `kind`."""
@@ -297,7 +297,7 @@ class Replayed(Sampled):
         return noted
 
     def _error(self, event: str) -> ValueError:
-        number = len(self._steps[self._t]) - len(self._remaining) + 1
+        number = len(self.steps[self._t]) - len(self._remaining) + 1
         return ValueError(f"the program makes other choices: at step {self._t + 1}, choice {number}, {event}")
 
 
@@ -315,19 +315,49 @@ def replay(model: M, choices: Steps, rng: np.random.Generator | None = None) -> 
         If the program no longer makes these choices. The error names the step and the choice.
     """
     rng = np.random.default_rng() if rng is None else rng
-    chooser = Replayed(choices, rng)
-    particle: M = model._spawn_(chooser)
+    particle: M = _replayed([(model, Replayed(choices, rng))])[0]
+    particle._chooser_ = Sampled(rng, by_hand=True)
+    return particle
 
-    def run() -> None:
-        for t, _ in enumerate(choices, 1):
+
+def _replayed(todo: Sequence[tuple[Any, Replayed]]) -> list[Any]:
+    """Return the particles of programs that repeat the choices of a chooser, in shared batches."""
+    particles = [model._spawn_(chooser) for model, chooser in todo]
+
+    def run(particle: Any, chooser: Replayed) -> None:
+        for t in range(len(chooser.steps)):
             if particle.finished:
-                raise ValueError(f"the program makes other choices: it ends at step {t - 1} of {len(choices)}")
+                raise ValueError(f"the program makes other choices: it ends at step {t} of {len(chooser.steps)}")
             particle.step()
             chooser.end_step()
 
-    Runtime().run([run], ["a replay"])
-    particle._chooser_ = Sampled(rng, by_hand=True)
-    return particle
+    runs = [functools.partial(run, particle, chooser) for particle, (_, chooser) in zip(particles, todo, strict=True)]
+    Runtime().run(runs, ["a replay"] * len(runs))
+    return particles
+
+
+class _Scored(Replayed):
+    """Chooser that repeats choices, and adds up their log-probabilities under the proposals."""
+
+    log_q = 0.0
+
+    def choose(self, proposal: Proposal) -> tuple[Any, float]:
+        value, log_w = super().choose(proposal)
+        self.log_q += proposal.log_measure(value) - log_w
+        return value, log_w
+
+
+def log_joints(particles: Sequence[Any]) -> list[float]:
+    """Return the log of the joint probability of each particle of a run; see `Model.log_joint`.
+
+    The weight that the program gives is that probability over the one of the proposals. ValueError for a particle that
+    is of no run, or whose program makes other choices now.
+    """
+    if any(particle._origin_ is None for particle in particles):
+        raise ValueError("log_joint is of the particles of a run: smc_steer, importance_sampling, enumerate_exact ...")
+    todo = [(each._origin_, _Scored(each.choices, np.random.default_rng(0))) for each in particles]
+    replayed = _replayed(todo)
+    return [each.log_weight - each.log_twist + chooser.log_q for each, (_, chooser) in zip(replayed, todo, strict=True)]
 
 
 # ---- a choice that is listed, and made when the step runs again

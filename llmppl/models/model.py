@@ -33,8 +33,18 @@ from typing import TYPE_CHECKING, Any, Self, SupportsFloat, TypeVar
 import numpy as np
 
 from llmppl.constraints.vocabulary import Text
-from llmppl.distributions import NO_RULE, DecisionRule, Impossible, Proposal
-from llmppl.models.choices import NOTHING, CallSite, Noted, ParticleStream, Sampled, Steps, call_site, describe_site
+from llmppl.distributions import NO_RULE, DecisionRule, Finite, Impossible, Proposal
+from llmppl.models.choices import (
+    NOTHING,
+    CallSite,
+    Noted,
+    ParticleStream,
+    Sampled,
+    Steps,
+    call_site,
+    describe_site,
+    log_joints,
+)
 from llmppl.models.spans import Extent, Span, Until, extend
 from llmppl.support.arguments import shown
 from llmppl.support.runtime import ContextTooLong, running
@@ -115,7 +125,7 @@ def _check_proposal(verb: str, value: Any) -> None:
 
 # ---- copies
 
-_OWN = frozenset(("_chooser_", "_noted_", "_stepping_", "_attribution_"))
+_OWN = frozenset(("_chooser_", "_noted_", "_stepping_", "_attribution_", "_origin_"))
 _ATOMS = (str, bytes, int, float, complex, bool, type(None), types.FunctionType, *weakref.ProxyTypes)
 
 
@@ -147,6 +157,9 @@ class Model:
         The twist of the last step.
     finished, cut : bool
         `finished` is True if the particle has ended, `cut` if `max_steps` or the model's length ended it.
+    log_joint : float
+        Log of the joint probability: that of every choice under its distribution, plus what `observe` and `score` add.
+        Twists, proposals, selections and `power` have no part in it. It is computed by a replay of the choices.
     attribution : dict of str to float
         The log-weight that each statement has added so far, e.g. {"observe (story.py, line 41)": -7.2}. A statement
         is a verb and the line that called it; ready-made programs use their own words. Twists, deaths and inference's
@@ -178,6 +191,8 @@ class Model:
     chooser: Sampled | None = _read_only("chooser")
     _log_weight_: float = 0.0
     _log_twist_: float = 0.0
+    _origin_: Any = None                                # the program of the run
+    _power_: float = 1.0                                # of the joint probability in the target
     _cut_: bool = False
     _limit_: str = ""                                   # the error of the context that was too long for the model
     _attribution_: dict[str, float] = {}                # noqa: RUF012
@@ -214,6 +229,10 @@ class Model:
     @property
     def choices(self) -> Steps:
         return self._noted_.steps()
+
+    @property
+    def log_joint(self) -> float:
+        return log_joints([self])[0]
 
     # ---- verbs
 
@@ -277,7 +296,7 @@ class Model:
         if log_p == -math.inf:
             self._die_("observe", f"observe: {dist!r} gives {shown(value)} probability 0")
         else:
-            self._weigh_("observe", log_p)
+            self._weigh_("observe", self._power_ * log_p)
 
     def condition(self, holds: bool | np.bool_) -> None:
         """Require that `holds`, a bool, 0 or 1, is true; else the particle ends here with weight zero."""
@@ -290,7 +309,7 @@ class Model:
         if log_w == -math.inf:
             self._die_("score", "score(-inf)")
         else:
-            self._weigh_("score", log_w)
+            self._weigh_("score", self._power_ * log_w)
 
     def twist(self, log_w: SupportsFloat) -> None:
         """Multiply by exp(`log_w`) the weight that decides which particles survive this step. The target is unchanged.
@@ -379,7 +398,9 @@ class Model:
         _check_proposal(verb, dist)
         if proposal is not None:
             _check_proposal(verb, proposal)
-        source = dist if proposal is None else proposal
+        source, power = dist if proposal is None else proposal, self._power_
+        if power != 1.0 and isinstance(source, Finite):
+            source = source.tempered(1 / power)
         try:
             chooser = self._chooser_ or self._own_chooser_()
             value, log_w = chooser.draw(self, source)
@@ -393,14 +414,14 @@ class Model:
         if log_w == -math.inf:
             self._die_(verb, f"{verb}: {source!r} proposed {shown(value)} with weight 0")
             return None
-        if proposal is not None:
-            log_p, log_mu = dist.log_measure(value), proposal.log_measure(value)
+        if source is not dist or power != 1.0:
+            log_p, log_mu = dist.log_measure(value), source.log_measure(value)
             if log_mu == -math.inf:
-                raise ValueError(f"{proposal!r} proposed {value!r}, where its log_measure is -inf")
+                raise ValueError(f"{source!r} proposed {value!r}, where its log_measure is -inf")
             if log_p == -math.inf:
                 self._die_(verb, f"{verb}: {dist!r} gives {shown(value)}, which the proposal drew, probability 0")
                 return value
-            log_w += log_p - log_mu
+            log_w += power * log_p - log_mu
         if proposal is not None or log_w != 0.0:
             self._weigh_(verb, log_w)
         return value

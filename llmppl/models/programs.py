@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from llmppl.constraints.masks import TokenIndex
 from llmppl.constraints.vocabulary import EOS, Text, Token, Vocabulary
 from llmppl.constraints.vocabulary.text import bytes_of
-from llmppl.distributions import NO_RULE, DecisionRule, Distribution, Finite, Geometric, product
+from llmppl.distributions import NO_RULE, DecisionRule, Distribution, Finite, Geometric, is_greedy, product
 from llmppl.lm import ENDS, CachedTransformer, Context, End, TokenDistribution
 from llmppl.models.choices import CallSite
 from llmppl.models.model import Model
@@ -55,11 +55,18 @@ class Program(Model):
         string. If that comes before `min_tokens` tokens, the weight is zero.
     rule : Rule, or another function from a distribution to one over the same tokens
         Turns the model's next-token distribution into the target's, as in `rule=Rule(temperature=0.5)`.
+
+    Attributes
+    ----------
+    ended : str
+        The reason why the text ended: "eos", "complete" (a constraint leaves nothing more, or the model goes on outside
+        of it), the stop string, as in "stop '\\n'", or "max_tokens"; "" if it has not ended.
     """
 
     shared = ("labels", "stop")
     labels: Mapping[str, str] = {}                      # keys in `attribution` of the class's own statements, by verb
     deaths: Mapping[str, str] = {}                      # reasons of deaths by them, where they say more
+    ended: str = ""
 
     @list_options(Options, {})
     def __init__(
@@ -93,18 +100,19 @@ class Program(Model):
     def append(self, token: Token) -> bool:
         """Append `token` to the text. Return False if it is EOS, which ends the text and adds nothing."""
         if token == EOS:
-            self.finish()
+            self._end("eos")
             return False
         self.s += token
         self.num_tokens += 1
         if self.stop and (found := self._stops(len(token.bytes))):
-            self.s = Text(bytes_of(self.s)[: min(found)[1]])        # the first to end, the longest of several
+            end, start = min(found)                     # the first to end, the longest of several
+            stop, self.s = bytes_of(self.s)[start:end], Text(bytes_of(self.s)[:start])
             if self.before_min_tokens():
                 self._die_("stop", f"a stop string is written before min_tokens={self.min_tokens}")
-            self.finish()
+            self._end(f"stop {stop.decode()!r}")
         elif self.num_tokens == self.max_tokens:
             self._cut_ = True
-            self.finish()
+            self._end("max_tokens")
         return True
 
     def _stops(self, num_new: int) -> list[tuple[int, int]]:
@@ -112,6 +120,10 @@ class Program(Model):
         data, stops = bytes_of(self.s), [*map(str.encode, self.stop)]
         starts = [data.find(stop, max(0, len(data) - num_new - len(stop) + 1)) for stop in stops]
         return [(start + len(stop), start) for start, stop in zip(starts, stops, strict=True) if start >= 0]
+
+    def _end(self, reason: str) -> None:
+        self.ended = reason
+        self.finish()
 
     def _in_words_(self, verb: str, reason: str, site: CallSite) -> str:
         if site[0].co_filename != __file__:             # a statement of the user's subclass
@@ -211,12 +223,13 @@ class ConstrainedText(Program):
         self.labels = dict.fromkeys(("sample", "score"), " and ".join(demands))
 
     def step(self) -> None:
-        dist = self.next_token(self.context)
+        greedy = self.rule is not NO_RULE and is_greedy(self.rule)      # after the masks: it never removes all tokens
+        dist: TokenDistribution = self.transformer(self.context) if greedy else self.next_token(self.context)
         target = self.target(dist)
         token = self._guide.draw(
             self, "sample", target, self.state, self.num_tokens, self.rule, self.own_masks(dist.support)
         )
-        if target is not dist and self.end == "prefix":     # the weights of the target do not sum to 1
+        if target is not dist and self.end == "prefix" and not greedy:     # the weights of the target do not sum to 1
             self.score(target.log_total() - dist.log_total())
         if self.append(token):
             self.context += token
@@ -224,7 +237,9 @@ class ConstrainedText(Program):
             self._die_of(self._guide.fails(self.s))
             if self.is_over():
                 self._cut_ = False
-                self.finish()
+                self._end("complete")
+        elif self.index is not None and self.end != "eos":
+            self.ended = "complete"
         if self.finished and not self.cut:
             self._die_of(self._guide.refusal(self.s))
 

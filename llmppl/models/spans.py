@@ -25,7 +25,7 @@ from numpy.typing import NDArray
 from llmppl.constraints.constraint import Index
 from llmppl.constraints.values import index_of
 from llmppl.constraints.vocabulary import EOS, Text, Token, Vocabulary
-from llmppl.distributions import NO_RULE, DecisionRule, Finite
+from llmppl.distributions import NO_RULE, DecisionRule, Finite, is_greedy
 from llmppl.lm import Context, TokenDistribution
 from llmppl.support import arguments
 from llmppl.support.options import readable_tuple
@@ -133,14 +133,18 @@ class Guide(Shared):
     ) -> Any:  # fmt: skip
         """Draw the token after the first `num_tokens` from `dist`, proposed from the allowed ones.
 
-        `more` are further masks, each with its name. The result is None if the particle died by hand, outside of a
-        step.
+        `more` are further masks, each with its name. A greedy rule applies after the masks. The result is None if the
+        particle died by hand, outside of a step.
         """
         proposal: Any = dist
         for mask in (*self.masks(state, num_tokens), *more.values()):
             proposal = proposal.masked(mask)
-        if self.fits is not None:
-            proposal = proposal.where(functools.partial(self.fits, state))
+        greedy = rule is not NO_RULE and is_greedy(rule)
+        if self.index is not None and self.fits is not None:
+            fits = functools.partial(self.fits, state)
+            proposal = proposal.masked(self.index.mask(state)) if greedy else proposal.where(fits)
+        if greedy:
+            dist = proposal = rule(proposal)
 
         def explain() -> str:
             under = f" under {rule!r}" * (rule != NO_RULE)
@@ -226,7 +230,7 @@ def extend(model: Any, context: Context, extent: Extent, rule: DecisionRule) -> 
     text, log_prob, state, num_tokens = Text(), 0.0, extent.start, 0
     while num_tokens != extent.cut_after and not model.finished:
         dist: TokenDistribution = model.transformer(context)
-        if rule is not NO_RULE:
+        if rule is not NO_RULE and not is_greedy(rule):
             dist = rule(dist)
         token = extent.draw(model, "extend", dist, state, num_tokens, rule)
         if token is None:

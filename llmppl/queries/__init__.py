@@ -9,6 +9,7 @@ Source: Kuchnik, Smith & Amvrosiadis 2023, "Validating Large Language Models wit
 # isort: off
 from llmppl.constraints import any_case, any_whitespace, homoglyphs, optional_punctuation, rewrite, synonyms
 from llmppl.distributions import DecisionRule, Rule
+from llmppl.queries.choice import Choice, choose
 from llmppl.queries.comparison import ChiSquare, Comparison, Exact, chi_square_tail, compare
 from llmppl.queries.compile import Edits
 from llmppl.queries.matches import Match, Matches, MatchList
@@ -19,9 +20,9 @@ from llmppl.queries.sampling import Probability
 from llmppl.support import lazy
 
 __all__ = [
-    "any_case", "any_whitespace", "can_generate", "Certificate", "chi_square_tail", "ChiSquare", "compare",
-    "Comparison", "DecisionRule", "Edits", "Exact", "explain", "Explanation", "homoglyphs", "Match", "Matches",
-    "MatchList", "optional_punctuation", "probability", "Probability", "Query", "QueryOptions", "rewrite", "Rule",
-    "search", "synonyms",
+    "any_case", "any_whitespace", "can_generate", "Certificate", "chi_square_tail", "ChiSquare", "Choice", "choose",
+    "compare", "Comparison", "DecisionRule", "Edits", "Exact", "explain", "Explanation", "homoglyphs", "Match",
+    "Matches", "MatchList", "optional_punctuation", "probability", "Probability", "Query", "QueryOptions", "rewrite",
+    "Rule", "search", "synonyms",
 ]  # fmt: skip
 __dir__ = lazy.public_names(__name__)

@@ -549,7 +549,7 @@ def _total(space: Space, start: Start, data: bytes, batch: int, tolerance: float
             if node.data == data:
                 found.append(node.log_prob + space.ending(node, log_probs))
             elif node.depth != space.max_tokens:
-                for token in _spelling(space, data[len(node.data) :]):
+                for token in spelling(space, data[len(node.data) :]):
                     if log_probs[token] > -math.inf:
                         child = space.child(node, token, float(log_probs[token]))
                         heapq.heappush(heap, (-child.log_prob, next(numbers), child))
@@ -557,7 +557,7 @@ def _total(space: Space, start: Start, data: bytes, batch: int, tolerance: float
     return logsumexp(found), logsumexp([*found, left])
 
 
-def _spelling(space: Space, data: bytes) -> Iterator[int]:
+def spelling(space: Space, data: bytes) -> Iterator[int]:
     """Yield the tokens that begin `data`, the shortest first."""
     vocab = space.lm.vocab
     for n in range(1, min(int(vocab.lengths.max()), len(data)) + 1):

@@ -347,7 +347,7 @@ def _prompts(particles: Sequence[Any]) -> list[str]:
     """Return the text in the contexts of a particle before its own text; none if they do not end with its text."""
     for particle in filter(str, particles):
         text, parts = str(particle), itertools.chain.from_iterable(map(_listed, vars(particle).values()))
-        whole = [str(each.text) for each in parts if hasattr(each, "next_token")]
+        whole = [str(each.text) for each in parts if hasattr(each, "next_token") and hasattr(each, "tokens")]
         if all(each.endswith(text) for each in whole):
             return list(filter(None, (each.removesuffix(text) for each in whole)))
     return []

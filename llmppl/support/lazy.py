@@ -28,6 +28,11 @@ def lazy_names(
     return get, lambda: sorted({*module_of, *(name for name in namespace if name[:2] == "__")}), [*module_of]
 
 
+def found(module: str, name: str) -> Any:
+    """Return what a module of a later folder defines, for a method that only passes its arguments on."""
+    return getattr(importlib.import_module(module), name)
+
+
 def public_names(package: str) -> Callable[[], list[str]]:
     """Return `__dir__` of a package, which lists its names without its modules."""
     namespace = vars(sys.modules[package])

@@ -173,7 +173,7 @@ def test_unprintable_characters_are_escaped():
         (["generate", "Hi", "--regex", "a(?!a)a"], 2, "accepts no string at all"),
         (["generate", "Hi", "--regex", "zebra quartz", "--max-tokens", "2"], 2, "within max_tokens=2"),
         (["generate", "Hi", "--chat"], 2, ".*chat template"),
-        (["generate", "Hi", "--temperature", "0"], 2, "temperature must be positive and finite"),
+        (["generate", "Hi", "--temperature", "-1"], 2, "temperature must be positive and finite"),
         (["generate", "Hi", "--trace", "no/such/folder"], 2, "no/such/folder: No such file or directory"),
         (["generate", "Tim: ", "--grammar", "wrong.json"], 2, "wrong.json: "),
         (["generate", "Tim: ", "--grammar", "late.json", "--max-tokens", "4"], 1, ".*max_tokens=4"),

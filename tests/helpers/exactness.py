@@ -422,9 +422,12 @@ def runs_of(case: Case, algorithm: Callable[..., Any], runs: int, seed: int) -> 
     return [cells_of(case, algorithm(model, rng=rng)) for rng in np.random.default_rng(seed).spawn(runs)]
 
 
-def check(name: str, algorithm: Callable[..., Any], seed: int, runs_of: Callable[..., Any] = runs_of) -> None:
-    """Compare the mean weight of each cell over many runs with the sum by hand."""
-    truth = with_sums(truth_of(name))
+def check(
+    name: str, algorithm: Callable[..., Any], seed: int, runs_of: Callable[..., Any] = runs_of,
+    truth: Sums | None = None,
+) -> None:  # fmt: skip
+    """Compare the mean weight of each cell over many runs with the sum by hand, or with another `truth`."""
+    truth = with_sums(truth_of(name) if truth is None else truth)
     pilot = Counter(key for run in runs_of(CASES[name], algorithm, RUNS // 4, seed + 1) for key in run)
     tested = [key for key in truth if key == "Z" or (pilot[key] >= ENOUGH and truth[key] >= 0.01 * truth["Z"])]
     runs = runs_of(CASES[name], algorithm, RUNS, seed)

@@ -66,9 +66,9 @@ def test_the_document_lists_the_folders_in_their_order():
 
 MAX_LINES, MAX_CLASS, MAX_PARAMETERS = 900, 500, 8
 # branches per code line, as tools/shape.py counts them; the aims are 0.25 and 0.15
-MAX_DENSITY = {"llmppl": 26_160.290, "tests": 0.227}         # lines without branches went first
-MAX_TOTAL = {"llmppl": 26_160, "tests": 28_000}         # lines; masks of JSON by effects took 390, the aim is 26,000
-MAX_PUBLIC = 35                                         # names of llmppl.__all__
+MAX_DENSITY = {"llmppl": 0.293, "tests": 0.227}         # lines without branches went first
+MAX_TOTAL = {"llmppl": 27_260, "tests": 28_620}         # lines; the front door took 1,100 and 600
+MAX_PUBLIC = 37                                         # names of llmppl.__all__; two are the front door
 MAX_WHATS = 1.0                                         # relative "what" per 1,000 words
 MAX_WORDS = 12                                          # of a test's name
 MAX_WALK = 1.1                                          # times the moves that docs/architecture.md lists
@@ -85,17 +85,17 @@ LINES = {
     "constraints/lark": 1660,
     "constraints/masks": 990,
     "constraints/vocabulary": 1900,
-    "distributions": 1120,
-    "inference": 2110,
+    "distributions": 1130,
+    "inference": 2310,
     "inference/resuming": 240,
-    "lm": 1680,
+    "lm": 1700,
     "lm/embedded": 30,
     "lm/engines": 2110,
-    "models": 1960,                                     # a Pattern is drawn by rejection
-    "queries": 1880,
-    "report": 750,
-    "support": 990,
-    "tasks": 700,
+    "models": 2020,                                     # a Pattern is drawn by rejection
+    "queries": 2100,                                    # choose
+    "report": 840,                                      # probabilities of values
+    "support": 1000,
+    "tasks": 1150,                                      # generate
 }
 
 

@@ -76,7 +76,7 @@ MISTAKES = [
     # ---- options
     (lambda: program(max_new_tokens=5), TypeError, r"takes no max_new_tokens: did you mean max_tokens\?"),
     (lambda: program(min_token=5), TypeError, r"takes no min_token: did you mean min_tokens\?"),
-    (lambda: smc_steer(program(), 2, max_tokens=5), TypeError, "smc_steer takes no max_tokens: it takes K, N, check"),
+    (lambda: smc_steer(program(), 2, max_tokens=5), TypeError, "smc_steer takes no max_tokens: it takes K, N, budget"),
     (lambda: smc_steer(program(), 2, max_step=5), TypeError, r"takes no max_step: did you mean max_steps\?"),
     (lambda: Rule(temperature="hot"), TypeError, "temperature must be a number, not 'hot'"),
     (lambda: repeat(smc_steer(program(), 2, seed=0), 3), TypeError, "run must be a function, as .* not a P"),

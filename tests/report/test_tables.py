@@ -65,7 +65,7 @@ def test_steps_are_a_tuple_that_shows_as_a_table_with_charts():
     last = steps[-1]
     figures = [last.index, f"{last.ess:.1f}", f"{last.log_ml:.2f}", last.num_unique_ancestors]
     assert lines[-1].split() == [*map(str, figures), str(last.num_finished), str(last.num_dead)]
-    assert steps._repr_html_().count('class="chart"') == 2 and steps._repr_html_().count("<tr>") == len(steps) + 1
+    assert steps._repr_html_().count('class="chart"') == 3 and steps._repr_html_().count("<tr>") == len(steps) + 1
     empty = Particles([]).steps
     assert repr(empty) == "0 steps" and empty._repr_html_() == "<p>0 steps</p>"
 

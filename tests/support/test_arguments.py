@@ -137,7 +137,7 @@ API = [
             (name, "max_tokens", OPTIONAL_COUNT, lambda x, program=program: program(max_tokens=x)),
         ]
     ),
-    ("Rule", "temperature", POSITIVE, lambda x: Rule(temperature=x)),
+    ("Rule", "temperature", POSITIVE[:-1], lambda x: Rule(temperature=x)),
     ("Rule", "top_k", OPTIONAL_COUNT, lambda x: Rule(top_k=x)),
     ("Rule", "top_p", OPTIONAL_PROBABILITY, lambda x: Rule(top_p=x)),
     ("Rule", "min_p", OPTIONAL_PROBABILITY, lambda x: Rule(min_p=x)),
@@ -148,7 +148,7 @@ API = [
     ("mean_next_token", "num_tokens", COUNT, lambda x: mean_next_token(lm.context("a"), x)),
     ("mean_next_token", "seed", SEED, lambda x: mean_next_token(lm.context("a"), 1, x)),
     ("rollout", "max_tokens", COUNT, lambda x: rollout(lm.context("a"), x)),
-    ("Finite.tempered", "temperature", POSITIVE, dist.tempered),
+    ("Finite.tempered", "temperature", POSITIVE[:-1], dist.tempered),
     ("Finite.top_k", "k", COUNT, dist.top_k),
     ("Finite.top_p", "p", PROBABILITY, dist.top_p),
     ("Bernoulli", "p", PROBABILITY, Bernoulli),

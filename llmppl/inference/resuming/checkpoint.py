@@ -27,9 +27,11 @@ from llmppl.support.files import own, replace
 from llmppl.support.shared import Shared
 from llmppl.support.values import decode, describe, difference, encode, identity, parts_of
 
-FORMAT = 5
+FORMAT = 6
 SHARE = 50                                              # time between two writes, in durations of a write
-_WEIGHTS = "_log_weight_", "_log_twist_", "_cut_", "_limit_", "_death_", "_attribution_", "finished"
+_WEIGHTS = (
+    "_log_weight_", "_log_twist_", "_power_", "_cut_", "_limit_", "_death_", "_attribution_", "finished"
+)  # fmt: skip
 _TUPLES: dict[str, Any] = {"$Choice": Choice, "$State": State}
 
 
@@ -63,7 +65,7 @@ class Checkpoint:
         self._recorder = on_step if hasattr(on_step, "go_on") else None
         kind = type(model)
         attributes = {f"the attribute {name}": value for name, value in vars(model).items() if name[:1] != "_"}
-        options = {"expand": describe(run.expand), "select": describe(run.select)}
+        options = {"expand": describe(run.expand), "select": describe(run.select), "power": run.power}
         self._program = identity(kind.__qualname__, kind, **attributes, **options)
         self._first = encode(state_of(run.rng), self._encode)
         self._vocabularies = [*dict.fromkeys(_vocabularies([vars(model), [each for _, each in parts_of("", kind)]]))]
@@ -186,6 +188,8 @@ class Checkpoint:
         """Return the particles that made these choices. Only a step that reached the model's limit is weighed again."""
         choosers = [Replayed(each, np.random.default_rng(0), weighs=False) for each in steps]
         particles = [self._model._spawn_(chooser) for chooser in choosers]
+        for particle in particles:
+            particle._origin_ = self._model
 
         def repeat(i: int) -> None:
             for t in range(1, len(steps[i]) + 1):

@@ -1,0 +1,94 @@
+"""Probabilities of values: a mapping that is displayed as a table, in a notebook with bars."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from llmppl.report.tables import TableView, frame, html_table, one_line
+from llmppl.support.arguments import is_hashable
+from llmppl.support.options import readable_tuple
+
+if TYPE_CHECKING:
+    import pandas
+
+__all__ = ["Probabilities", "Share", "key_of"]
+
+CERTAIN = 5e-4                                          # half the last digit that is shown
+
+
+@readable_tuple
+class Share(NamedTuple):
+    """Probability of one value.
+
+    `lower` and `upper` are certain bounds of a computed probability. `se` is the standard error of an estimate, None
+    if the particles are no random sample.
+    """
+
+    value: Any
+    probability: float
+    lower: float | None = None
+    upper: float | None = None
+    se: float | None = None
+
+    def __str__(self) -> str:
+        """Return the probability with its standard error or bounds, where they show."""
+        p = self.probability
+        text = f"{p:.3f}" if p >= CERTAIN or not p else f"{p:.1e}"
+        if self.lower is not None and self.upper is not None:
+            return text + f" ({self.lower:.3f} to {self.upper:.3f})" * (self.upper - self.lower > CERTAIN)
+        return text if self.se is None else f"{text} +- {self.se:.2g}"
+
+
+class Probabilities(TableView, Mapping[Any, float]):
+    """Probabilities of values, the most probable first: `answers["blue"]`, `answers.best`, `dict(answers)`.
+
+    The key of a value that cannot be hashed, such as a list, is its repr. `shares` is a tuple of `Share`, in the same
+    order, and `header` the first line of the table.
+    """
+
+    def __init__(self, shares: Iterable[Share], header: str) -> None:
+        self.shares = tuple(sorted(shares, key=lambda share: -share.probability))
+        self.header = header
+        self._by_key = {key_of(share.value): share for share in self.shares}
+
+    def __getitem__(self, value: Any) -> float:
+        return self.share(value).probability
+
+    def share(self, value: Any) -> Share:
+        """Return the probability of a value with its standard error or bounds. KeyError if it was not found."""
+        return self._by_key[key_of(value)]
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(self._by_key)
+
+    def __len__(self) -> int:
+        return len(self.shares)
+
+    @property
+    def best(self) -> Any:
+        """Most probable value, the first of several; a ValueError without values."""
+        if not self.shares:
+            raise ValueError(f"{self.header}: there is no value")
+        return self.shares[0].value
+
+    def to_pandas(self) -> pandas.DataFrame:
+        """Return a data frame with a row for each value: value, probability, lower, upper, se."""
+        return frame([share._asdict() for share in self.shares])
+
+    def _header(self) -> str:
+        return self.header
+
+    def _table(self) -> tuple[tuple[str, str], list[tuple[str, str]]]:
+        return ("probability", "value"), [(str(share), one_line(repr(share.value))) for share in self.shares]
+
+    def _repr_html_(self) -> str:
+        heads, rows = self._table()
+        most = max((share.probability for share in self.shares), default=1.0) or 1.0
+        bars = [share.probability / most for share in self.shares]
+        return f"<p>{self.header}</p>{html_table(heads, rows, bars) if rows else ''}"
+
+
+def key_of(value: Any) -> Any:
+    """Return the value itself if it can be hashed, else its repr."""
+    return value if is_hashable(value) else repr(value)

@@ -1,0 +1,239 @@
+"""`generate`: its answers are those of the algorithms that it names, and its probabilities those of enumeration."""
+
+import dataclasses
+import enum
+import math
+from typing import Literal
+
+import numpy as np
+import pytest
+from helpers.tiny import log_prob_by_hand, table_lm, tiny_lm
+
+from llmppl import (
+    CachedTransformer,
+    ConstrainedText,
+    JsonSchema,
+    Regex,
+    Rule,
+    Vocabulary,
+    beam_search,
+    enumerate_exact,
+    generate,
+    importance_sampling,
+    smc_steer,
+)
+from llmppl.constraints import Pattern
+from llmppl.queries import choose
+
+LM = tiny_lm(6)
+WORDS = Regex("[abc]{1,3}")
+
+
+def posterior(constraint=WORDS, **options):
+    """Probability of each text, by enumeration."""
+    return enumerate_exact(ConstrainedText(LM, "a", constraint, **options)).by_text()
+
+
+class Colour(enum.Enum):
+    RED, BLUE = "ab", "ba"
+
+
+@pytest.mark.parametrize(
+    "constraint, options, method",
+    [
+        (None, {}, "sample"), (WORDS, {}, "best_of"), (int, {}, "best_of"), (len, {}, "steer"),
+        (lambda text: True, {"N": 3}, "steer"), (None, {"mask": lambda text: None}, "best_of"),
+        (["a", "b"], {}, "exact"), ({1: "a", 2: "b"}, {"end": "eos"}, "exact"), (bool, {}, "exact"),
+        (Literal["a", "b"], {}, "exact"), (Colour, {"rule": Rule(top_k=3)}, "exact"), (["a"], {"N": 3}, "best_of"),
+        (["a"], {"timeout": 1.0}, "best_of"), (["a"], {"temperature": 0}, "greedy"),
+        (None, {"rule": Rule(temperature=0)}, "greedy"),
+    ],
+)  # fmt: skip
+def test_auto_chooses_the_method(constraint, options, method):
+    from llmppl.tasks.generation import _Plan
+
+    assert _Plan(LM, constraint, "auto", {}, None, options).method == method
+
+
+@pytest.mark.parametrize("method", ["importance", "steer"])
+def test_probabilities_of_values_are_those_of_an_enumeration(method):
+    truth = posterior()
+    found = generate(LM, "a", WORDS, method=method, N=2000, seed=0)
+    assert found.value == max(truth, key=truth.get)
+    for text, p in truth.items():
+        assert found.alternatives.get(text, 0.0) == pytest.approx(p, abs=0.06 if method == "importance" else 1e-9)
+    assert found.probability == found.alternatives[found.value] and found.probability_se < 0.1
+
+
+def test_methods_return_the_result_of_their_algorithms():
+    def program():
+        return ConstrainedText(LM, "a", WORDS, max_tokens=3)
+
+    options = {"constraint": WORDS, "max_tokens": 3, "seed": 5}
+    drawn = importance_sampling(program(), 8, seed=5)
+    expected = {
+        "sample": str(importance_sampling(program(), 1, seed=5).best),
+        "greedy": str(beam_search(program(), 1, 1).best),
+        "beam": str(beam_search(program(), 3, 3).best),
+        "best_of": max([*drawn, beam_search(program(), 1, 1).best], key=lambda particle: particle.log_joint).s,
+        "importance": max(drawn.by_text(), key=drawn.by_text().get),
+        "steer": [*smc_steer(program(), 3, 2, seed=5).by_text()][0],
+    }
+    sizes = {"beam": {"N": 3, "K": 3}, "best_of": {"N": 8}, "importance": {"N": 8}, "steer": {"N": 3, "K": 2}}
+    made = {method: generate(LM, "a", method=method, **options, **sizes.get(method, {})) for method in expected}
+    assert {method: each.text for method, each in made.items()} == expected
+    for method, each in made.items():
+        assert each.method == method and each.ended == "complete" and str(each) == each.value == each.text
+        assert (each.probability is None) == (method not in ("importance", "steer", "best_of"))
+    log_prob = {method: each.log_prob for method, each in made.items()}
+    assert log_prob["best_of"] >= max(log_prob["importance"], log_prob["greedy"])
+    assert log_prob["beam"] >= log_prob["greedy"]
+
+
+def test_the_call_of_a_generation_is_the_call_that_it_stands_for():
+    found = generate(LM, "a", WORDS, method="steer", N=4, K=2, seed=3, power=2.0)
+    names = {"lm": LM, "prompt": "a", "Regex": Regex, "ConstrainedText": ConstrainedText, "smc_steer": smc_steer}
+    assert eval(found.call, names).by_text() == found.posterior.by_text()
+    best = generate(LM, "a", WORDS, seed=3)
+    names |= {"beam_search": beam_search, "importance_sampling": importance_sampling}
+    particles, beams = eval(best.call, names)
+    assert particles.by_text() == best.posterior.by_text() and best.log_prob >= beams[0].log_joint
+    exact = generate(LM, "a", ["a", "b"])
+    assert eval(exact.call, {"choose": choose, **names}).best == exact.value
+
+
+def test_the_log_prob_is_that_of_the_tokens_and_the_end():
+    found = generate(LM, "a", max_tokens=6, seed=1, end="eos")
+    tokens = [int(token) for token in found.posterior[0].context.tokens][1:]
+    expected = log_prob_by_hand(LM, [0], tokens + [5] * (found.ended == "eos"))
+    assert found.log_prob == pytest.approx(expected, abs=1e-9)
+
+
+def test_an_exact_choice_has_the_value_of_its_label():
+    found = generate(LM, "a", {True: "ab", False: "ba"})
+    totals = posterior(["ab", "ba"])
+    assert found.method == "exact" and found.text in totals
+    assert found.value is (found.text == "ab") and found.ended == "complete"
+    assert found.probability == pytest.approx(totals[found.text], abs=2e-3)
+    assert generate(LM, "a", Colour).value is Colour(found.text)
+    sampled = generate(LM, "a", {True: "ab", False: "ba"}, method="steer", N=50, seed=0)
+    assert sampled.value is found.value and sampled.probability == pytest.approx(totals[found.text])
+
+
+@dataclasses.dataclass
+class Pair:
+    a: bool
+    b: Literal["x", "y"]
+
+
+def letters():
+    """A model of the characters of records, which prefers some, and EOS."""
+    tokens = [bytes([each]) for each in b'{}[]":, abxytruefls0123456789']
+    logits = np.array([*np.random.default_rng(0).normal(size=len(tokens)), -3.0])
+    return table_lm(lambda ids: logits, tokens)
+
+
+def test_fields_have_their_marginal_probabilities():
+    lm = letters()
+    schema = JsonSchema(Pair, whitespace=False)
+    truth = enumerate_exact(ConstrainedText(lm, "a", schema, max_tokens=30))
+    found = generate(lm, "a", schema, method="steer", max_tokens=30, N=500, seed=0)
+    assert isinstance(found.value, Pair) and [*found.fields] == ["a", "b"]
+    for name in ("a", "b"):
+        for value, p in truth.field(name).items():
+            assert found.fields[name][value] == pytest.approx(p, abs=1e-6)
+    assert f"'{found.value.b}'" in repr(found.fields) and "<table>" in found._repr_html_()
+
+
+@pytest.mark.parametrize(
+    "options, ended",
+    [({"max_tokens": 2}, "max_tokens"), ({"max_tokens": 200, "timeout": 1e-9}, "timeout"),
+     ({"max_tokens": 200, "budget": 1}, "budget"), ({"stop": "b", "max_tokens": 31}, "stop 'b'")],
+)  # fmt: skip
+def test_the_reason_of_the_end_is_named(options, ended):
+    lm = table_lm(lambda ids: [0.0, 5.0 * (len(ids) > 8), -20.0])
+    found = generate(lm, "a", **options, seed=0)
+    assert found.ended == ended and (found.ended == "stop 'b'") != found.posterior[0].cut
+    assert found.value == found.text and ended in repr(found)
+
+
+def test_a_text_without_a_bound_ends_at_a_stated_number_of_tokens():
+    found = generate(table_lm(lambda ids: [0.0, 0.0, -9.0]), "a", Regex("[ab]*"), N=2, seed=0)
+    assert found.program.must_end_by == 160 and len(found.text) <= 160
+    free = generate(table_lm(lambda ids: [0.0, 0.0, -math.inf]), "a", seed=0)
+    assert (free.ended, len(free.text)) == ("max_tokens", 160)
+
+
+def test_an_answer_that_has_ended_is_preferred_to_one_that_was_cut():
+    lm = table_lm(lambda ids: [3.0, 0.0, -9.0] if len(ids) < 3 else [0.0, -9.0, 0.0])
+    found = generate(lm, "a", max_tokens=3, method="importance", N=50, seed=0)
+    assert [p.cut for p in found.posterior].count(True) > 10 and found.ended == "eos"
+
+
+def test_a_list_of_prompts_gives_the_answers_of_each_in_order():
+    prompts = ["a", "b", LM.context("c")]
+    found = generate(LM, prompts, WORDS, method="steer", N=4, K=2, seed=7)
+    for i, (prompt, each) in enumerate(zip(prompts, found, strict=True)):
+        rng = np.random.default_rng(np.random.SeedSequence(7, spawn_key=(i,)))
+        program = ConstrainedText(LM, prompt, WORDS, max_tokens=160)
+        assert each.posterior.texts == smc_steer(program, 4, 2, rng=rng).texts
+    exact = generate(LM, ["a", "b"], ["ab", "c"])
+    assert [each.value for each in exact] == [generate(LM, each, ["ab", "c"]).value for each in ("a", "b")]
+    assert len(found.to_pandas()) == 3 and "3 answers" in repr(found)
+    assert len(generate(LM, [], WORDS)) == len(generate(LM, [], ["a"])) == 0
+
+
+def test_an_answer_that_is_missing_says_why():
+    with pytest.raises(ValueError, match="generate found no text: all died by step 1: .* is false of the text"):
+        generate(LM, "a", lambda text: False, min_tokens=1)
+    found = generate(LM, ["a", "b"], lambda text: False, min_tokens=1)
+    assert "2 answers, 2 of them missing" in repr(found) and "is false of the text" in found[0].error
+    with pytest.raises(ValueError, match="generate found no text"):
+        found[0].value  # noqa: B018
+    assert found.to_pandas()["value"].isna().all()
+
+
+@pytest.mark.parametrize(
+    "options, message",
+    [({"max_token": 3}, "generate takes no max_token: did you mean max_tokens"),
+     ({"method": "greedy", "N": 3}, "takes no N"), ({"method": "exact", "timeout": 3}, "takes no timeout"),
+     ({"method": "greedy", "power": 2.0}, "takes no power"), ({"method": "importance", "K": 3}, "takes no K"),
+     ({"method": "best"}, "method must be one of"), ({"max_tokens": 0}, "max_tokens must be at least 1"),
+     ({"temperature": 1.0, "rule": Rule()}, "takes temperature or rule"), ({"method": "exact"}, "options must be"),
+     ({"top_p": 0.9}, r"in rule=Rule\(top_p=")],
+)  # fmt: skip
+def test_options_that_a_method_does_not_take_are_named(options, message):
+    with pytest.raises((TypeError, ValueError), match=message):
+        generate(LM, "a", WORDS, **options)
+
+
+def test_a_language_model_is_called_with_a_prompt_and_a_type():
+    assert LM("a", ["ab", "c"]).value == LM.generate("a", ["ab", "c"]).value == generate(LM, "a", ["ab", "c"]).value
+    with pytest.raises(TypeError, match="lm must be a CachedTransformer"):
+        generate("a", LM)
+
+
+@pytest.mark.parametrize("end", ["boundary", "eos"])
+@pytest.mark.parametrize("kind", [Regex, Pattern])
+def test_temperature_0_takes_the_most_probable_allowed_token(kind, end):
+    """The rule comes after the mask: it would leave no token of the constraint otherwise."""
+    constraint = kind("[bc]b?c?")
+    program = ConstrainedText(LM, "a", constraint, rule=Rule(temperature=0), end=end, max_tokens=4)
+    greedy = beam_search(ConstrainedText(LM, "a", constraint, end=end, max_tokens=4), 1, 1).best
+    assert int(np.argmax(LM.context("a").log_probs())) == 0         # "a", which the constraint excludes
+    for found in (smc_steer(program, 4, 2, seed=0), importance_sampling(program, 3, seed=1), enumerate_exact(program)):
+        assert {*found.texts} == {str(greedy)} and found.log_ml == pytest.approx(0.0)
+
+
+def test_pipelines_contexts_and_parts_of_messages_are_taken_as_they_are():
+    class Pipeline:
+        model, tokenizer = LM.model, Vocabulary([b"a", b"b", b"c", b" ", b"ab", b""], eos_ids=[5])
+
+    lm = CachedTransformer(Pipeline())
+    assert lm.context(lm.context("a")) == lm.context("a")
+    from llmppl.lm.transformer import _conversation
+
+    parts = [{"type": "text", "text": "Hi "}, {"type": "text", "text": "you"}]
+    assert _conversation([{"role": "user", "content": parts}], None)[0]["content"] == "Hi you"
+    with pytest.raises(TypeError, match="use it as it is"):
+        CachedTransformer(LM, LM.vocab)
