@@ -176,7 +176,7 @@ def test_unprintable_characters_are_escaped():
         (["generate", "Hi", "--temperature", "-1"], 2, "temperature must be positive and finite"),
         (["generate", "Hi", "--trace", "no/such/folder"], 2, "no/such/folder: No such file or directory"),
         (["generate", "Tim: ", "--grammar", "wrong.json"], 2, "wrong.json: "),
-        (["generate", "Tim: ", "--grammar", "late.json", "--max-tokens", "4"], 1, ".*max_tokens=4"),
+        (["generate", "Tim: ", "--grammar", "late.json", "--max-tokens", "4"], 2, ".*within max_tokens=4"),
         (["check", "a", "--regex", "a(?!a)a"], 2, "accepts no string at all"),
         (["query", "The cat", "--prefix", "A"], 2, "no prefix of the pattern"),
         (["query", "The zzzz", "--prefix", "The", "--top-k", "1"], 1, "no match: --top-k leaves none"),
