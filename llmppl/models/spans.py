@@ -178,12 +178,12 @@ class Guide(Shared):
         return str(text) if self.index is None else self.index.parse(text)
 
     def refusal(self, text: str) -> str:
-        """Return why `parse` of the constraint rejects a finished text that the masks allowed; "" if it does not."""
+        """Return why `parse` rejects a finished text that the masks allowed, or a function an empty one; else ""."""
         try:
             self.parse(text)
         except ValueError as error:
             return f"{self.name} refuses the finished text, larger N would try more of them: {error}"
-        return ""
+        return "" if text else self.fails(text)
 
     def fails(self, text: str) -> str:
         """Return why the text so far does not satisfy the constraint, a function; "" if it does."""
