@@ -38,7 +38,7 @@ def random_patterns(seed, num):
 
 
 def test_every_prefix_of_a_match_may_begin_a_match():
-    for text in random_patterns(1, repetitions(9000, 550)):
+    for text in random_patterns(1, repetitions(5000, 550)):     # regex itself fails at the 5,450th
         pattern, exact = Pattern(text), regex.compile(text)
         matches = [each for each in TEXTS if exact.fullmatch(each)]
         assert [each for each in TEXTS if each in pattern] == matches
