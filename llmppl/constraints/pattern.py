@@ -56,8 +56,8 @@ class Pattern(Shared):
         try:
             tests = self._tests if partial else self._tests[:1]
             return any(test.fullmatch(text, partial=partial, timeout=1) for test in tests)
-        except TimeoutError:
-            raise ValueError(f"{self!r} takes more than 1 s to read {shown(text)}") from None
+        except (TimeoutError, MemoryError):
+            raise ValueError(f"{self!r} takes more than 1 s, or too much memory, to read {shown(text)}") from None
 
     __contains__ = matches
 
@@ -74,7 +74,7 @@ def _looser(pattern: str, flags: int) -> Any:
 
     try:
         return regex.compile(_PARTS.sub(swap, pattern), flags)
-    except regex.error:                             # the pattern needs what was left out
+    except regex.error:                             # a group or a quantifier is missing
         return regex.compile("(?s).*")
 
 
