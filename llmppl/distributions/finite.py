@@ -239,7 +239,7 @@ class Finite(Distribution[T_co]):
         """
         if temperature == 0:
             return self.top_k(1)
-        temperature = arguments.positive("temperature", temperature)
+        temperature = arguments.positive("temperature", temperature, ", or 0 for greedy decoding")
 
         def compute() -> Floats:
             log_weights = self.log_weights()

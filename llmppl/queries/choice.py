@@ -90,7 +90,7 @@ def choose(
     tolerance : float
         Stop summing the token sequences of an option when the rest is at most this share of the sum.
     max_expansions : int
-        Stop after so many next-token distributions for an option. The bounds then say what is known.
+        Largest number of next-token distributions for an option. If it is reached, bounds contain the probability.
 
     Returns
     -------
