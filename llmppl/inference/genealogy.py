@@ -50,7 +50,7 @@ HEADS = "step", "ess", "log Z-hat", "ancestors", "finished", "dead"
 
 
 def _none() -> Any:
-    return field(default_factory=lambda: np.empty(0), repr=False, compare=False)
+    return field(default_factory=lambda: np.empty(0, np.int64), repr=False, compare=False)
 
 
 @dataclass(frozen=True)
@@ -66,9 +66,8 @@ class StepRecord:
         initial ones: N, or one with expand="distinct")
     groups, log_starts, log_kept, copies : (M,), the attributes of each candidate's `Extension`
     candidate_log_weights : (M,) float, after the step and before selection, twists included
-    ancestors, log_chosen : (n,) int and float, results of the selection
+    ancestors, log_chosen : (n,) int and float, results of the selection: candidates[ancestors[i]] is survivor i
     log_survivors : (n,) float, log-weights without twists
-    roots : (n,) int, the initial particle from which each survivor descends
     """
 
     index: int
@@ -86,7 +85,6 @@ class StepRecord:
     ancestors: Indices = _none()
     log_chosen: Floats = _none()
     log_survivors: Floats = _none()
-    roots: Indices = _none()
 
 
 class StepRecords(TableView, tuple[StepRecord, ...]):
@@ -117,9 +115,8 @@ class StepRecords(TableView, tuple[StepRecord, ...]):
         over = f"over {len(self)} steps<br>"
         ess = chart("ess", [step.ess for step in self], low=0.0)
         log_ml = chart("log Z-hat", [step.log_ml for step in self])
-        lines = ""
-        if self[-1].ancestors.size:                     # else the record has figures alone
-            lines = f"<div>lineages {over}{chart('lineages', self.lineages.tolist(), low=0.0)}</div>"
+        lines = f"<div>lineages {over}{chart('lineages', self.lineages.tolist(), low=0.0)}</div>"
+        lines *= bool(self[-1].ancestors.size)          # else the record has figures alone
         return (
             f'<div style="display: flex; flex-wrap: wrap; gap: 4px 24px"><div>ess {over}{ess}</div>'
             f"<div>log Z-hat {over}{log_ml}</div>{lines}</div>"
@@ -150,14 +147,12 @@ def record_step(
     parents, log_survivors = column("parent", np.int64), np.array([p.log_weight - p.log_twist for p in survivors])
     log_total = logsumexp(candidate_log_weights)
     log_shares = 2.0 * (candidate_log_weights - log_total) if log_total > -np.inf else np.array([np.inf])
-    of_survivors = parents[ancestors]
     return StepRecord(
         len(before) + 1, float(np.exp(-logsumexp(log_shares))), logsumexp(log_survivors),
-        len(np.unique(of_survivors)), sum(p.finished for p in survivors),
+        len(np.unique(parents[ancestors])), sum(p.finished for p in survivors),
         int(np.sum(candidate_log_weights == -np.inf)), parents, column("group", np.int64),
         column("log_start", np.float64), column("log_kept", np.float64), column("copies", np.int64),
         candidate_log_weights, ancestors, log_chosen, log_survivors,
-        before[-1].roots[of_survivors] if before else of_survivors,
     )  # fmt: skip
 
 

@@ -51,7 +51,7 @@ def _unknown() -> tuple[None, str]:
 
 
 class Particles(Shared, Sequence[P]):
-    """A sequence of n weighted particles, all of positive weight. A pickle contains a `SavedParticle` for each.
+    """A sequence of n particles of positive weight, the heaviest first. A pickle contains a `SavedParticle` for each.
 
     Parameters
     ----------
@@ -89,10 +89,12 @@ class Particles(Shared, Sequence[P]):
         for i, particle in enumerate(everyone):
             if not particle.log_weight < np.inf:    # or it is NaN
                 raise ValueError(f"particle {i} has log weight {particle.log_weight}; it is finite, or -inf if dead")
-        self._particles = [particle for particle in everyone if particle.log_weight > -np.inf]
+        alive = [i for i, particle in enumerate(everyone) if particle.log_weight > -np.inf]
+        self._places = sorted(alive, key=lambda i: -everyone[i].log_weight)     # of each in the run
+        self._particles = [everyone[i] for i in self._places]
         self.log_weights: NDArray[np.float64] = np.array([p.log_weight for p in self._particles], dtype=np.float64)
         self.log_ml = float(np.logaddexp.reduce(self.log_weights, initial=-np.inf))
-        weights = np.exp(self.log_weights - np.max(self.log_weights, initial=-np.inf))      # (n,) the largest is 1
+        weights = np.exp(self.log_weights - self.log_weights[:1])       # (n,) the first and largest is 1
         self.weights: NDArray[np.float64] = weights / np.sum(weights)
         self.ess = float(1 / np.sum(self.weights**2)) if self._particles else 0.0
         self.log_weights.flags.writeable = self.weights.flags.writeable = False
@@ -135,10 +137,14 @@ class Particles(Shared, Sequence[P]):
 
     def by_text(self) -> dict[str, float]:
         """Return the different texts, each with the sum of the normalised weights of its particles, largest first."""
-        total = defaultdict[str, float](float)
-        for text, weight in zip(self.texts, self.weights.tolist(), strict=True):
-            total[text] += weight
-        return dict(sorted(total.items(), key=lambda item: -item[1]))
+        return {str(self[group[0]]): weight for weight, group in self._grouped(self.texts)}
+
+    def _grouped(self, values: Iterable[Any]) -> list[tuple[float, list[int]]]:
+        """Return the weight and the indices of the particles of each value, the heaviest value first."""
+        groups = defaultdict[Any, list[int]](list)
+        for i, value in enumerate(values):
+            groups[key_of(value)].append(i)
+        return sorted(((float(self.weights[group].sum()), group) for group in groups.values()), key=lambda g: -g[0])
 
     def by(self, key: str | Callable[[Any], Any]) -> Probabilities:
         """Return the posterior probability of each value of a key, the most probable first.
@@ -152,13 +158,8 @@ class Particles(Shared, Sequence[P]):
         if all(value is NO_VALUE for value in values):
             names = sorted(name for name in vars(self[0]) if not name.startswith("_"))
             raise AttributeError(f"no particle has {key!r}: the first one has {', '.join(names)}")
-        groups = dict[Any, list[int]]()
-        for i, value in enumerate(values):
-            groups.setdefault(key_of(value), []).append(i)
-        found = [(float(self.weights[group].sum()), group) for group in groups.values()]
-        found.sort(key=lambda each: -each[0])
         shares = [Share(values[group[0]], p, se=self._se(group) if i < MAX_ERRORS else None)
-                  for i, (p, group) in enumerate(found)]  # fmt: skip
+                  for i, (p, group) in enumerate(self._grouped(values))]  # fmt: skip
         name = "answers" if key is answer_of else key if isinstance(key, str) else name_of(key)
         return Probabilities(shares, f"{name}: {len(shares)} values of {len(self)} particles, ess {self.ess:.1f}")
 
@@ -167,7 +168,7 @@ class Particles(Shared, Sequence[P]):
         if not self.steps:
             return None
         holds = np.zeros(self.steps[-1].log_survivors.size, bool)
-        holds[np.flatnonzero(self.steps[-1].log_survivors > -np.inf)[group]] = True
+        holds[[self._places[i] for i in group]] = True
         return probability_error(self.steps, holds)
 
     def field(self, path: str) -> Probabilities:
@@ -236,7 +237,7 @@ class Particles(Shared, Sequence[P]):
         """Reasons not to trust averages over the weights; empty if none is known. A printed result shows them."""
         found, k = list[str](), tail_shape(self.log_weights)
         if len(self) >= MIN_DOUBTED and self.ess < FEW and self._accuracy is not _unknown:
-            found.append(f"one of {len(self)} particles has {np.max(self.weights):.0%} of the weight")
+            found.append(f"one of {len(self)} particles has {self.weights[0]:.0%} of the weight")
         if k > MAX_SHAPE and self._accuracy is not _unknown:
             found.append(f"the largest weights have a heavy tail, k-hat {k:.2f} (above {MAX_SHAPE})")
         return [f"{each}: docs/inference.md, \"Weights that are not to be trusted\"" for each in found]
@@ -251,7 +252,7 @@ class Particles(Shared, Sequence[P]):
     def best(self) -> P:
         """Particle of highest weight, the first if several have it. ValueError if none is left."""
         self._need_one()
-        return self._particles[int(np.argmax(self.log_weights))]
+        return self._particles[0]
 
     @overload
     def sample(self, n: None = None, *, seed: int | None = None, rng: np.random.Generator | None = None) -> P: ...
@@ -312,23 +313,30 @@ class Particles(Shared, Sequence[P]):
 
     def _repr_html_(self) -> str:
         """Return the same for a notebook, with charts of the steps."""
-        shares = np.sort(self.weights)[::-1] / np.max(self.weights, initial=0.0)
+        totals = np.array([weight for weight, _ in self._folded()])
         causes = f"<p>{html.escape(self._causes())}</p>"
-        table = html_table(HEADS, self._rows(), shares.tolist()) if len(self) else causes
+        table = html_table(HEADS, self._rows(), [*totals / totals[0]]) if len(self) else causes
         stats = "" if self.stats is None else f"<pre>{html.escape(str(self.stats))}</pre>"
-        header = "<br>".join(map(html.escape, [self._header(), *self.doubts]))
+        header = "<br>".join(map(html.escape, [*self._header().split("\n"), *self.doubts]))
         return f"<p>{header}</p>{self.steps.charts()}{table}{stats}"
 
     def _header(self) -> str:
         error = "" if self.log_ml_se is None else f" +- {self.log_ml_se:.2g}"
-        return f"Particles({len(self)} of positive weight, log_ml={self.log_ml:.2f}{error}, ess={self.ess:.1f})"
+        header = f"Particles({len(self)} of positive weight, log_ml={self.log_ml:.2f}{error}, ess={self.ess:.1f})"
+        texts, first = len(set(self.texts)), int(self.lineages[0]) if len(self.steps) > 1 else 0
+        counts = f"\n{texts} different text{'s' * (texts != 1)}" * bool(texts)
+        return header + counts + f", {first} ancestor{'s' * (first != 1)} at step 1" * bool(first)
+
+    def _folded(self) -> list[tuple[float, list[int]]]:
+        return self._grouped((str(particle), particle.cut) for particle in self)
 
     def _rows(self) -> list[tuple[str, str, str]]:
-        """Return weight, log-weight and text of each particle, the heaviest first."""
+        """Return weight, log-weight and text of the particles of each text, the heaviest text first."""
         return [
-            (f"{self.weights[i]:.3f}", f"{self.log_weights[i]:.2f}", one_line(self[i]) + " [cut]" * self[i].cut)
-            for i in np.argsort(-self.log_weights, kind="stable").tolist()
-        ]
+            (f"{weight:.3f}", f"{self.log_ml + np.log(weight):.2f}",
+             one_line(self[first]) + " [cut]" * self[first].cut + f" [x{1 + len(others)}]" * bool(others))
+            for weight, (first, *others) in self._folded()
+        ]  # fmt: skip
 
     def _need_one(self) -> None:
         if not len(self):

@@ -279,7 +279,7 @@ class Recorder:
             "step": step.index,
             "candidates": [self._candidate(each, *texts, *figures) for each, texts, *figures in lines],
             "ancestors": step.ancestors.tolist(),
-            "log_weights": step.particles.log_weights.tolist(),
+            "log_weights": step.log_chosen.tolist(),
             "log_ml": _null(step.log_ml),
         }
         self._write(json.dumps(record | {name: getattr(step, name) for name in FIGURES}))

@@ -27,12 +27,11 @@ def three() -> Particles[Run]:
     return Particles([Run("a", log(1)), Run("b", log(5)), Run("dead", -np.inf), Run("c", log(2))])
 
 
-def test_only_particles_of_positive_weight_are_kept_in_their_order():
+def test_only_particles_of_positive_weight_are_kept_the_heaviest_first():
     particles = three()
     assert len(particles) == 3
-    assert particles.texts == ["a", "b", "c"]
-    assert str(particles[0]) == "a" and str(particles[-1]) == "c"
-    assert [str(particle) for particle in particles[1:]] == ["b", "c"]
+    assert particles.texts == ["b", "c", "a"]
+    assert str(particles[-1]) == "a" and [str(particle) for particle in particles[1:]] == ["c", "a"]
     assert isinstance(particles[1:], list)
     assert particles[1] in particles
     with pytest.raises(IndexError):
@@ -41,8 +40,8 @@ def test_only_particles_of_positive_weight_are_kept_in_their_order():
 
 def test_weights_log_ml_and_ess_agree_with_hand_computation():
     particles = three()
-    np.testing.assert_allclose(particles.log_weights, [log(1), log(5), log(2)])
-    np.testing.assert_allclose(particles.weights, [1 / 8, 5 / 8, 2 / 8])
+    np.testing.assert_allclose(particles.log_weights, [log(5), log(2), log(1)])
+    np.testing.assert_allclose(particles.weights, [5 / 8, 2 / 8, 1 / 8])
     assert particles.log_ml == pytest.approx(log(8))
     assert particles.ess == pytest.approx(64 / (1 + 25 + 4))
     assert particles.best.text == "b"
@@ -50,7 +49,7 @@ def test_weights_log_ml_and_ess_agree_with_hand_computation():
 
 def test_equal_texts_are_merged_the_largest_weight_first():
     particles = Particles([Run("a", log(1)), Run("b", log(3)), Run("a", log(4)), Run("c", log(8))])
-    assert particles.texts == ["a", "b", "a", "c"]
+    assert particles.texts == ["c", "a", "b", "a"]
     merged = particles.by_text()
     assert [*merged] == ["c", "a", "b"] and [*merged.values()] == pytest.approx([8 / 16, 5 / 16, 3 / 16])
     assert Particles([]).texts == [] and Particles([]).by_text() == {}
@@ -60,8 +59,8 @@ def test_to_dict_returns_json_values():
     particles = Particles([Run("a", log(1)), Run("b", log(3), cut=True)], accuracy=lambda: (0.25, ""))
     told = json.loads(json.dumps(particles.to_dict(), allow_nan=False))
     assert told == {
-        "log_ml": particles.log_ml, "log_ml_se": 0.25, "texts": ["a", "b"], "log_weights": [0.0, log(3)],
-        "cut": [False, True],
+        "log_ml": particles.log_ml, "log_ml_se": 0.25, "texts": ["b", "a"], "log_weights": [log(3), 0.0],
+        "cut": [True, False],
     }  # fmt: skip
     none = Particles([], deaths=[Death(3, "condition is false", 2, "x")])
     assert json.loads(json.dumps(none.to_dict(), allow_nan=False)) == {
@@ -73,7 +72,7 @@ def test_to_dict_returns_json_values():
 def test_weights_are_right_far_from_one():
     for shift in [-1e5, 800.0]:
         particles = Particles([Run("a", shift), Run("b", shift + log(3)), Run("c", shift - 2000)])
-        np.testing.assert_allclose(particles.weights, [0.25, 0.75, 0])
+        np.testing.assert_allclose(particles.weights, [0.75, 0.25, 0])
         assert particles.log_ml == pytest.approx(shift + log(4))
         assert particles.ess == pytest.approx(1 / (1 / 16 + 9 / 16))
 
@@ -187,24 +186,24 @@ def test_deaths_show_as_a_table_with_the_most_common_first():
     assert many.endswith("reason 19\n... and 3 more")
 
 
-def test_repr_is_a_table_the_heaviest_first():
-    assert repr(Particles(three(), stats="7 tokens run")) == "\n".join(
-        [
-            "Particles(3 of positive weight, log_ml=2.08, ess=2.1)",
-            "",
-            "weight  log weight  text",
-            " 0.625        1.61  b",
-            " 0.250        0.69  c",
-            " 0.125        0.00  a",
-            "",
-            "7 tokens run",
-        ]
-    )
+def test_tables_fold_equal_texts_the_heaviest_first():
+    runs = [Run("b", log(4)), Run("a", log(3)), Run("a", log(2)), Run("a", log(1), cut=True)]
+    particles = Particles(runs, stats="7 tokens run")
+    assert repr(particles).splitlines() == [
+        "Particles(4 of positive weight, log_ml=2.30, ess=3.3)", "2 different texts", "",
+        "weight  log weight  text",
+        " 0.500        1.61  a [x2]",
+        " 0.400        1.39  b",
+        " 0.100        0.00  a [cut]",
+        "", "7 tokens run",
+    ]  # fmt: skip
+    page = particles._repr_html_()
+    assert "a [x2]" in page and page.count("<tr>") == 4 and 'width="64.0"' in page
 
 
 def test_repr_marks_cuts_and_shows_each_text_on_one_line():
     long = "begin " + "x" * 500 + " end"
-    rows = repr(Particles([Run("a\nb\tc \u00e9", 0.0), Run("more", -1.0, cut=True), Run(long, -2.0)])).split("\n")[3:]
+    rows = repr(Particles([Run("a\nb\tc \u00e9", 0.0), Run("more", -1.0, cut=True), Run(long, -2.0)])).split("\n")[4:]
     assert rows[0].endswith("  a\\nb\\tc \u00e9")
     assert rows[1].endswith("  more [cut]")
     assert "begin xxx" in rows[2] and " … " in rows[2] and rows[2].endswith("xxx end")

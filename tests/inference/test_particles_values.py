@@ -134,6 +134,7 @@ def test_lineages_count_the_ancestors_of_the_last_particles():
         expected.append(len(alive))
         alive = {int(step.parents[step.ancestors[i]]) for i in alive}
     assert found.lineages.tolist() == expected[::-1] and expected[-1] < 40
+    assert f"1 different text, {expected[-1]} ancestors at step 1" in repr(found)
     assert Particles([]).lineages.size == 0 and "lineages" in found._repr_html_()
 
 

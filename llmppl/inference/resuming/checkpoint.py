@@ -27,7 +27,7 @@ from llmppl.support.files import own, replace
 from llmppl.support.shared import Shared
 from llmppl.support.values import decode, describe, difference, encode, identity, parts_of
 
-FORMAT = 6
+FORMAT = 7
 SHARE = 50                                              # time between two writes, in durations of a write
 _WEIGHTS = (
     "_log_weight_", "_log_twist_", "_power_", "_cut_", "_limit_", "_death_", "_attribution_", "finished"
