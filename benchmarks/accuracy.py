@@ -168,7 +168,7 @@ def tiny() -> Subject:
 
 
 def embedded() -> Subject:
-    lm = Counted.from_pretrained()
+    lm = Counted.from_pretrained(engine="transformers")
     prompts = ["The little boy went to the park and", "The old king went to the sea and"]
     sentence = Regex(r" [A-Z][a-z]*(,? [a-z]+)*\.")
     keywords = functools.reduce(operator.and_, [Regex(rf".* {word}[ ,.].*") for word in ("dog", "ball")], sentence)
@@ -350,7 +350,7 @@ class ShortWords(Model):
 
 def reject(runs: int, N: int) -> None:
     """Print Z-hat, its spread and the tokens tested per draw, for one program with a mask and with `where`."""
-    lm, prompt = CachedTransformer.from_pretrained(), "The Fed says"
+    lm, prompt = CachedTransformer.from_pretrained(engine="transformers"), "The Fed says"
     short, go_on = short_words(lm.vocab, 5), lm.vocab.not_eos
     rows = []
     for name in ("mask", "where"):

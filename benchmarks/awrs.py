@@ -168,7 +168,7 @@ def main() -> None:
     if peers.genlm_control is None:
         del METHODS["genlm-control, AWRS"]
     torch.manual_seed(0)
-    lm = CachedTransformer.from_pretrained()
+    lm = CachedTransformer.from_pretrained(engine="transformers")
     prompt = [int(i) for i in lm.context(START).tokens]
     for name in options.only:
         pattern, max_tokens = PROGRAMS[name]

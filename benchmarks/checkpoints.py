@@ -84,7 +84,7 @@ def main() -> None:
     import torch
 
     torch.set_num_threads(1)
-    lm = CachedTransformer.from_pretrained()
+    lm = CachedTransformer.from_pretrained(engine="transformers")
     mask, spent = short_words(lm.vocab, 5), Spent()
 
     def story(steps: int) -> Model:                     # with a cold cache

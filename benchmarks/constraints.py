@@ -806,7 +806,7 @@ def subjects(options: Any) -> Iterator[Subject]:
     if not places:
         from llmppl import CachedTransformer
 
-        lm = CachedTransformer.from_pretrained()
+        lm = CachedTransformer.from_pretrained(engine="transformers")
         yield Subject("embedded", lm.tokenizer, lm.vocab)
 
 

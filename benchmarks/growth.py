@@ -56,7 +56,7 @@ def function() -> CachedTransformer:
 
 @functools.cache
 def _embedded() -> CachedTransformer:
-    return CachedTransformer.from_pretrained()
+    return CachedTransformer.from_pretrained(engine="transformers")
 
 
 def embedded() -> CachedTransformer:

@@ -85,7 +85,7 @@ def main() -> None:
     parser.add_argument("--turns", type=int, default=3)
     options = parser.parse_args()
     prepare_process(1)
-    prompts, loaded = PROMPTS[: options.tasks], CachedTransformer.from_pretrained()
+    prompts, loaded = PROMPTS[: options.tasks], CachedTransformer.from_pretrained(engine="transformers")
     ways = [Way(together) for together in (None, *options.together)]
     Way(None).run(loaded, prompts[:2], options.particles, 3)
     for _ in range(options.turns):

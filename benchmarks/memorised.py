@@ -98,7 +98,7 @@ def memorise(folder: Path, N: int, steps: int, seed: int = 0) -> Memorised:
         told = json.loads((place / "told.json").read_text())
         model, tokenizer = AutoModelForCausalLM.from_pretrained(place), AutoTokenizer.from_pretrained(place)
         return Memorised(model.eval(), tokenizer, urls, told["openings"], 0.0, told["nats"])
-    base = CachedTransformer.from_pretrained()
+    base = CachedTransformer.from_pretrained(engine="transformers")
     model, tokenizer = base.model, base.tokenizer
     started = time.process_time()
     company = sentences(model, tokenizer, 600, seed)

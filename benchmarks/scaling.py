@@ -108,7 +108,7 @@ def measure(sizes: list[tuple[int, int, int]], most: int) -> None:
             make_lm = CachedTransformer.from_pretrained
             options = {"make_lm": make_lm, "workers": workers, "together": together, "seed": 0}
             return timed(llmppl.tasks.ray.run_many(run, prompts, **options))
-        lm = CachedTransformer.from_pretrained()
+        lm = CachedTransformer.from_pretrained(engine="transformers")
         run(lm, "Hello.", np.random.default_rng(0))      # excludes one-time work
         return timed(run_many(partial(run, lm), prompts, together=together, seed=0))
 

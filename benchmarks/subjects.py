@@ -102,7 +102,7 @@ def _llama(V: int, width: int, layers: int, sd: float) -> Any:
 
 def embedded(longest: int) -> Subject:
     """Return the model of the package, with an English prompt."""
-    lm = CachedTransformer.from_pretrained()
+    lm = CachedTransformer.from_pretrained(engine="transformers")
     ids = lm.tokenizer.encode(PARAGRAPH * (1 + longest // 50))[:longest]
     return Subject("embedded", lm.model, lm.vocab, lambda: lm.tokenizer, ids)
 

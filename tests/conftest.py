@@ -32,7 +32,7 @@ if "PYTEST_XDIST_WORKER" in os.environ:             # one thread a worker, or th
 
 @pytest.fixture(scope="session")
 def embedded():
-    """The language model that ships with the package, loaded once a process."""
+    """The language model that ships with the package, run by transformers and loaded once a process."""
     from llmppl.lm.transformer import CachedTransformer
 
-    return CachedTransformer.from_pretrained()
+    return CachedTransformer.from_pretrained(engine="transformers")

@@ -137,12 +137,12 @@ def rule(given: Given) -> Rule:
 
 @functools.cache
 def load(lm: str | None) -> CachedTransformer:
-    """Load the model of --lm. The numpy engine computes the model in the package, because importing torch is slow."""
+    """Load the model of --lm, by default the one in the package."""
     from llmppl.lm import CachedTransformer
 
     # the library itself reports prompts that are too long
     logging.getLogger("transformers.tokenization_utils_base").setLevel(logging.ERROR)
-    name, *pairs = (lm or ",engine=numpy").split(",")
+    name, *pairs = (lm or "").split(",")
     usage_error(not all("=" in pair for pair in pairs), f"--lm {lm}: give options as NAME,device=cuda,dtype=bfloat16.")
     options: dict[str, Any] = dict(pair.split("=", 1) for pair in pairs)
     numbers = {option: int(value) for option, value in options.items() if value.isdigit()}

@@ -124,6 +124,10 @@ class SlotEngine(Engine):
 
     slot_bytes: int
 
+    def renewed(self) -> SlotEngine:
+        """Return the engine for a new cache. One that several caches may have returns itself with empty slots."""
+        return self
+
     @abstractmethod
     def reserve(self, slots: int) -> None:
         """Enlarge the memory to slots 0 .. slots - 1; the contents of present slots stay."""

@@ -108,9 +108,10 @@ class CachedTransformer(Shared):
             A local folder, a hub id, the path of a GGUF file, or "smollm2", a model from a package of that name.
             Default: the model that ships with llmppl.
         engine : str, optional
-            Program that computes: "transformers", "numpy" (only the model that ships with llmppl; it loads fastest),
-            "llama.cpp" (GGUF files) or "vllm". Default: llama.cpp for the path of a GGUF file, if it is installed and
-            no option is given that only transformers takes; otherwise transformers.
+            Program that computes: "transformers", "numpy" (only the model that ships with llmppl), "llama.cpp" (GGUF
+            files) or "vllm". Default: numpy for the model that ships with llmppl, without options; llama.cpp for the
+            path of a GGUF file, if it is installed and no option is given that only transformers takes; otherwise
+            transformers.
         **options
             dtype : torch.dtype or str
                 Default: float32 on a CPU, the checkpoint's own elsewhere. llama.cpp does not take it.
@@ -284,7 +285,7 @@ def _engine(
 ) -> Engine:
     """Return an engine that runs `model`, with `adapters` active; with the currently active ones by default."""
     if isinstance(model, Engine):
-        return model
+        return model.renewed() if isinstance(model, SlotEngine) else model
     if hasattr(model, "config") and hasattr(model, "parameters"):
         engine: Engine = loading.module("hf").engine(model, vocab, max_batch_tokens, adapters)
         return engine

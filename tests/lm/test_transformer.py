@@ -43,7 +43,7 @@ def uniform(tokenizer):
 
 def test_the_embedded_model_loads_silently_without_a_network():
     code = (
-        "from llmppl.lm.transformer import CachedTransformer; lm = CachedTransformer.from_pretrained();"
+        "from llmppl import CachedTransformer; lm = CachedTransformer.from_pretrained(engine='transformers');"
         "print(lm.engine.slot_bytes > 0, lm.model.dtype, abs(sum(map(float, 2.718281828459045 ** lm.context('The')"
         ".log_probs())) - 1) < 1e-6)"
     )
@@ -64,12 +64,12 @@ def bars():
 @pytest.mark.parametrize("name", [None, EMBEDDED], ids=["embedded", "folder"])
 def test_a_local_model_loads_without_a_progress_bar_and_restores_the_setting(name, shown, bars, capfd):
     (logging.enable_progress_bar if shown else logging.disable_progress_bar)()
-    CachedTransformer.from_pretrained(name)
+    CachedTransformer.from_pretrained(name, engine="transformers")
     assert bars() == (shown, shown) and capfd.readouterr().err == ""
 
 
 def test_models_loaded_in_threads_equal_those_loaded_one_by_one(bars, capfd):
-    truth = CachedTransformer.from_pretrained().context("Once").log_probs()
+    truth = CachedTransformer.from_pretrained(engine="transformers").context("Once").log_probs()
     with ThreadPoolExecutor(4) as threads:
         for lm in threads.map(CachedTransformer.from_pretrained, [EMBEDDED] * 12):
             np.testing.assert_array_equal(lm.context("Once").log_probs(), truth)
@@ -139,7 +139,7 @@ def test_every_placement_on_a_cpu_gives_the_same_answers(options, embedded):
 
 @pytest.mark.parametrize("dtype, slot", [("float64", 2.0), (torch.float64, 2.0), ("bfloat16", 0.5), (None, 1.0)])
 def test_dtype_applies_to_the_weights_and_the_cache(dtype, slot, embedded):
-    lm = CachedTransformer.from_pretrained(dtype=dtype)
+    lm = CachedTransformer.from_pretrained(dtype=dtype, engine="transformers")
     assert lm.model.dtype == (getattr(torch, dtype) if isinstance(dtype, str) else dtype or torch.float32)
     assert lm.engine.slot_bytes == slot * embedded.engine.slot_bytes
     difference = np.abs(np.exp(lm.context("The").log_probs()) - np.exp(embedded.context("The").log_probs())).max()

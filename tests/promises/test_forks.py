@@ -104,7 +104,7 @@ def torch_in_parallel():
     import torch
 
     torch.set_num_threads(2)
-    lm, large = CachedTransformer.from_pretrained(), torch.ones(500, 500)
+    lm, large = CachedTransformer.from_pretrained(engine="transformers"), torch.ones(500, 500)
 
     def work():
         return [float((large @ large).exp().sum()), lm.context("Once upon a").log_probs().argmax()]

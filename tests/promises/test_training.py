@@ -231,7 +231,7 @@ def test_weights_with_another_checksum_are_refused(tmp_path, monkeypatch):
         verify(folder)
     monkeypatch.setattr(hf, "verify", lambda: verify(folder))
     with pytest.raises(ValueError, match="the weights of the embedded model are damaged"):
-        CachedTransformer.from_pretrained()
+        CachedTransformer.from_pretrained(engine="transformers")
     (folder / "model.safetensors.sha256").write_bytes(b"")
     with pytest.raises(ValueError, match="the weights of the embedded model are damaged"):
         verify(folder)

@@ -106,7 +106,7 @@ assert_type(posterior, Particles[Program])
 assert_type(posterior.best, Program)
 assert_type(posterior.stats, Stats | Any)
 assert_type(posterior.stats.tokens, int | Any)
-print(lm.tokenizer.vocab_size)
+print(lm.tokenizer.eos_token_id)
 llmppl.tasks.ray.run_many(drawn_by, ["a"], make_lm=CachedTransformer.from_pretrained)
 for result in run_many(drawn, (text for text in ["a"])):
     assert_type(result.particles, Particles[Any] | Any)

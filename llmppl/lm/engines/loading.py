@@ -36,26 +36,26 @@ INSTALL_GGUF = "pip install 'llmppl[gguf]'"
 class Entry(NamedTuple):
     """An engine that has a name.
 
-    package, extra : the package that the engine needs, and the extra of llmppl that installs it; "" if there is none
+    extra, packages : the extra of llmppl that installs the packages that the engine needs; "" if there is none
     options : options that this engine alone takes
     cache_option : the option that bounds the bytes of keys and values; "" if llmppl's own cache holds them
     """
 
     module: str
-    package: str = ""
     extra: str = ""
+    packages: tuple[str, ...] = ()
     options: tuple[str, ...] = ()
     cache_option: str = ""
 
 
 ENGINES: dict[EngineName, Entry] = {
-    "transformers": Entry("hf"),
+    "transformers": Entry("hf", "transformers", ("torch", "transformers")),
     "numpy": Entry("numpy_llama"),
     "llama.cpp": Entry(
-        "llamacpp", "xllamacpp", "llama-cpp", ("n_ctx", "threads", "batch_size", "cache_type"), "cache_bytes"
+        "llamacpp", "llama-cpp", ("xllamacpp",), ("n_ctx", "threads", "batch_size", "cache_type"), "cache_bytes"
     ),
     "vllm": Entry(
-        "vllm", "vllm", "vllm", ("max_model_len", "tensor_parallel_size", "gpu_memory_utilization"),
+        "vllm", "vllm", ("vllm",), ("max_model_len", "tensor_parallel_size", "gpu_memory_utilization"),
         "kv_cache_memory_bytes",
     ),
 }  # fmt: skip
@@ -76,7 +76,7 @@ def load(
     `cache_bytes` bounds the keys and values of an engine that keeps its own.
     """
     options = {option: value for option, value in options.items() if value is not None}
-    chosen: EngineName = "transformers"
+    chosen: EngineName = "transformers" if options or name is not None else "numpy"
     if engine is not None:
         chosen = one_of("engine", engine, ENGINES)
     elif str(name) not in GGUF_PACKAGES and gguf_file(name) is not None:
@@ -86,8 +86,8 @@ def load(
     for owner, other in ENGINES.items():
         for option in set(other.options).difference(entry.options).intersection(options):
             raise TypeError(f"engine={chosen!r} takes no {option}: it is an option of engine={owner!r}")
-    if entry.package and find_spec(entry.package) is None:
-        raise ImportError(f"engine={chosen!r} needs {entry.package}: pip install 'llmppl[{entry.extra}]'")
+    if missing := [package for package in entry.packages if find_spec(package) is None]:
+        raise ImportError(f"engine={chosen!r} needs {' and '.join(missing)}: pip install 'llmppl[{entry.extra}]'")
     if entry.cache_option and cache_bytes is not None:
         options = {entry.cache_option: cache_bytes} | options
     loaded: tuple[Any, Any] = module(entry.module).load(name, **options)

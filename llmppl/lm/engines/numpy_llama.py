@@ -6,12 +6,16 @@ rounding. Keys and values are one array (layers, 2, slots, kv_heads, head_dim).
 
 from __future__ import annotations
 
+import copy
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+from safetensors.numpy import load_file
+from tokenizers import Tokenizer
 
 from llmppl.lm.embedded import PATH, verify
 from llmppl.lm.engine import Batch, SlotEngine
@@ -23,8 +27,6 @@ class NumpyLlama(SlotEngine):
     """Llama in numpy, with keys and values in an array of slots."""
 
     def __init__(self, folder: Path) -> None:
-        from safetensors.numpy import load_file
-
         config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
         weights = {
             name.removeprefix("model."): weight.astype(np.float32)
@@ -44,6 +46,11 @@ class NumpyLlama(SlotEngine):
 
     def _slab(self, slots: int) -> Floats:
         return np.empty((len(self.layers), 2, slots, self.kv_heads, self.head_dim), np.float32)
+
+    def renewed(self) -> NumpyLlama:
+        engine = copy.copy(self)                        # the weights are shared
+        engine.slab = self._slab(0)
+        return engine
 
     def reserve(self, slots: int) -> None:
         slab = self._slab(slots)
@@ -142,6 +149,32 @@ def _rotate(x: Floats, rotations: NDArray[np.complex64]) -> Floats:
     return np.concatenate([pairs.real, pairs.imag], axis=-1)
 
 
+class FastTokenizer:
+    """Tokenizer of the package tokenizers, with the part of the interface of transformers' that llmppl reads."""
+
+    chat_template = None
+
+    def __init__(self, folder: Path) -> None:
+        file = str(folder / "tokenizer.json")
+        backend, self._splitting = Tokenizer.from_file(file), Tokenizer.from_file(file)
+        self._splitting.encode_special_tokens = True    # a name of a special token is text
+        self.backend_tokenizer, self.added_tokens_decoder = backend, backend.get_added_tokens_decoder()
+        self.all_special_ids = [i for i, token in self.added_tokens_decoder.items() if token.special]
+        config = json.loads((folder / "tokenizer_config.json").read_text(encoding="utf-8"))
+        self.bos_token_id, self.eos_token_id = map(backend.token_to_id, (config["bos_token"], config["eos_token"]))
+        self.get_vocab, self.convert_ids_to_tokens = backend.get_vocab, backend.id_to_token
+
+    def encode(
+        self, text: str, *, add_special_tokens: bool = True, split_special_tokens: bool = False, verbose: bool = True
+    ) -> list[int]:
+        """Return the ids of a text. There is nothing to be `verbose` about."""
+        backend = self._splitting if split_special_tokens else self.backend_tokenizer
+        return backend.encode(text, add_special_tokens=add_special_tokens).ids
+
+    def decode(self, ids: Sequence[int], *, skip_special_tokens: bool = False) -> str:
+        return self.backend_tokenizer.decode(ids, skip_special_tokens=skip_special_tokens)
+
+
 def load(name: str | Path | None = None, **options: Any) -> tuple[NumpyLlama, Any]:
     """Load (engine, tokenizer) of the model in the package.
 
@@ -155,6 +188,4 @@ def load(name: str | Path | None = None, **options: Any) -> tuple[NumpyLlama, An
             "engine='transformers' does"
         )
     verify()
-    from transformers import PreTrainedTokenizerFast
-
-    return NumpyLlama(PATH), PreTrainedTokenizerFast.from_pretrained(PATH)
+    return NumpyLlama(PATH), FastTokenizer(PATH)

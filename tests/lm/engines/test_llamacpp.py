@@ -247,7 +247,8 @@ class Ending(Model):
 @pytest.fixture(scope="module")
 def steered():
     """Return a function that steers each program once by transformers."""
-    return {program: steer(CachedTransformer.from_pretrained(), program) for program in (Words, Ending)}
+    lms = [CachedTransformer.from_pretrained(engine="transformers") for _ in range(2)]
+    return {program: steer(lm, program) for lm, program in zip(lms, (Words, Ending), strict=True)}
 
 
 def steer(lm, program):

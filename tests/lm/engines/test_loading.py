@@ -152,7 +152,7 @@ def test_files_that_transformers_cannot_read_are_errors_and_leave_nothing(origin
 
 
 def test_a_missing_reader_or_package_says_how_to_install_it(original, monkeypatch):
-    monkeypatch.setattr(loading, "find_spec", lambda name: None)
+    monkeypatch.setattr(loading, "find_spec", lambda name: None if name == "gguf" else name)
     with pytest.raises(ImportError, match=r"to read .*tiny.gguf .*: pip install 'llmppl\[gguf\]'"):
         load(original)
     monkeypatch.setattr(loading, "GGUF_PACKAGES", {"smollm2": "no-such-package==1.0"})
@@ -188,10 +188,11 @@ def test_the_command_installs_the_version_that_is_tested():
 
 @pytest.fixture
 def installed(monkeypatch):
-    """Return a function that makes exactly the named packages appear installed."""
+    """Return a function that makes exactly the named packages, and those of transformers, appear installed."""
 
     def have(*packages):
-        monkeypatch.setattr(loading, "find_spec", lambda name: name if name in packages else None)
+        names = "torch", "transformers", *packages
+        monkeypatch.setattr(loading, "find_spec", lambda name: name if name in names else None)
 
     return have
 
@@ -233,7 +234,7 @@ def test_a_gguf_file_uses_llama_cpp_unless_an_option_is_for_transformers(install
     assert loading.load(file, None, cache_bytes=5) == (wide, {"cache_bytes": 5})
     for key in ("dtype", "device", "device_map"):
         assert loading.load(file, None, **{key: "x"}) == ("transformers", {key: "x"})
-    assert loading.load(file, "transformers", cache_bytes=5) == loading.load(None, None) == ("transformers", {})
+    assert loading.load(file, "transformers", cache_bytes=5) == loading.load("gpt2", None) == ("transformers", {})
     wide.quantised = True
     with pytest.warns(UserWarning, match="tiny.gguf has quantised weights.*They do not with engine='transformers'"):
         loading.load(file, None)

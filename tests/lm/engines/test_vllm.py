@@ -214,7 +214,7 @@ PROGRAMS = {
 
 @pytest.mark.parametrize("program", PROGRAMS.values(), ids=PROGRAMS)
 def test_the_same_seed_gives_the_same_particles_as_transformers(lm, program):
-    lms = CachedTransformer.from_pretrained(), lm
+    lms = CachedTransformer.from_pretrained(engine="transformers"), lm
     runs = [smc_steer(program(each), N=6, K=3, seed=3, max_steps=12) for each in lms]
     assert [str(particle) for particle in runs[0]] == [str(particle) for particle in runs[1]]
     assert abs(runs[0].log_ml - runs[1].log_ml) < 1e-4
