@@ -99,7 +99,8 @@ def _index_of(constraint: Any, vocab: VocabularyLike) -> JsonIndex:
 class _Closing(SearchDistances):
     """Distances along closing moves. It is its own index."""
 
-    cost = 30
+    def cost(self, state: Config) -> int:
+        return 40 + 40 * len(state.items)
 
     def __init__(self, index: JsonIndex) -> None:
         super().__init__(index._lock)
@@ -111,5 +112,4 @@ class _Closing(SearchDistances):
         return walk_state(self.graph, self.trie, self.graph.number(state))
 
     def of(self, index: Any, state: Config, most: float = math.inf) -> float:
-        closing: Any = self
-        return super().of(closing, state, most)
+        return super().of(self, state, most)

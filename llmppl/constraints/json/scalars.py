@@ -37,15 +37,17 @@ from llmppl.support.locks import cached_property
 
 __all__ = ["Quoted", "cut", "escapes", "numbers", "quoted", "spelled", "spellings", "texts_of"]
 
-MAX_DIGITS = 20                                     # before the point, without a bound; twice as many of an integer
-MAX_FRACTION = 21                                   # after the point, unless bounds or steps need more
+MAX_DIGITS = 21                                     # before the point, without a bound; twice as many of an integer
+MAX_FRACTION = 22                                   # after the point, unless bounds or steps need more
 MAX_REMAINDERS = 4_000                                  # remainders of a step
 LARGEST = Fraction(sys.float_info.max)
-_WHOLE = rf"-?(?:0|[1-9][0-9]{{0,{MAX_DIGITS - 1}}})"
-_INTEGER = rf"-?(?:0|[1-9][0-9]{{0,{2 * MAX_DIGITS - 1}}})"
+_WHOLE, _INTEGER = (rf"-?(?:0|[1-9][0-9]{{0,{digits - 1}}})" for digits in (MAX_DIGITS, 2 * MAX_DIGITS))
 _ANY = rf"{_WHOLE}(?:\.[0-9]{{1,{MAX_FRACTION}}})?(?:[eE][+-]?(?:[0-9]{{1,2}}|1[0-9]{{2}}|2[0-5][0-9]))?"
 _MANTISSA = rf"[1-9](?:\.[0-9]{{1,{MAX_FRACTION}}})?e"
-_HUGE, _TINY = r"\+?(?:1[6-9]|[2-9][0-9]|[12][0-9]{2}|30[0-7])", "-(?:0?[5-9]|[1-9][0-9]|[12][0-9]{2}|3[01][0-9])"
+_TOP = reduce(lambda rest, at: rf"(?:[0-{at[1] - 1}][0-9]{{0,{at[0]}}}|{at[1]}{rest}?)",      # 1.7976931348623157e308
+              enumerate((5, 1, 3, 2, 6, 8, 4, 3, 1, 3, 9, 6, 7, 9, 7), 1), "[0-7]")     # fmt: skip
+_HUGE = rf"(?:{_MANTISSA}\+?(?:1[6-9]|[2-9][0-9]|[12][0-9]{{2}}|30[0-7])|1(?:\.{_TOP})?e\+?308)"
+_TINY = rf"(?:{_MANTISSA}-(?:0?[5-9]|[1-9][0-9]|[12][0-9]{{2}}|3[01][0-9]|32[0-3])|5e-324)"
 
 
 @lru_cache(128)
@@ -56,7 +58,7 @@ def numbers(shape: Number) -> DFA:
     """
     low, high = (None if math.isinf(bound) else Fraction(bound) for bound, _ in (shape.low, shape.high))
     if low is high is None and not shape.steps:
-        return Regex(_INTEGER if shape.integer else f"{_ANY}|-?{_MANTISSA}(?:{_HUGE}|{_TINY})")
+        return Regex(_INTEGER if shape.integer else f"{_ANY}|-?(?:{_HUGE}|{_TINY})")
     bounds = [each for each in (low, high) if each is not None]
     known = [abs(each) for each in (*bounds, *shape.steps)]
     width = max(MAX_DIGITS * (1 + shape.integer), 1 + max(len(str(math.ceil(each))) for each in known))
@@ -81,10 +83,10 @@ def numbers(shape: Number) -> DFA:
         return found
     small = Fraction(1, 10**4)
     ends = {
-        _MANTISSA + _HUGE: high is None and least <= 10**16,
-        _MANTISSA + _TINY: (low is None or low <= 0) and most >= small,
-        "-" + _MANTISSA + _HUGE: low is None and most >= -(10**16),
-        "-" + _MANTISSA + _TINY: (high is None or high >= 0) and least <= -small,
+        _HUGE: high is None and least <= 10**16,
+        _TINY: (low is None or low <= 0) and most >= small,
+        "-" + _HUGE: low is None and most >= -(10**16),
+        "-" + _TINY: (high is None or high >= 0) and least <= -small,
     }
     some = [pattern for pattern, is_in in ends.items() if is_in]
     return (found | Regex("|".join(some))).minimise() if some else found

@@ -269,7 +269,9 @@ class _Edges:
 class SearchDistances:
     """Distances by breadth-first search from one state; a ValueError after MAX_READ tokens."""
 
-    cost = 600                                      # of a state, in tokens
+    def cost(self, state: State) -> int:
+        """Return the work of a state, in tokens."""
+        return 600
 
     def __init__(self, turn: Lock) -> None:
         self._lock = turn
@@ -303,7 +305,7 @@ class SearchDistances:
                 if each not in self._next:
                     ends = index.walk(each)[1]
                     self._next[each] = tuple(index.graph.state(end) for end in np.unique(ends).tolist())
-                    num_read += ends.size + self.cost
+                    num_read += ends.size + self.cost(each)
                 below.update(dict.fromkeys(self._next[each]))
                 if num_read + len(seen) + len(below) > MAX_READ:
                     raise ValueError(

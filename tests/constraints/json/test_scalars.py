@@ -108,10 +108,19 @@ def test_every_text_is_finite():
     for text in ("9" * MAX_DIGITS, "0." + "1" * MAX_FRACTION, "-1e99", "1.5E-07", "1e+3", "1.5e+307", "1e-319"):
         assert text in free
         assert float(text) not in (float("inf"), float("-inf"))
-    for text in ("9" * (MAX_DIGITS + 1), "0." + "1" * (MAX_FRACTION + 1), "12e280", "1e308", "1e", "01", "+1", "1."):
+    for text in ("9" * (MAX_DIGITS + 1), "0." + "1" * (MAX_FRACTION + 1), "12e280", "2e308", "1e", "01", "+1", "1."):
         assert text not in free
     assert free.is_finite()
     assert numbers(Fraction(0), True, None, True, False, (Fraction(7),)).is_finite()
+
+
+@pytest.mark.parametrize("sign, bound", [("", None), ("-", None), ("", Fraction(0)), ("", Fraction(-1, 2))])
+def test_doubles_of_every_exponent_are_in_as_they_are_written(sign, bound):
+    found, ends = numbers(bound), ["5e-324", "1e308", "1.7976931348623157e+308", "1.7976931348623157e308"]
+    javascript = ["0.0000012345678901234567", "999999999999999900000", "1.2345678901234567e-7"]
+    powers = [repr(float(f"{digits}e{power}")) for power in range(-323, 308) for digits in ("1", "8.9876543210987654")]
+    assert [text for text in (*ends, *javascript, *powers) if sign + text not in found] == []
+    assert [text for text in ("1.7976931348623158e308", "1.8e308", "1e-324") if sign + text in found] == []
 
 
 def test_bounds_without_a_number_between_give_no_text():

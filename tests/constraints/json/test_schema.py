@@ -16,6 +16,7 @@ from helpers.tiny import table_lm
 
 from llmppl import ConstrainedText, JsonSchema, Vocabulary, enumerate_exact, importance_sampling
 from llmppl.constraints import END
+from llmppl.constraints.masks import distances
 from llmppl.constraints.masks.index import BYTES
 
 PIECES = [b'{"', b'":', b'": ', b'"}', b"12", b'"a"', b'","', b"true", b'{"a":', b"]]", b"], [", b"a", b"\xc3\xa9"]
@@ -404,6 +405,15 @@ def test_all_records_with_additional_members_end_in_time():
     particles = importance_sampling(program, 100, seed=0, progress=False)
     values = [schema.parse(str(each)) for each in particles if each.log_weight > -np.inf]
     assert len(values) == 100 and all(value.keys() >= {"a", "b"} for value in values)
+
+
+def test_a_search_among_many_different_items_counts_their_work(monkeypatch):
+    monkeypatch.setattr(distances, "MAX_READ", 100_000)
+    items = {"enum": list(range(40))}
+    index = JsonSchema({"items": items, "uniqueItems": True, "minItems": 20}).index(BYTES)
+    with pytest.raises(ValueError, match="no end found"):
+        index.mask_within(index.start, 30)
+    assert len(index._distances._next) < 400            # each has up to 40 items that may begin
 
 
 # ---- llguidance
