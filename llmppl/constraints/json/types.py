@@ -38,6 +38,7 @@ _YEARS = f"{either(digits_between(0, 2739722))}Y(?:[0-9]{{1,3}}D)?|273972[3-6]Y(
 _DURATION = (
     rf"P(?:{_YEARS}|[0-9]{{1,8}}D)?(?:T(?:[0-9]{{1,2}}H)?(?:[0-9]{{1,2}}M)?(?:[0-9]{{1,2}}(?:\.[0-9]{{1,6}})?S)?)?"
 )
+_OTHER = "(?!(?:https?|wss?|ftp|file):)[a-z][a-z0-9+.-]*"
 _MASK = "(?:/(?:3[0-2]|[12]?[0-9]))?"
 _PATTERNS = {                                       # by pydantic's formats
     "ipv4interface": FORMATS["ipv4"] + _MASK, "ipv4network": FORMATS["ipv4"] + "/32",
@@ -127,7 +128,7 @@ def _type_schema() -> Any:
                 function = schema["function"]["function"]
                 name_of, module = getattr(function, "__qualname__", repr(function)), getattr(function, "__module__", "")
                 is_masked = str(module).startswith(("pydantic.", "ipaddress", "typing"))
-                if not is_masked or name_of.startswith("ByteSize"):
+                if not is_masked or name_of.startswith(("ByteSize", "PathType", "import_string")):
                     self._warn(f"the validator {name_of!r}")
             if kind in ("model", "dataclass") and (schema.get("custom_init") or schema.get("post_init")):
                 self._warn(f"'__init__' or '__post_init__' of {schema['cls'].__name__!r}")
@@ -196,13 +197,12 @@ def _type_schema() -> Any:
             return _text(f"{four}{four}-{four}-{middle}-{four}{four}{four}" if version else FORMATS["uuid"])
 
         def url_schema(self, schema: Any) -> Node:
-            label = "[A-Za-z0-9]+(?:-[A-Za-z0-9]+)*"
-            host = rf"(?:(?:{label}\.)*[A-Za-z][A-Za-z0-9]*(?:-[A-Za-z0-9]+)*|{FORMATS['ipv4']})"
-            port = either(digits_between(1, 65535))
-            schemes = "|".join(schema.get("allowed_schemes") or ["http", "https", "ftp"])
-            part = "(?:[A-Za-z0-9._~!$&'()*+,;=:@/-]|%[0-9A-Fa-f]{2})*"
-            after = part.replace("@", "@?")
-            return _text(rf"(?:{schemes})://{host}(?::{port})?(?:/{part})?(?:\?{after})?(?:#{after})?")
+            rest = "[A-Za-z0-9]*(?:-[A-Za-z0-9]+)*"
+            host = rf"(?:(?:(?![-.]){rest}\.)*[A-Za-z]{rest}|{FORMATS['ipv4']})(?::{either(digits_between(1, 65535))})?"
+            user, part = (rf"(?:[A-Za-z0-9._~!$&()*+;={more}-]|%[0-9A-Fa-f]{{2}})*" for more in ("", r"',:@/|[\]?#"))
+            given = [*map(re.escape, schema.get("allowed_schemes") or [])] or ["http", "https", "ftp", _OTHER]
+            after = f"{'' if given == ['file'] else f'(?:{user}(?::{user})?@)?{host}'}(?:[/?#]{part})?"
+            return _text(f"(?:{'|'.join(given)})://{after}" + f"|{_OTHER}:(?!/){part}" * (_OTHER in given))
 
         multi_host_url_schema = url_schema
 

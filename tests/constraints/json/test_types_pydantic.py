@@ -44,6 +44,10 @@ VALUES = [
     (dt.timedelta, [dt.timedelta(days=1000, milliseconds=500), dt.timedelta(0), -dt.timedelta(seconds=5)]),
     (pydantic.UUID4, [uuid.UUID("6fa459ea-ee8a-4ca4-894e-db77e160355e")]),
     (pydantic.HttpUrl, [pydantic.HttpUrl("https://example.com/a?b=c#d")]),
+    (pydantic.HttpUrl, [pydantic.HttpUrl("https://user:pw@a.org:81/a|b?c=[1]#d")]),
+    (pydantic.AnyUrl, [*map(pydantic.AnyUrl, ("postgres://u@localhost/db", "mailto:a@b.c", "urn:isbn:1"))]),
+    (pydantic.FileUrl, [pydantic.FileUrl("file:///a/b.txt")]),
+    (pydantic.PostgresDsn, [pydantic.PostgresDsn("postgresql+asyncpg://u:p@localhost:5432/db")]),
     (ipaddress.IPv4Address, [ipaddress.IPv4Address("1.2.3.4")]),
     (ipaddress.IPv6Address, [ipaddress.IPv6Address("::1")]),
     (ipaddress.IPv4Network, [ipaddress.IPv4Network("1.2.3.4/32")]),
@@ -138,6 +142,8 @@ class Checked(pydantic.BaseModel):
         (bounded(dt.timedelta, le=dt.timedelta(hours=1)), "the bound of a timedelta"),
         (bounded(bytes, min_length=3), "the number of bytes"),
         (pydantic.ByteSize, "the validator .ByteSize"),
+        (pydantic.FilePath, "the validator .PathType"),
+        (pydantic.ImportString, "the validator .import_string"),
     ],
 )
 def test_constraints_that_no_mask_holds_are_warnings(kind, named):
