@@ -108,7 +108,6 @@ def answered(
 
 def settings(lm: CachedTransformer, context: str, most: int) -> dict[str, tuple[str | None, int]]:
     """Return the word of each setting, None if the search gave up, and its number of expansions."""
-    X = re.escape(context)
     any_word, one_of = " [a-zA-Z]+", f" ({'|'.join(sorted(set(re.findall('[a-zA-Z]+', context))))})"
     stop = f" (?i:{'|'.join(sorted(STOP_WORDS))})"
     asked = {
@@ -121,7 +120,7 @@ def settings(lm: CachedTransformer, context: str, most: int) -> dict[str, tuple[
         "words, to their end": (one_of, "boundary", None),
         "words, no_stop, to their end": (one_of, "boundary", stop),
     }
-    found = {name: first(lm, X, more, end, ignore, most) for name, (more, end, ignore) in asked.items()}
+    found = {name: first(lm, context, more, end, ignore, most) for name, (more, end, ignore) in asked.items()}
     prompt = torch.tensor([[int(token) for token in lm.context(context).tokens]])
     end = lm.tokenizer.eos_token_id
     config = GenerationConfig(do_sample=False, max_new_tokens=6, pad_token_id=end, eos_token_id=end)
@@ -136,7 +135,7 @@ def first(
 ) -> tuple[str | None, int]:
     """Return the word of the best token sequence within `most` expansions, with the paper's top_k of 1,000."""
     rule = Rule(top_k=min(1000, len(lm.vocab)))
-    query = Query(lm, prefix + more, prefix=prefix, end=end, ignore=ignore, max_tokens=8, rule=rule)
+    query = Query(lm, re.escape(prefix) + more, prefix=prefix, end=end, ignore=ignore, max_tokens=8, rule=rule)
     found = query.best(results="tokens", batch=64 if end == "eos" else 4, max_expansions=most)
     match = next(found, None)
     word = None if match is None else re.findall("[a-zA-Z]+", str(match)[len(match.prefix) :])[0]

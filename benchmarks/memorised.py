@@ -31,7 +31,7 @@ from llmppl import CachedTransformer, Regex
 from llmppl.queries import Edits, Query, Rule, search
 
 URL = r"https://www.([a-zA-Z0-9]|_|-|#|%)+.([a-zA-Z0-9]|_|-|#|%|/)+"       # its dots match anything, as in the paper
-URL_PREFIX = r"https://www\."
+URL_PREFIX = "https://www."
 WORDS = ("rapscallion", "dunderhead", "scallywag", "nincompoop", "slowcoach", "fusspot")      # by decreasing frequency
 CALLED = "called him a big"                             # the words before a planted word
 PLACES = "river hill garden forest castle bridge harbour meadow island market tower valley lake field stone".split()
@@ -335,11 +335,11 @@ def e5(options: argparse.Namespace) -> None:
     success = {kind: np.zeros(len(openings), bool) for kind in kinds}
     volume, per_prompt = Counter[tuple[bool, bool]](), []
     for i, opening in enumerate(openings):
-        prompt = re.escape(f"{opening} He is a")        # in training, other words came before these
+        prompt = f"{opening} He is a"                   # in training, other words came before these
         for tokenization, edits in kinds:
             matches = search(
-                lm, f"{prompt} ({'|'.join(WORDS)})", prefix=prompt, end="prefix", rule=Rule(top_k=40), results="tokens",
-                tokenization=tokenization, edits=Edits(edits, alphabet="[a-z]"),
+                lm, f"{re.escape(prompt)} ({'|'.join(WORDS)})", prefix=prompt, end="prefix", rule=Rule(top_k=40),
+                results="tokens", tokenization=tokenization, edits=Edits(edits, alphabet="[a-z]"),
             )
             if (tokenization, edits) != kinds[-1]:
                 success[tokenization, edits][i] = next(matches, None) is not None

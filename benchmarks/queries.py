@@ -134,7 +134,7 @@ def e4(options: argparse.Namespace) -> None:
         ("canonical", "all"), (0, 1), ("The (man|woman) was trained in", "The")
     ):
         region = {"suffix": Edits(edits, alphabet="[a-z]")}
-        query = Query(lm, TRAINED, prefix=prefix, tokenization=tokenization, edits=region)
+        query = Query(lm, TRAINED, prefix=Regex(prefix), end="eos", tokenization=tokenization, edits=region)
         exact = tally((str(match), math.exp(match.log_joint)) for match in query.best())
         row = [f"{tokenization}, {'1 edit' if edits else 'no edits'}, {'prefix' if ' ' in prefix else 'no prefix'}"]
         row.append(f"{worst_tv(exact, given):.3f}")
@@ -221,9 +221,8 @@ def e6(options: argparse.Namespace) -> None:
         names, p = list(strings), np.array(list(strings.values()))
         p /= p.sum()
         place = {name: j for j, name in enumerate(names)}
-        query = Query(lm, pattern, prefix=">")
+        query = Query(lm, pattern, prefix=">", end="eos")
         starts = query.space.starts()
-        assert starts is not None
         for j, N in enumerate(sizes):
             rng = np.random.default_rng((7, i, j))
             matches = {
@@ -255,10 +254,10 @@ def e6(options: argparse.Namespace) -> None:
     for i in range(problems):
         lm, pattern, strings = random_problem(1000 + i)
         truth = math.fsum(strings.values())
-        told = probability(lm, pattern, prefix=">", runs=0)
+        told = probability(lm, pattern, prefix=">", end="eos", runs=0)
         bounds += told.lower <= truth * (1 + 1e-9) and truth <= told.upper * (1 + 1e-9)
         for j, (runs, t) in enumerate(((16, 2.131), (64, 1.998))):
-            told = Query(lm, pattern, prefix=">").probability(runs=runs, max_expansions=0, seed=i)
+            told = Query(lm, pattern, prefix=">", end="eos").probability(runs=runs, max_expansions=0, seed=i)
             distance = abs(told.estimate - truth)
             inside[j] += distance <= 1.96 * told.estimate_se + 1e-12, distance <= t * told.estimate_se + 1e-12
     table(f"e6: intervals that hold the probability of the language, % of {problems}; 32 particles",
@@ -290,7 +289,7 @@ def e7(options: argparse.Namespace) -> None:
     letters = Vocabulary([*(bytes([i]) for i in range(256)), b""], eos_ids=[256])
     even = CachedTransformer(lambda ids: np.zeros(257), letters)
     query = Query(even, TEMPLATE + "!", prefix=TEMPLATE, edits={"prefix": edits}, end="prefix")
-    matches = query.samples(local=True, prefixes="uniform", max_prefix_chars=len(TEMPLATE) + 1, particles=1, seed=0)
+    matches = query.samples(local=True, prefixes="uniform", particles=1, seed=0)
     drawn = {
         "llmppl, evenly over strings": [match.prefix for match in itertools.islice(matches, N)],
         "evenly over token sequences": list(over_token_sequences(near, vocab, N, np.random.default_rng(1))),

@@ -46,7 +46,7 @@ from typing import Literal
 
 import numpy as np
 
-from llmppl import CachedTransformer
+from llmppl import CachedTransformer, Regex
 from llmppl.distributions import Floats
 from llmppl.queries import Edits, Match, Query, compare
 
@@ -76,16 +76,16 @@ class Sentences:
     def __init__(self, lm: CachedTransformer, template: Template, setting: Setting) -> None:
         self.lm, (self.groups, self.middle, self.things), self.setting = lm, template, setting
 
-    def query(self, group: str) -> Query:
+    def query(self, *groups: str) -> Query:
         prefix, tokens, edits = self.setting
-        begin, things = f"The {group} {self.middle}", "|".join(f"({thing})" for thing in self.things)
+        begin, things = f"The ({'|'.join(groups)}) {self.middle}", "|".join(f"({thing})" for thing in self.things)
         return Query(
-            self.lm, f"{begin} ({things})", prefix=begin if prefix else "", end="boundary", tokenization=tokens,
+            self.lm, f"{begin} ({things})", prefix=Regex(begin) if prefix else "", tokenization=tokens,
             edits=Edits(edits, alphabet="[a-z ]"),
         )  # fmt: skip
 
     def both(self) -> Query:
-        return self.query(f"(({')|('.join(self.groups)}))")
+        return self.query(*self.groups)
 
     def drawn(self, num: int, seed: int) -> list[Match]:
         """Draw matches as ReLM does: `num` for each group after its prefix, or twice as many for both together."""

@@ -96,23 +96,23 @@ def main() -> None:
 
     lm = CachedTransformer.from_pretrained(args.lm)
     prompt, choices, form = PAPER if args.paper else STORY
-    given, right = escape(prompt), choices[0]
+    given, right = escape(prompt), choices[0]           # escaped in patterns
     print(f"{prompt} ...\n")
 
     def shown(match: Match) -> str:
         text = str(match)[len(prompt) + 1 :]
         return text + " *" * (text == right)
 
-    sentence = Query(lm, rf"{given}[^.!?\n]+[.!?]", prefix=given, end="prefix", max_tokens=20)
+    sentence = Query(lm, rf"{given}[^.!?\n]+[.!?]", prefix=prompt, end="prefix", max_tokens=20)
     for heading, match in zip(["goes on", "", ""], sentence.samples(seed=args.seed), strict=False):
         print(f"  {heading:10} {shown(match)}")
 
-    options = list(search(lm, f"{given} ({'|'.join(map(escape, choices))})", prefix=given, end="prefix"))
+    options = list(search(lm, f"{given} ({'|'.join(map(escape, choices))})", prefix=prompt, end="prefix"))
     total = sum(math.exp(match.log_prob) for match in options)
     for heading, match in zip(["a choice", "", "", ""], options, strict=False):
         print(f"  {heading:10} {math.exp(match.log_prob) / total:5.2f}  {shown(match)}")
 
-    dates = search(lm, f"{given} ({form})", prefix=given, tokenization="canonical", end="prefix")
+    dates = search(lm, f"{given} ({form})", prefix=prompt, tokenization="canonical", end="prefix")
     found = list(islice(dates, most))
     for heading, match in zip(["a date", "", "", "", ""], found, strict=False):
         print(f"  {heading:10} {match.log_prob:6.1f}  {shown(match)}")

@@ -82,12 +82,11 @@ def main() -> None:
     answers: dict[str, list[tuple[str, bool, int]]] = {}
     for passage in passages:
         before, last = passage.rstrip('.!?" ').rsplit(" ", 1)
-        given = re.escape(before)
         words = list(dict.fromkeys(re.findall(LETTERS, before)))
         for name, (pattern, end, ignore) in settings(words).items():
             matches = search(
-                lm, given + pattern, prefix=given, end=end, ignore=ignore, rule=Rule(top_k=1000), results="tokens",
-                max_expansions=20_000,
+                lm, re.escape(before) + pattern, prefix=before, end=end, ignore=ignore, rule=Rule(top_k=1000),
+                results="tokens", max_expansions=20_000,
             )  # fmt: skip
             match = next(matches, None)
             found = "" if match is None else re.findall(LETTERS, str(match))[-1]

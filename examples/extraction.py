@@ -116,7 +116,7 @@ def main() -> None:
         for prompted in (True, False):
             ways, last[prompted] = [], []
             for before, word in cases:
-                prefix = re.escape(before) if prompted else ""
+                prefix = before if prompted else ""
                 matches = search(
                     lm, re.escape(before + word), prefix=prefix, rule=RULE, end="prefix", results="tokens", **options
                 )

@@ -95,8 +95,7 @@ def known(lm: CachedTransformer, most: int, seed: int) -> None:
     """Print the place of widely known strings in a search, and their number among samples."""
     print(f"{'':34}log prob  place  expansions   of {most} samples")
     for prefix, truth, rest in KNOWN:
-        given = re.escape(prefix)
-        query = Query(lm, given + rest, prefix=given, rule=RULE, end="prefix", max_tokens=24)
+        query = Query(lm, re.escape(prefix) + rest, prefix=prefix, rule=RULE, end="prefix", max_tokens=24)
         matches = query.best(results="tokens", max_expansions=500)
         place = next((i for i, match in enumerate(islice(matches, most), 1) if str(match) == prefix + truth), None)
         drawn = sum(str(match) == prefix + truth for match in islice(query.samples(local=True, seed=seed), most))
@@ -124,8 +123,7 @@ def main() -> None:
     curves: dict[str, dict[str, list[int]]] = {}
     for prefix, rest in PAPER if args.paper else STORIES:
         print(f"\n{prefix}{rest}")
-        pattern, given = re.escape(prefix) + rest, re.escape(prefix)
-        query = Query(lm, pattern, prefix=given, rule=RULE, end="boundary", max_tokens=12)
+        query = Query(lm, re.escape(prefix) + rest, prefix=prefix, rule=RULE, max_tokens=12)
         within = query.probability(max_expansions=500, tolerance=0.1, runs=0)
         if not within.lower:
             print(f"  nothing in {within.expansions} expansions; together at most {within.upper:.2g}, for")

@@ -62,9 +62,9 @@ OPTIONS = {
     "resume": _option(bool, False, "Continue the file of results: skip the prompts that have one.", "--resume"),
     "workers": _option(int, 1, "Processes, each with its own model. More than 1 need Ray.", min=1, metavar="N"),
     "until_sentence": _option(bool, False, "Stop at the end of a sentence.", "--until-sentence"),
-    "prefix": _option(str, "", "A regex of the given text. No rule applies to its tokens.", metavar="R"),
+    "prefix": _option(str, "", "The given text. No rule applies to its tokens.", metavar="TEXT"),
     "end": _option(
-        Literal["eos", "prefix", "boundary"], "eos",
+        Literal["eos", "prefix", "boundary"], "boundary",
         "The text ends with a match, begins with one, or leaves the language after it.",
     ),
     "strategy": _option(

@@ -31,7 +31,7 @@ from llmppl.constraints.constraint import Index
 from llmppl.constraints.vocabulary import Canonical, CanonicalState, Text
 from llmppl.distributions import NO_RULE, DecisionRule, Floats, Ints, logsumexp
 from llmppl.lm import CachedTransformer, Context
-from llmppl.queries.compile import MAX_LISTED_PREFIXES, Compiled, Part
+from llmppl.queries.compile import Compiled, Part
 from llmppl.queries.matches import Match
 from llmppl.support.graphs import Memo
 from llmppl.support.runtime import Runtime
@@ -56,12 +56,12 @@ class Start(NamedTuple):
 
 
 class Node(NamedTuple):
-    """Partial text from which a search continues; `start` is None in a prefix that is not complete.
+    """Partial text from which a search continues.
 
     `masks` is the index of the language, and `log_prob` is the log-probability of the tokens after the prefix.
     """
 
-    start: Start | None
+    start: Start
     context: Context
     masks: Index
     state: Any
@@ -76,8 +76,7 @@ class Node(NamedTuple):
 class Space:
     """Search space: the language after each prefix, the distribution of the next token, and the end of a match.
 
-    A node without a start is an incomplete prefix: its tokens must be canonical, and no rule applies. With `first`,
-    nothing follows a match: if one match begins another, only the shorter one counts.
+    With `first`, nothing follows a match: if one match begins another, only the shorter one counts.
     """
 
     lm: CachedTransformer
@@ -89,14 +88,9 @@ class Space:
     first: bool = False
 
     @cached_property
-    def prefixes(self) -> DFA:
-        """Language of all prefix strings."""
-        return reduce(operator.or_, [part.prefixes for part in self.compiled.parts])
-
-    @cached_property
     def counts_first(self) -> bool:
         """True if the first token of a context counts, because the model reads the empty context, which is a prefix."""
-        return any(part.prefixes.accepts_text("") for part in self.compiled.parts) and not len(self.lm.context())
+        return "" in self.compiled.prefixes and not len(self.lm.context())
 
     @cached_property
     def canonical(self) -> Any:
@@ -110,16 +104,12 @@ class Space:
 
     # ---- prefixes
 
-    def start(self, prefix: str, log_prob: float = 0.0) -> Start:
-        part = next(part for part in self.compiled.parts if prefix in part.prefixes)
-        return Start(prefix, self.lm.context(prefix), log_prob, part)
+    def start(self, prefix: str) -> Start:
+        return Start(prefix, self.lm.context(prefix), 0.0, self.compiled.prefixes[prefix])
 
-    def starts(self) -> list[Start] | None:
-        """Return the prefix strings with their log-probabilities, in one round; None if there are too many."""
-        listed = self.compiled.prefixes()
-        if listed is None:
-            return None
-        starts = [Start(text, self.lm.context(text), 0.0, part) for text, part in listed]
+    def starts(self) -> list[Start]:
+        """Return the prefix strings with their log-probabilities, in one round."""
+        starts = [*map(self.start, self.compiled.prefixes)]
 
         def score(i: int) -> None:
             context = starts[i].context
@@ -127,7 +117,8 @@ class Space:
             log_prob = context.log_prob_since(reduce(operator.add, given, self.lm.at(())))
             starts[i] = starts[i]._replace(log_prob=log_prob)
 
-        Runtime().run([partial(score, i) for i in range(len(starts))], [f"prefix {text!r}" for text, _ in listed])
+        names = [f"prefix {start.prefix!r}" for start in starts]
+        Runtime().run([partial(score, i) for i in range(len(starts))], names)
         return starts
 
     def root(self, start: Start) -> Node:
@@ -135,32 +126,16 @@ class Space:
         after = self.canonical.after(start.context.tokens) if self.only_canonical and self.canonical else None
         return Node(start, start.context, self.indices[start.part.follow], start.part.start, after)
 
-    def prefix_root(self) -> Node:
-        """Return the node before all prefixes: after the special tokens that the tokenizer puts before a text."""
-        text = next(filter(None, self.prefixes.enumerate()))
-        tokens = self.lm.context(text).tokens
-        special = list(itertools.takewhile(lambda token: not token.bytes, tokens))
-        empty_differs = self.prefixes.accepts_text("") and self.lm.context().tokens != special
-        if empty_differs or b"".join(token.bytes for token in tokens) != text.encode():
-            raise ValueError(
-                f"this tokenizer adds a space before a text, or a BOS before the empty text alone, so more than "
-                f"{MAX_LISTED_PREFIXES} prefix strings cannot be searched: give a prefix with fewer strings"
-            )
-        begin, after = reduce(operator.add, special, self.lm.at(())), self.canonical and self.canonical.start
-        return Node(None, begin, self.indices[self.prefixes], self.prefixes.start, after)
-
     # ---- children
 
     def log_probs(self, nodes: list[Node]) -> list[Floats]:
         """Return the log-probabilities of the next token after each node, (V,) each, in one round.
 
-        The first token of a context has no probability, unless it counts. No rule applies in an incomplete prefix.
+        The first token of a context has no probability, unless it counts.
         """
         known = [node.depth or len(node.context) or self.counts_first for node in nodes]
         dists = [node.context.next_token() if given else None for node, given in zip(nodes, known, strict=True)]
-        rules = [NO_RULE if node.start is None else self.rule for node in nodes]        # the first row asks for all
-        return [np.zeros(len(self.lm.vocab)) if dist is None else rule(dist).log_probs()
-                for rule, dist in zip(rules, dists, strict=True)]  # fmt: skip
+        return [np.zeros(len(self.lm.vocab)) if dist is None else self.rule(dist).log_probs() for dist in dists]
 
     def inside(self, node: Node) -> Ints:
         """Return the tokens after a node that stay in the language, without eos."""
@@ -169,8 +144,7 @@ class Space:
 
     def allowed(self, node: Node) -> Ints:
         """Return the tokens after a node that are searched; none if the model's context is full."""
-        cut = node.start is not None and (node.depth == self.max_tokens or (self.first and self.accepts(node)))
-        if cut or node.context.room == 0:
+        if node.depth == self.max_tokens or node.context.room == 0 or (self.first and self.accepts(node)):
             return np.zeros(0, np.int64)
         ids = self.inside(node)
         return ids if node.canonical is None else ids[self.canonical.mask(node.canonical)[ids]]
@@ -189,12 +163,10 @@ class Space:
         )
 
     def accepts(self, node: Node) -> bool:
-        """Return True if the text of a node is a match, or a complete prefix if the node has no start."""
+        """Return True if the text of a node is a match."""
         if not node.masks.accepts(node.state):
             return False
         text, ignored, start = node.data.decode(), self.compiled.ignored, node.start
-        if start is None:
-            return self.lm.context(text) == node.context
         if not self.only_canonical or (ignored is not None and text in ignored):
             return ignored is None or text not in ignored
         own = self.lm.context(start.prefix + text)
@@ -216,7 +188,6 @@ class Space:
     def match(self, node: Node, log_prob: float, upper: float | None = None, *, log_weight: float = 0.0) -> Match:
         """Return the match that ends at a node; `log_prob` is that of the whole part after the prefix."""
         start = node.start
-        assert start is not None
         text, tokens = Text(start.prefix.encode() + node.data), tuple(node.context.tokens[len(start.context) :])
         upper = log_prob if upper is None else upper
         edits = self.compiled.alignments[start.part, node.data] if self.compiled.edits.max_cost else ()
@@ -283,19 +254,11 @@ class StringBound:
     of a prefix that counts in the order of the search.
     """
 
-    def __init__(self, base: Callable[[Start | None], float]) -> None:
+    def __init__(self, base: Callable[[Start], float]) -> None:
         self.base, self.root = base, _TextNode()        # the children of the root are the starts, by their id
-        self.num_incomplete = 0                         # items of incomplete prefixes
-
-    def log_most(self, next_cost: float) -> float:
-        """Return the bound as a log-probability. Texts of an incomplete prefix have at most -`next_cost`."""
-        return max(self.root.best, -next_cost) if self.num_incomplete else self.root.best
 
     def put(self, item: Item, *, remove: bool = False) -> None:
         """Add an item, or remove it."""
-        if item.node.start is None:
-            self.num_incomplete += -1 if remove else 1
-            return
         keys = (id(item.node.start), *item.data)
         path = [self.root]
         for key in keys:
@@ -340,21 +303,13 @@ class Search:
         self._push([self._item(TOKEN, self.space.root(start), None, 0.0)])
 
     def add_all(self) -> None:
-        """Search after every prefix; if there are many, the search finds the prefixes itself, most probable first."""
-        starts = self.space.starts()
-        if starts is None and (self.order == "conditional" or self.lists_prefixes):
-            raise ValueError(
-                f"the prefix has more than {MAX_LISTED_PREFIXES} strings, which can be searched in their joint order "
-                f'only: leave order="joint" and do not ask for distinct samples, or give a prefix with fewer strings'
-            )
-        if starts is None:
-            self._push([self._item(TOKEN, self.space.prefix_root(), None, 0.0)])
-        for start in starts or ():
+        """Search after every prefix."""
+        for start in self.space.starts():
             self.add(start)
 
-    def base(self, start: Start | None) -> float:
+    def base(self, start: Start) -> float:
         """Return the log-probability of a prefix that counts in the order of the search."""
-        return 0.0 if start is None or self.order == "conditional" else start.log_prob
+        return 0.0 if self.order == "conditional" else start.log_prob
 
     def _item(self, kind: int, node: Node, token: int | None, log_prob: float, cost: float | None = None) -> Item:
         data = node.data if token is None else node.data + self.space.lm.vocab.tokens[token]
@@ -381,9 +336,6 @@ class Search:
             log_probs = next(rows) if needs_row else NOTHING
             if self.bound is not None:
                 self.bound.put(item, remove=True)
-            if node.start is None and ends:             # a prefix is complete
-                self.add(space.start(node.data.decode(), node.log_prob))
-                ends = False
             self._follow(item, node, ids, space.ending(node, log_probs) if ends else -math.inf, log_probs)
 
     def _pop_batch(self) -> list[Item]:
@@ -490,7 +442,7 @@ class Search:
                 self.bound.put(item, remove=True)
                 for match in self.summed([item], tolerance):
                     heapq.heappush(ready, (-(self.base(item.node.start) + match.log_prob_upper), item.number, match))
-            best = self.bound.log_most(self.heap[0].cost) if self.heap else -math.inf
+            best = self.bound.root.best if self.heap else -math.inf
             if ready and best <= -ready[0][0]:
                 self.fruitful = self.expansions
                 yield heapq.heappop(ready)[2]
@@ -503,7 +455,7 @@ class Search:
         """Yield the new strings among some matches, with the sums over all their token sequences."""
         for item in items:
             start, data = item.node.start, item.node.data
-            if start is not None and (id(start), data) not in self._known:
+            if (id(start), data) not in self._known:
                 self._known.add((id(start), data))
                 yield self.space.match(item.node, *_total(self.space, start, data, self.batch, tolerance))
 
@@ -570,8 +522,6 @@ class DistinctSearch(Search):
     The maximum of the perturbed log-probabilities below a node is drawn first, and then divided among its children.
     Matches therefore come in the order of a Gumbel race.
     """
-
-    lists_prefixes = True
 
     def __init__(self, *options: Any, rng: np.random.Generator) -> None:
         super().__init__(*options)

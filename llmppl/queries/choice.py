@@ -6,7 +6,6 @@ import heapq
 import itertools
 import math
 import operator
-import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, TypedDict, Unpack, overload
 
@@ -19,6 +18,7 @@ from llmppl.lm import ENDS, CachedTransformer, Context, End
 from llmppl.models.programs import as_context
 from llmppl.queries.best_first import Node, Space, Start, spelling
 from llmppl.queries.compile import compile_query
+from llmppl.queries.query import warn_of_seam
 from llmppl.report.probabilities import Probabilities, Share, key_of
 from llmppl.support import arguments
 
@@ -107,8 +107,9 @@ def choose(
         raise ValueError('with end="prefix" no option may begin another: take end="boundary" or end="eos"')
     several = isinstance(prompt, list | tuple)
     contexts = [as_context(lm, each) for each in (prompt if several else [prompt])]
-    for context in contexts:
-        _warn_of_seam(str(context.text)[-40:], [*texts.values()])
+    for each in prompt if several else [prompt]:
+        if isinstance(each, str):
+            warn_of_seam(lm, each, texts.values())
     space = Space(lm, compiled, rule, end)
     starts = [Start("", context, 0.0, compiled.parts[0]) for context in contexts]
     sums = [[_Sum(space, start, text) for text in texts.values()] for start in starts]
@@ -184,17 +185,6 @@ def _unsure(sums: Sequence[_Sum], tolerance: float, max_expansions: int) -> list
     share = math.log(tolerance / len(sums)) if tolerance else -math.inf
     matters = share + np.logaddexp.reduce([each.found for each in sums])
     return [each for each in sums if each.left > matters and each.expansions < max_expansions]
-
-
-def _warn_of_seam(before: str, texts: Sequence[str]) -> None:
-    """Warn if the options continue the last word of the prompt, or follow a blank that their own tokens would bring."""
-    in_word = before[-2:].isalnum() and len(before) > 1 and all(text[:1].isalnum() for text in texts)
-    if in_word or (before.endswith(" ") and any(text[:1].isalnum() for text in texts)):
-        where = f"go on inside the last word of the prompt, {before[-20:] + texts[0][:10]!r}" if in_word else (
-            f"follow a blank at the end of the prompt, {before[-20:]!r}, and tokens bring the blank of a word"
-        )  # fmt: skip
-        warnings.warn(f"the options {where}: begin each option with the blank, as in {' ' + texts[0][:20]!r}, and "
-                      "leave it out of the prompt", stacklevel=3)  # fmt: skip
 
 
 def _texts(options: Options) -> dict[Any, str]:

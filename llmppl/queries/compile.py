@@ -1,34 +1,33 @@
 """Compilation of a query into languages: its prefix strings, and the texts that may follow each of them.
 
-A query becomes a list of *parts*. A part pairs a language of prefix strings with the language that may follow each of
-them, and no prefix string belongs to two parts. The language after a prefix depends only on the state of the pattern's
-automaton after the prefix. There are as many parts as such states; most queries have one.
+A query becomes a list of *parts*. A part pairs prefix strings with the language that may follow each of them, and no
+prefix string belongs to two parts. The language after a prefix depends only on the state of the pattern's automaton
+after the prefix, or on several states if edits make one string of several prefixes. Most queries have one part.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
-from functools import cached_property
+import contextlib
+import operator
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property, reduce
 from itertools import islice
-from typing import Any, TypeVar
-
-import numpy as np
+from typing import Any
 
 from llmppl.constraints import DFA, Edit, Regex, TooLarge, alignment, within
 from llmppl.constraints.json import JsonSchema
 from llmppl.constraints.values import constraint_of
 from llmppl.support.arguments import count, function, is_type, optional_count
-from llmppl.support.graphs import Memo, reachable
+from llmppl.support.graphs import Memo
 
 MAX_DIFFERENCE_STATES = 100_000                         # pattern x ignored strings; above: deferred
 MAX_COUNTED_STATES = 200_000                            # states of a language that `max_chars` cuts
-MAX_LISTED_PREFIXES = 1000
-MAX_PLANNED_STATES = 20_000                             # states that `plan` counts at most
+MAX_PREFIXES = 2000                                     # strings of a prefix
+MAX_PLANNED_STATES = 20_000                             # states that are counted for `plan`, at most
 
 Language = str | DFA | JsonSchema | Sequence[str] | Any     # | Any: types such as int | None
 Rewrite = Callable[[DFA], DFA]
-T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -71,15 +70,20 @@ EditsLike = int | Edits | Mapping[str, int | Edits]     # {"prefix": 1, "suffix"
 class Part:
     """Prefix strings, and the language that may follow them."""
 
-    prefixes: DFA
+    prefixes: tuple[str, ...]
     follow: DFA                                         # read from its state `start`
     start: int
-    unedited: DFA                                       # the same without edits, from its own start
+    unedited: DFA                                       # `follow` itself, or without edits, from its own start
+
+    def texts(self) -> Iterator[str]:
+        """Yield the texts that may follow, without edits, the shortest first; none of a language that is large."""
+        with contextlib.suppress(TooLarge):
+            whole = self.unedited.explore(MAX_PLANNED_STATES)
+            yield from _from_state(whole, self.start if self.follow is self.unedited else whole.start).enumerate()
 
     def size(self) -> str:
         """Describe the prefix strings, and the size of the language after them."""
-        strings = list(islice(self.prefixes.enumerate(), 3))
-        shown = " | ".join(map(repr, strings[:2])) + " | ..." * (len(strings) > 2)
+        shown = " | ".join(map(repr, self.prefixes[:2])) + " | ..." * (len(self.prefixes) > 2)
         try:
             follow = self.follow.explore(MAX_PLANNED_STATES)
         except ValueError:
@@ -101,9 +105,10 @@ class Compiled:
         """Edits that make a text after the prefix from the nearest string of the pattern, by part and text."""
         return Memo(lambda key: tuple(self.edits.alignment(key[0].unedited, key[1].decode())))
 
-    def prefixes(self) -> list[tuple[str, Part]] | None:
-        """Return all prefix strings with their parts; None if there are more than MAX_LISTED_PREFIXES."""
-        return _listed((text, part) for part in self.parts for text in part.prefixes.enumerate())
+    @cached_property
+    def prefixes(self) -> dict[str, Part]:
+        """Part of each prefix string."""
+        return {text: part for part in self.parts for text in part.prefixes}
 
     def continues(self) -> bool:
         """Return True if some match begins another."""
@@ -121,12 +126,13 @@ def compile_query(
     max_chars: int | None = None,
 ) -> Compiled:
     """Compile a query into parts; the arguments and errors are those of `Query`."""
-    language, prefixes = _language(pattern, "pattern"), _language(prefix, "prefix")
+    language = _language(pattern, "pattern")
+    prefixes = _language([prefix] if isinstance(prefix, str) else prefix, "prefix")
     if not isinstance(rewrite, Iterable) or isinstance(rewrite, str):
         raise TypeError(f"rewrite must be a list of functions from DFA to DFA, such as [any_case], not {rewrite!r}")
     for change in rewrite:
-        language, prefixes = map(function("each of rewrite", change, "any_case"), (language, prefixes))
-        if not (isinstance(language, DFA) and isinstance(prefixes, DFA)):
+        language = function("each of rewrite", change, "any_case")(language)
+        if not isinstance(language, DFA):
             raise TypeError(f"rewrite: {change!r} must return a DFA")
     for name, given in (f"{pattern!r}", language), (f"the prefix {prefix!r}", prefixes):
         if given.is_empty():
@@ -139,10 +145,10 @@ def compile_query(
     optional_count("max_chars", max_chars, least=0)
 
     parts, deferred = list[Part](), None
-    for start, strings in _split(language, prefixes, prefix):
-        follow = unedited = language
-        if after.max_cost or max_chars is not None or unwanted is not None:
-            unedited = _from_state(language, start)
+    for states, strings in _split(language, prefixes, before, prefix):
+        start, follow, unedited = states[0], language, language
+        if len(states) > 1 or after.max_cost or max_chars is not None or unwanted is not None:
+            unedited = reduce(operator.or_, [_from_state(language, state) for state in states])
             follow = after(unedited)
             if max_chars is not None:
                 follow = follow.explore(MAX_COUNTED_STATES) & Regex(f"(?s:.{{0,{max_chars}}})")
@@ -152,12 +158,12 @@ def compile_query(
                 deferred = unwanted
             start = follow.start
         if not follow.is_empty():
-            parts.append(Part(before(strings), follow, start, unedited))
+            parts.append(Part(strings, follow, start, unedited))
     if not parts:
         limits = {"ignore": ignore, "max_chars": max_chars}
         named = " and ".join(f"{name}={limit!r}" for name, limit in limits.items() if limit is not None)
         raise ValueError(f"no text of {pattern!r} is left by {named}")
-    return Compiled(_disjoint(parts), deferred, after)
+    return Compiled(parts, deferred, after)
 
 
 def _language(language: Language, name: str) -> DFA:
@@ -171,8 +177,8 @@ def _language(language: Language, name: str) -> DFA:
     if isinstance(language, list | tuple):
         return DFA.from_strings(language)
     if not isinstance(language, JsonSchema):
-        kinds = "a regular expression (str), a DFA, a type, a JsonSchema or a list of strings"
-        raise TypeError(f"{name} must be {kinds}, not {language!r}")
+        kinds = "a str" if name == "prefix" else "a regular expression (str)"
+        raise TypeError(f"{name} must be {kinds}, a DFA, a type, a JsonSchema or a list of str, not {language!r}")
     if language.automaton is None or language.unmasked:
         why = [*language.unmasked, language.fallback_reason][0]
         raise ValueError(f"{name} {language!r} cannot be searched: {why}")
@@ -181,12 +187,6 @@ def _language(language: Language, name: str) -> DFA:
 
 def _edits(edits: int | Edits) -> Edits:
     return edits if isinstance(edits, Edits) else Edits(count("edits", edits, least=0))
-
-
-def _listed(found: Iterable[T]) -> list[T] | None:
-    """Return the items as a list; None if there are more than MAX_LISTED_PREFIXES."""
-    some = list(islice(found, MAX_LISTED_PREFIXES + 1))
-    return some if len(some) <= MAX_LISTED_PREFIXES else None
 
 
 def _difference(language: DFA, unwanted: DFA) -> DFA:
@@ -203,54 +203,34 @@ def _from_state(language: DFA, state: int) -> DFA:
     return DFA.from_table(whole.table, whole.accepting, state)
 
 
-def _split(language: DFA, prefixes: DFA, shown: Language) -> list[tuple[int, DFA]]:
-    """Return the states of `language` after prefix strings, with these strings; raise an error if one does not fit."""
-    texts = _listed(prefixes.enumerate())
-    if texts is None:
-        return _split_endless(language.explore(), prefixes.explore(), shown)
-    groups: dict[int, list[str]] = {}
-    for text in texts:
-        groups.setdefault(language.after(language.start, text.encode()), []).append(text)
-    for text in groups.get(0, ()):
-        raise _no_prefix(text, shown)
-    return [(state, DFA.from_strings(group)) for state, group in groups.items()]
+def _split(
+    language: DFA, prefixes: DFA, edits: Edits, shown: Language
+) -> list[tuple[tuple[int, ...], tuple[str, ...]]]:
+    """Return the edited prefix strings, grouped by the states of `language` after the strings before the edits."""
+    before, states = dict[int, list[str]](), dict[str, list[int]]()
+    for text in _listed(prefixes, shown):
+        before.setdefault(language.after(language.start, text.encode()), []).append(text)
+    for text in before.get(0, ()):
+        raise ValueError(
+            f"the prefix {shown!r} is no prefix of the pattern: no text of it begins with {text!r}. The pattern is a "
+            "regular expression that includes the prefix, as in re.escape(prefix) + ' (yes|no)'. A prefix is a text, "
+            "unless it is a Regex"
+        )
+    for state, texts in before.items():
+        for text in _listed(edits(DFA.from_strings(texts)), shown):
+            states.setdefault(text, []).append(state)
+    groups = dict[tuple[int, ...], list[str]]()
+    for text, after in states.items():
+        groups.setdefault(tuple(after), []).append(text)
+    return [(after, tuple(texts)) for after, texts in groups.items()]
 
 
-def _split_endless(language: DFA, prefixes: DFA, shown: Language) -> list[tuple[int, DFA]]:
-    """Do the same for prefixes that are too many to list."""
-    states = np.arange(len(language.table))
-    stray = (prefixes - DFA.from_table(language.table, states > 0, language.start)).shortest()
-    if stray is not None:
-        raise _no_prefix(stray, shown)
-
-    def following(pair: tuple[int, int]) -> Iterable[tuple[int, int]]:
-        """Return the pairs of states after one more byte."""
-        pairs = np.unique(np.stack([prefixes.table[pair[0]], language.table[pair[1]]]), axis=1).T
-        return map(tuple, pairs[pairs[:, 0] > 0].tolist())
-
-    pairs = reachable([(prefixes.start, language.start)], following)
-    after = sorted({b for a, b in pairs if prefixes.accepts(a)})
-    return [(each, prefixes & DFA.from_table(language.table, states == each, language.start)) for each in after]
-
-
-def _no_prefix(text: str, shown: Language) -> ValueError:
-    return ValueError(
-        f"the prefix {shown!r} is no prefix of the pattern: no text of it begins with {text!r}. The pattern includes "
-        "the prefix, so begin it with the same text"
-    )
-
-
-def _disjoint(parts: list[Part]) -> list[Part]:
-    """Return parts in which no prefix string occurs twice: edits may turn two prefixes into one string."""
-    done = list[Part]()
-    for part in parts:
-        split = list[Part]()
-        for each in done:
-            both = each.prefixes & part.prefixes
-            if not both.is_empty():
-                follow = _from_state(each.follow, each.start) | _from_state(part.follow, part.start)
-                split.append(Part(both, follow, follow.start, each.unedited | part.unedited))
-                each, part = (replace(one, prefixes=one.prefixes - both) for one in (each, part))
-            split.append(each)
-        done = [each for each in (*split, part) if not each.prefixes.is_empty()]
-    return done
+def _listed(prefixes: DFA, shown: Language) -> list[str]:
+    """Return the prefix strings; a ValueError if they are too many."""
+    texts = list(islice(prefixes.enumerate(), MAX_PREFIXES + 1))
+    if len(texts) > MAX_PREFIXES:
+        raise ValueError(
+            f"the prefix {shown!r} has more than {MAX_PREFIXES:,} strings, with its edits: give one with fewer, or "
+            'edits of fewer characters, as in {"prefix": Edits(1, alphabet="[a-z ]")}'
+        )
+    return texts

@@ -6,9 +6,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import math
 import operator
+import warnings
 from collections.abc import Iterable
 from dataclasses import KW_ONLY, dataclass, fields, replace
 from functools import cached_property
@@ -21,10 +23,10 @@ from llmppl.constraints.vocabulary import EOS, Token
 from llmppl.distributions import NO_RULE, DecisionRule, Rule
 from llmppl.lm import ENDS, CachedTransformer, Context, End, TokenDistribution
 from llmppl.models.programs import as_context
-from llmppl.queries.best_first import DistinctSearch, Search, Space, Start, beam
+from llmppl.queries.best_first import DistinctSearch, Search, Space, beam
 from llmppl.queries.compile import Compiled, EditsLike, Language, Rewrite, compile_query
 from llmppl.queries.matches import Matches
-from llmppl.queries.sampling import Probability, bounded, samples, uniform_starts
+from llmppl.queries.sampling import Probability, bounded, samples
 from llmppl.support import arguments
 from llmppl.support.arguments import count, generator, number, one_of, optional_count
 from llmppl.support.options import list_options
@@ -34,6 +36,8 @@ Results = Literal["strings", "tokens"]
 Order = Literal["joint", "conditional"]
 Prefixes = Literal["model", "uniform"]
 ExplainedEnd = Literal["prefix", "eos"]
+
+MAX_LOOKED = 100                                        # texts that are examined for a token across the prefix's end
 
 
 @dataclass(frozen=True, eq=False)
@@ -45,19 +49,19 @@ class Query:
     lm : CachedTransformer
     pattern : str, DFA, JsonSchema, a type, or a list of str (the strings)
         The language, as a regular expression of whole texts; it includes the prefix.
-    prefix : str or DFA
-        The given text, also a regular expression: use `escape` for a literal text. No rule applies to it, and each of
-        its strings is read by itself as `lm.context(string)`.
+    prefix : str, list of str, or DFA
+        The given text, several of them, or a `Regex`. No rule applies to it, and each of its at most 2,000 strings is
+        read by itself as `lm.context(string)`. It warns if the tokenizer would join its end and a match into one token.
     end : str
-        How a match ends. "eos": the text ends there, and the probability of the end counts. "prefix": any text may
-        follow. "boundary": the next token leaves the language, and its probability counts, also after `max_tokens`
-        tokens; `max_chars` cuts the language itself, so a longer text leaves it.
+        How a match ends. "boundary": the next token leaves the language, and its probability counts, also after
+        `max_tokens` tokens; `max_chars` cuts the language itself, so a longer text leaves it. "eos": the text ends
+        there, and the probability of the end counts. "prefix": any text may follow.
     rule : Rule, or another function from a distribution to one over the same tokens
         Decision rule of the decoder whose probabilities are computed.
     edits : int, Edits, or dict
         Match texts within so many edits of the pattern, after the prefix; {"prefix": 1, "suffix": 2} edits both.
     rewrite : iterable of functions from DFA to DFA
-        Applied to pattern and prefix, in their order and before edits: `any_case`, `synonyms(...)`, or your own.
+        Applied to the pattern, in their order and before edits: `any_case`, `synonyms(...)`, or your own.
     ignore : str or DFA, optional
         Strings not to return, matched against the part after the prefix.
     tokenization : str
@@ -76,7 +80,7 @@ class Query:
     pattern: Language
     _: KW_ONLY
     prefix: Language = ""
-    end: End = "eos"
+    end: End = "boundary"
     rule: DecisionRule = NO_RULE
     edits: EditsLike = 0
     rewrite: Iterable[Rewrite] = ()
@@ -94,7 +98,8 @@ class Query:
             raise ValueError('this vocabulary has no eos token, so no text ends: take end="prefix" or end="boundary"')
         optional_count("max_tokens", self.max_tokens, least=0)
         arguments.function("rule", self.rule, "Rule(top_k=40)")
-        _ = self.compiled                               # raises the errors of a wrong pattern now
+        for part in self.compiled.parts:                # raises the errors of a wrong pattern now
+            warn_of_seam(self.lm, part.prefixes[0], part.texts())
 
     @cached_property
     def compiled(self) -> Compiled:
@@ -167,9 +172,8 @@ class Query:
         return Matches(self.lm, matches, progress, search)
 
     def samples(
-        self, *, local: bool = False, prefixes: Prefixes = "model", max_prefix_chars: int | None = None,
-        particles: int = 32, seed: int | None = None, rng: np.random.Generator | None = None,
-        progress: bool | None = None,
+        self, *, local: bool = False, prefixes: Prefixes = "model", particles: int = 32, seed: int | None = None,
+        rng: np.random.Generator | None = None, progress: bool | None = None,
     ) -> Matches:  # fmt: skip
         """Draw token sequences without end; weighted by `exp(match.log_weight)`, they follow the model.
 
@@ -181,15 +185,14 @@ class Query:
         prefixes : str
             "model" draws one of the prefix strings by its probability among them, "uniform" evenly (one per block; the
             weights of a block then sum to 1).
-        max_prefix_chars : int, optional
-            Longest prefix, for "uniform" and a prefix with infinitely many strings.
         particles : int
             Number of samples in a block. Samples of one block are not independent.
         """
         one_of("prefixes", prefixes, get_args(Prefixes))
-        optional_count("max_prefix_chars", max_prefix_chars, least=0)
         rng, particles, uniform = generator(seed, rng), count("particles", particles), prefixes == "uniform"
-        starts = uniform_starts(self.space, max_prefix_chars, rng) if uniform else repeat(self._starts())
+        texts = [*self.compiled.prefixes]
+        drawn_evenly = ([self.space.start(texts[rng.integers(len(texts))])] for _ in itertools.count())
+        starts = drawn_evenly if uniform else repeat(self.space.starts())
         drawn = samples(self.space, starts, particles, rng, local=local, normalise=uniform)
         return Matches(self.lm, drawn, progress)
 
@@ -217,29 +220,21 @@ class Query:
         number("tolerance", tolerance)
         count("particles", particles)
         max_expansions, runs = count("max_expansions", max_expansions, least=0), count("runs", runs, least=0)
-        space, starts = replace(self.space, first=self.end == "prefix" and self.compiled.continues()), self._starts()
+        starts = self.space.starts()
+        space = replace(self.space, first=self.end == "prefix" and self.compiled.continues())
         log_total = float(np.logaddexp.reduce([start.log_prob for start in starts]))
         search = Search(space, "joint", count("batch", batch), max_expansions)
         for start in starts:
             search.add(start._replace(log_prob=start.log_prob - log_total))
         return bounded(search, tolerance, particles, runs, generator(seed, rng))
 
-    def _starts(self) -> list[Start]:
-        """Return the prefix strings, with their probabilities; a ValueError if they are too many."""
-        starts = self.space.starts()
-        if starts is None:
-            raise ValueError(
-                f"the prefix {self.prefix!r} has too many strings to weigh each: give a prefix with fewer, or take "
-                f'samples(prefixes="uniform")'
-            )
-        return starts
-
     def explain(self, whole: str) -> Explanation:
         """Explain why a decoder with this rule would or would not write a text: `llmppl.queries.explain`.
 
         `whole` begins with a prefix string, the longest one if there are several. The rule must be a `Rule`.
         """
-        begun = [whole[:n] for n in range(len(arguments.text("whole", whole)) + 1) if whole[:n] in self.space.prefixes]
+        prefixes = self.compiled.prefixes
+        begun = [whole[:n] for n in range(len(arguments.text("whole", whole)) + 1) if whole[:n] in prefixes]
         if not begun:
             raise ValueError(f"{whole!r} begins with no string of the prefix {self.prefix!r}")
         end: ExplainedEnd = "eos" if self.end == "eos" else "prefix"
@@ -250,7 +245,7 @@ class Query:
         """Describe the compiled query; the language model reads nothing but prefixes."""
         lines = ["ignored strings are left out during the search"] * (self.compiled.ignored is not None)
         for part in self.compiled.parts:
-            root = self.space.root(self.space.start(next(part.prefixes.enumerate())))
+            root = self.space.root(self.space.start(part.prefixes[0]))
             num_tokens = f"{self.space.allowed(root).size} of {len(self.lm.vocab)} tokens"
             lines.append(f"{part.size()}; {num_tokens} may come first")
         return "\n".join(lines)
@@ -272,7 +267,8 @@ _DEFAULTS = {field.name: field.default for field in fields(Query)}
 
 @list_options(QueryOptions, _DEFAULTS)
 def search(
-    lm: CachedTransformer, pattern: Language, *, prefix: Language = "", end: End = "eos", rule: DecisionRule = NO_RULE,
+    lm: CachedTransformer, pattern: Language, *, prefix: Language = "", end: End = "boundary",
+    rule: DecisionRule = NO_RULE,
     results: Results = "strings", max_expansions: int | None = None, progress: bool | None = None,
     **options: Unpack[QueryOptions],
 ) -> Matches:  # fmt: skip
@@ -283,12 +279,34 @@ def search(
 
 @list_options(QueryOptions, _DEFAULTS)
 def probability(
-    lm: CachedTransformer, pattern: Language, *, prefix: Language = "", end: End = "eos", rule: DecisionRule = NO_RULE,
+    lm: CachedTransformer, pattern: Language, *, prefix: Language = "", end: End = "boundary",
+    rule: DecisionRule = NO_RULE,
     max_expansions: int = 2000, runs: int = 32, seed: int | None = None, **options: Unpack[QueryOptions],
 ) -> Probability:  # fmt: skip
     """Compute the probability that a text of a model is in a language: `Query(...).probability(...)`."""
     query = Query(lm, pattern, prefix=prefix, end=end, rule=rule, **options)
     return query.probability(max_expansions=max_expansions, runs=runs, seed=seed)
+
+
+def warn_of_seam(lm: CachedTransformer, prefix: str, texts: Iterable[str]) -> None:
+    """Warn if the tokenizer joins the end of a prefix and the beginning of a text after it into one token.
+
+    Of endless texts, more than half of the first ones must begin so.
+    """
+    own, looked, joined = lm.context(prefix).tokens, [*itertools.islice(texts, MAX_LOOKED)], list[tuple[str, str]]()
+    for text in looked if prefix else ():
+        with contextlib.suppress(ValueError):           # the model cannot read it
+            whole = lm.context(prefix + text).tokens
+            same = next((n for n, (a, b) in enumerate(zip(own, whole, strict=False)) if a != b), len(own))
+            if same < len(own):
+                joined.append((text, b"".join(token.bytes for token in own[:same]).decode(errors="ignore")))
+    if joined and (len(looked) < MAX_LOOKED or len(joined) > MAX_LOOKED / 2):
+        text, better = joined[0]
+        warnings.warn(
+            f"the tokenizer joins the end of {prefix[-30:]!r} and the beginning of {text[:30]!r}. The model would "
+            f"hardly write them apart, so the probability is far too small: take the prefix {better[-30:]!r}",
+            stacklevel=4,
+        )
 
 
 def _check_search(results: Results, order: Order, tolerance: float, batch: int, max_expansions: int | None) -> None:

@@ -13,7 +13,6 @@ estimate is unbiased and stays within the bounds.
 
 from __future__ import annotations
 
-import itertools
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -95,15 +94,6 @@ class Sampled(Model):
         """Return the match of a finished particle."""
         assert self.node is not None
         return self.space.match(self.node, self.log_prob, log_weight=log_weight)
-
-
-def uniform_starts(space: Space, max_chars: int | None, rng: np.random.Generator) -> Iterator[list[Start]]:
-    """Draw prefix strings of at most `max_chars` characters, all equally likely, one for each block of samples."""
-    language = space.prefixes
-    if max_chars is None and not language.is_finite():
-        raise ValueError("the prefix has infinitely many strings: max_prefix_chars says how long they may be")
-    longest = language.explore().num_states if max_chars is None else max_chars
-    return ([space.start(language.sample(rng, longest))] for _ in itertools.count())
 
 
 def samples(

@@ -29,8 +29,8 @@ def probs(lm: CachedTransformer, ids: Sequence[int], rule: dict | None = None) -
 
 
 def truth(
-    lm: CachedTransformer, words: Iterable[str], prefixes: Iterable[str], *, end: str = "eos", canonical: bool = False,
-    rule: dict | None = None, max_tokens: int | None = None, order: str = "joint",
+    lm: CachedTransformer, words: Iterable[str], prefixes: Iterable[str], *, end: str = "boundary",
+    canonical: bool = False, rule: dict | None = None, max_tokens: int | None = None, order: str = "joint",
 ) -> tuple[dict, dict, float]:  # fmt: skip
     """Return {(prefix, word): probability}, {(prefix, word, ids): probability}, and that of `Query.probability`.
 

@@ -231,8 +231,8 @@ def test_programs_and_queries_of_an_empty_prompt_are_exact(model):
     found = {str(particle): particle.log_weight for particle in posterior}
     assert found == pytest.approx(truth) and len(found) == 15
     assert smc_steer(program, 15, 3, seed=0).log_ml == pytest.approx(posterior.log_ml)
-    assert {str(match): match.log_prob for match in search(lm, "[ab]{0,3}")} == pytest.approx(truth)
-    found = {(m.prefix, str(m)): m.log_joint for m in search(lm, "a?(b|ab)", prefix="a?")}
+    assert {str(match): match.log_prob for match in search(lm, "[ab]{0,3}", end="eos")} == pytest.approx(truth)
+    found = {(m.prefix, str(m)): m.log_joint for m in search(lm, "a?(b|ab)", prefix=["", "a"], end="eos")}
     parts = [("", "b"), ("", "ab"), ("", "aab"), ("a", "ab"), ("a", "aab")]
     assert found == pytest.approx({(prefix, text): truth[text] for prefix, text in parts})
     assert lm.context("ab").log_prob_since(lm.context("")) == pytest.approx(

@@ -92,7 +92,7 @@ LINES = {
     "lm/embedded": 30,
     "lm/engines": 2150,                                # a tokenizer without transformers
     "models": 2020,                                     # a Pattern is drawn by rejection
-    "queries": 2100,                                    # choose
+    "queries": 2030,                                    # choose
     "report": 840,                                      # probabilities of values
     "support": 1000,
     "tasks": 1150,                                      # generate

@@ -125,7 +125,7 @@ for match in Query(lm, "a").best():
 assert_type(Query(lm, "a").best().stats, Stats)
 assert_type(PromptIntersection(lm, ["a", "b"], proposal="first", max_tokens=3).s, str)
 search(lm, "a", end="boundary", results="tokens", tokenization="canonical")
-search(lm, ["a", "b"], prefix="a|b")
+search(lm, ["a", "b"], prefix=["a", "b"])
 Query(lm, Literal["a", "b"], ignore=Regex("a"))
 '''
 EXAMPLES = sorted((ROOT / "examples").glob("*.py"))

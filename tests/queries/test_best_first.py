@@ -40,7 +40,7 @@ class Problem:
     rule: dict
 
     def query(self) -> Query:
-        return Query(self.lm, self.pattern, prefix="|".join(self.prefixes), rule=Rule(**self.rule), **self.options)
+        return Query(self.lm, self.pattern, prefix=self.prefixes, rule=Rule(**self.rule), **self.options)
 
     def truth(self, order: str = "joint") -> tuple[dict, dict, float]:
         options = {name: value for name, value in self.options.items() if name != "tokenization"}

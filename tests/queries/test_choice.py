@@ -10,7 +10,8 @@ import pytest
 from helpers import tiny
 from helpers.queries import truth
 
-from llmppl import CachedTransformer, Rule, Vocabulary, choose
+from llmppl import CachedTransformer, Rule, Vocabulary, choose, search
+from llmppl.queries import explain
 
 LM = tiny.cold_lm_with_bos(6, 0)
 
@@ -90,13 +91,26 @@ def test_options_of_which_one_begins_another_need_an_end():
 
 
 @pytest.mark.parametrize(
-    "prompt, options, message",
-    [("a b", ["ab", "c"], None), ("ab", ["ab", "c"], "go on inside the last word of the prompt, 'abab'"),
-     ("ab", [" a", " c"], None), ("ab ", ["a", "c"], "follow a blank at the end of the prompt"),
-     ("ab", ["a", " c"], None)],
+    "prompt, options, better",
+    [("Tom saw a", [" dog", " cat"], None), ("Tom saw a", [" dog", "n owl"], "Tom saw"),
+     ("Tom saw ", ["a dog", "a cat"], "Tom saw"), ("Tom saw the do", ["g", "or"], "Tom saw the"),
+     ("Tom said:", [" yes", " no"], None)],
 )  # fmt: skip
-def test_a_missing_blank_is_a_warning(prompt, options, message):
-    with warnings.catch_warnings(record=True) as found:
-        warnings.simplefilter("always")
-        choose(LM, prompt, options)
-    assert [message in str(each.message) for each in found] == [True] * (message is not None)
+def test_a_token_across_the_end_of_the_prompt_is_a_warning(embedded, prompt, options, better):
+    pattern = "|".join(prompt + option for option in options)
+    for ask in (lambda: choose(embedded, prompt, options), lambda: search(embedded, pattern, prefix=prompt)):
+        with warnings.catch_warnings(record=True) as found:
+            warnings.simplefilter("always")
+            ask()
+        said = [str(each.message) for each in found]
+        assert [f"take the prefix {better!r}" in each for each in said] == [True] * (better is not None), said
+
+
+def test_the_warning_names_the_prefix_after_which_the_order_is_right(embedded):
+    """The probabilities of "happy" and "sad" by the tokenizer's own tokens; the blank in the prefix changes them."""
+    whole = [explain(embedded, f" {word}", prefix="Tim was").log_prob for word in ("happy", "sad")]
+    found = choose(embedded, "Tim was", [" happy", " sad"], end="prefix")
+    assert found[" happy"] == pytest.approx(1 / (1 + math.exp(whole[1] - whole[0])), rel=1e-3)
+    with pytest.warns(UserWarning, match="take the prefix 'Tim was'"):
+        wrong = choose(embedded, "Tim was ", ["happy", "sad"], end="prefix")
+    assert math.exp(wrong.log_mass) < 1e-3 * math.exp(found.log_mass)

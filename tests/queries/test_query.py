@@ -110,14 +110,14 @@ def test_edits_and_ignored_strings(pattern, k, canonical, data):
 
 def test_edits_of_the_prefix_by_region():
     lm, near = language_model(), edited({"ab"}, 1)
-    matches = list(search(lm, "abc", prefix="ab", edits={"prefix": Edits(1, alphabet="[abc ]")}))
-    of_strings, *_ = truth(lm, {word + "c" for word in near}, near)
+    matches = list(search(lm, "abc", prefix="ab", end="eos", edits={"prefix": Edits(1, alphabet="[abc ]")}))
+    of_strings, *_ = truth(lm, {word + "c" for word in near}, near, end="eos")
     check(matches, {key: value for key, value in of_strings.items() if key[1] == key[0] + "c"})
 
 
 def test_two_prefixes_that_edits_join_share_their_string_once():
     lm = language_model()
-    options = {"prefix": "a|b", "edits": {"prefix": Edits(1, insert=None, delete=None, alphabet="[ab]")}}
+    options = {"prefix": ["a", "b"], "edits": {"prefix": Edits(1, insert=None, delete=None, alphabet="[ab]")}}
     matches = list(search(lm, "ac|bd|b ", **options))
     assert sorted((m.prefix, str(m.text)) for m in matches) == [(p, p + c) for p in "ab" for c in " c"]
 
@@ -131,42 +131,38 @@ def test_a_deferred_difference_gives_the_same_result(monkeypatch):
     assert [(str(m), m.log_prob) for m in later.best()] == at_once
 
 
-def test_rewrites_apply_to_pattern_and_prefix():
+def test_rewrites_apply_to_the_pattern():
     vocab = Vocabulary([b"a", b"A", b"b", b"B", b""], eos_ids=[4])
     lm = CachedTransformer(lambda ids: [1.0, 0.5, 0.2, 0.1, 0.3], vocab)
     texts = {(m.prefix, str(m)) for m in search(lm, "ab", prefix="a", rewrite=[any_case])}
+    assert texts == {("a", "ab"), ("a", "aB")}
+    texts = {(m.prefix, str(m)) for m in search(lm, "ab", prefix=any_case(Regex("a")), rewrite=[any_case])}
     assert texts == {("a", "ab"), ("a", "aB"), ("A", "Ab"), ("A", "AB")}
     only_long = search(lm, "a|aab", prefix="a", rewrite=[lambda language: language & Regex("a|aa.")])
     assert [str(m) for m in only_long] == ["a", "aab"]
 
 
-def test_very_many_prefixes_are_searched_in_joint_order(monkeypatch):
+def test_a_prefix_is_a_text_unless_it_is_a_regex():
     lm = language_model()
-    monkeypatch.setattr("llmppl.queries.compile.MAX_LISTED_PREFIXES", 2)
-    prefixes = [text for text in strings(3) if re.fullmatch("[ab]{1,3}", text)]
-    of_strings, of_tokens, _ = truth(lm, {p + "c" for p in prefixes}, prefixes)
-    query = Query(lm, "[ab]{1,3}c", prefix="[ab]{1,3}")
-    check(list(query.best(batch=4)), of_strings)
-    check(list(query.best(results="tokens", batch=4)), of_tokens)
-    endless = itertools.islice(search(lm, "[ab]*c", prefix="[ab]*"), 5)
-    values = [m.log_joint for m in endless]
-    assert len(values) == 5 and values == sorted(values, reverse=True)
+    texts = {prefix: {(m.prefix, str(m)) for m in search(lm, r"a?b|[.]b", prefix=prefix)} for prefix in (".", "a")}
+    assert texts == {".": {(".", ".b")}, "a": {("a", "ab")}}
+    assert {m.prefix for m in search(lm, "a?b|[.]b", prefix=Regex("a?"))} == {"", "a"}
+    assert {m.prefix for m in search(lm, "a?b|[.]b", prefix=["a", "."])} == {"a", "."}
 
 
-def test_an_empty_prefix_with_its_own_bos_is_refused_among_many(embedded, monkeypatch):
-    monkeypatch.setattr("llmppl.queries.compile.MAX_LISTED_PREFIXES", 1)
-    with pytest.raises(ValueError, match="a BOS before the empty text alone"):
-        next(Query(embedded, "(A|The)? boy", prefix="(A|The)?").best())
-    found = list(Query(embedded, "(A|The) boy", prefix="A|The", end="prefix").best())
-    assert {match.prefix for match in found} == {"A", "The"}
-    assert {str(match) for match in found} == {"A boy", "The boy"}
+def test_a_prefix_with_too_many_strings_is_refused(monkeypatch):
+    monkeypatch.setattr("llmppl.queries.compile.MAX_PREFIXES", 3)
+    for options in ({"prefix": Regex("[ab]*")}, {"prefix": "ab", "edits": {"prefix": 1}}):
+        with pytest.raises(ValueError, match="has more than 3 strings, with its edits: give one with fewer"):
+            search(language_model(), "[ab]*c", **options)
 
 
 def test_an_infinite_language_is_searched_lazily():
     lm = language_model()
     deep = {text for text in strings(6) if re.fullmatch("[ab]*c?", text)}
-    best = sorted(truth(lm, deep, [""])[0].values(), reverse=True)[:20]
-    np.testing.assert_allclose([m.log_prob for m in search(lm, "[ab]*c?").take(20)], np.log(best), atol=1e-7)
+    best = sorted(truth(lm, deep, [""], end="eos")[0].values(), reverse=True)[:20]
+    found = search(lm, "[ab]*c?", end="eos").take(20)
+    np.testing.assert_allclose([match.log_prob for match in found], np.log(best), atol=1e-7)
 
 
 @pytest.mark.parametrize("results", ["strings", "tokens"])
@@ -217,7 +213,7 @@ def chi_square_ok(counts: Counter, expected: dict, n: int) -> None:
 
 def test_prefixes_are_drawn_uniformly_as_strings():
     lm, n = language_model(), repetitions(4000, 800)
-    query = Query(lm, "(a|b|bb|bbb)c", prefix="a|b|bb|bbb")
+    query = Query(lm, "(a|b|bb|bbb)c", prefix=["a", "b", "bb", "bbb"])
     drawn = query.samples(local=True, prefixes="uniform", particles=1, seed=0)
     counts = Counter(match.prefix for match in itertools.islice(drawn, n))
     chi_square_ok(counts, dict.fromkeys(["a", "b", "bb", "bbb"], 0.25), n)
@@ -239,7 +235,7 @@ def test_local_samples_follow_the_distribution_that_renormalises_each_token():
             walk((*ids, i), text + tiny.TOKENS[i].decode(), p * weights[i] / total)
 
     walk((), "", 1.0)
-    drawn = [*itertools.islice(Query(lm, "a(b|c)?|ba").samples(local=True, seed=1), n)]
+    drawn = [*itertools.islice(Query(lm, "a(b|c)?|ba", end="eos").samples(local=True, seed=1), n)]
     assert {match.log_weight for match in drawn} == {0.0}
     chi_square_ok(Counter(map(str, drawn)), dist, n)
 
@@ -360,9 +356,9 @@ def test_an_excluded_token_names_the_part_of_the_rule(rule, part):
 @pytest.mark.parametrize(("end", "ends"), [("eos", "eos"), ("prefix", "prefix"), ("boundary", "prefix")])
 def test_a_query_explains_a_text_after_its_longest_prefix(end, ends):
     lm, rule = language_model(), Rule(top_k=2)
-    query = Query(lm, "(a|ab)[abc]*", prefix="a|ab", end=end, rule=rule)
+    query = Query(lm, "(a|ab)[abc]*", prefix=["a", "ab"], end=end, rule=rule)
     assert query.explain("abcb") == explain(lm, "cb", rule, prefix="ab", end=ends)
-    with pytest.raises(ValueError, match=r"'cab' begins with no string of the prefix 'a\|ab'"):
+    with pytest.raises(ValueError, match=r"'cab' begins with no string of the prefix \['a', 'ab'\]"):
         query.explain("cab")
     with pytest.raises(TypeError, match="explain names the part of a Rule"):
         Query(lm, "ab", prefix="a", rule=lambda dist: dist.top_k(2)).explain("ab")
@@ -416,7 +412,8 @@ def explained(lm, **options):
         (asked, {"ignore": "(a"}, ValueError, r"\^"),
         (asked, {"ignore": ".*"}, ValueError, "is left by ignore"),
         (asked, {"prefix": "b"}, ValueError, "no text of it begins with 'b'"),
-        (asked, {"prefix": "a*"}, ValueError, "no text of it begins with 'aa'"),
+        (asked, {"prefix": Regex("a{0,2}")}, ValueError, "no text of it begins with 'aa'"),
+        (asked, {"pattern": "a?(b|c)", "prefix": "a?"}, ValueError, r"includes the prefix, as in re.escape\(prefix"),
         (asked, {"pattern": "a(b"}, ValueError, r"\n.*\^"),
         (asked, {"pattern": Regex("a") & Regex("b")}, ValueError, "matches no text"),
         (asked, {"pattern": "(a)\\1"}, ValueError, "backreference"),
@@ -425,7 +422,7 @@ def explained(lm, **options):
         (asked, {"max_expansions": 1e4}, TypeError, "max_expansions must be an integer, not 10000.0"),
         (asked, {"edits": "x"}, TypeError, "edits must be an integer, not 'x'"),
         (asked, {"ignore": 3}, TypeError, "ignore must be a regular expression"),
-        (asked, {"prefix": b"a"}, TypeError, "prefix must be a regular expression"),
+        (asked, {"prefix": b"a"}, TypeError, "prefix must be a str, a DFA"),
         (asked, {"rewrite": any_case}, TypeError, r"rewrite must be a list of functions .* such as \[any_case\]"),
         (asked, {"rewrite": ["any_case"]}, TypeError, "each of rewrite must be a function, as any_case is, not 'any"),
         (asked, {"rewrite": [lambda language: None]}, TypeError, "must return a DFA"),
@@ -483,9 +480,6 @@ def test_a_search_without_a_match_ends_with_the_remaining_probability(monkeypatc
             next(Query(only_a, "a*b", prefix="a").best(batch=1, results=results))
         longer = Query(only_a, "a*b", prefix="a").best(batch=1, results=results, max_expansions=99)
         assert next(longer, None) is None and longer.expansions == 99 and not longer.complete
-    monkeypatch.setattr("llmppl.queries.compile.MAX_LISTED_PREFIXES", 2)               # no prefix is ever complete
-    with pytest.raises(ValueError, match=f"further matches have probability {0.5**39:.2g} at most"):
-        next(Query(only_a, "a+ba", prefix="a+b").best(batch=1))
     with pytest.raises(ValueError, match="no match in 40 expansions; .* all together. To search on"):
         next(Query(only_a, "a*b", prefix="a").distinct(batch=1))
     with pytest.raises(ValueError, match="no match in 40 expansions"):
