@@ -24,14 +24,14 @@ from llmppl.support.arguments import is_hashable, shown
 __all__ = ["read", "schema_of"]
 
 Node = dict[str, Any]
-PLACES = 4                                          # of a Decimal with bounds, at most
-WHOLE = 15                                          # digits before the point of a Decimal with one bound
+PLACES, WHOLE = 4, 15                               # of a Decimal with bounds; before the point, with one bound
 _ROUNDED: dict[str, Callable[[Any], int]] = {       # the nearest integer within a bound
     "ge": math.ceil, "gt": lambda bound: math.floor(bound) + 1,
     "le": math.floor, "lt": lambda bound: math.ceil(bound) - 1,
 }  # fmt: skip
 BOUNDS = tuple(_ROUNDED)
 _NUMBER = r"(?:0|[1-9][0-9]{0,17})(?:\.[0-9]{1,18})?"
+_PLAIN = rf'(?:null|true|false|-?{_NUMBER}|"[^"\\\x00-\x1f]*")'
 _OFFSET = "(?:Z|[+-](?:[01][0-9]|2[0-3]):[0-5][0-9])"
 _MOMENTS = {date: FORMATS["date"], time: FORMATS["time"], datetime: f"{FORMATS['date']}T{FORMATS['time']}"}
 _YEARS = f"{either(digits_between(0, 2739722))}Y(?:[0-9]{{1,3}}D)?|273972[3-6]Y(?:[0-9]D)?"        # of a timedelta
@@ -275,8 +275,8 @@ def _type_schema() -> Any:
         frozenset_schema = set_schema
 
         def json_schema(self, schema: Any) -> Node:
-            self._warn("the JSON in a string")
-            return {"type": "string"}
+            self._warn("the JSON in a string, a plain value or a list of these,")
+            return _text(rf"{_PLAIN}|\[(?:{_PLAIN}(?:, ?{_PLAIN})*)?\]")
 
         def dict_schema(self, schema: Any) -> Node:
             node = super().dict_schema(schema)

@@ -151,6 +151,12 @@ def test_constraints_that_no_mask_holds_are_warnings(kind, named):
     assert re.match(f"{named}.* is checked on the finished text", warning)
 
 
+def test_sampled_texts_of_json_in_a_string_are_json():
+    constraint, rng = JsonSchema(pydantic.Json), np.random.default_rng(0)
+    texts = [text for text in (walked(constraint.index(BYTES), rng) for _ in range(30)) if text is not None]
+    assert len([constraint.parse(text) for text in texts]) > 20
+
+
 def test_an_enum_without_a_value_that_json_can_hold_is_refused():
     class Pair(enum.Enum):
         A = (1, 2)
