@@ -71,14 +71,16 @@ class Match:
 
 
 class MatchList(TableView, list[Match]):
-    """List of matches. Its repr is a table, also in a notebook."""
+    """List of matches. Its repr is a table, also in a notebook; `note` says why there are no more."""
+
+    note = ""
 
     def to_pandas(self) -> pandas.DataFrame:
         """Return a DataFrame with a row for each match; an ImportError names the package to install."""
         return frame({field.name: [match.as_dict()[field.name] for match in self] for field in fields(Match)})
 
     def _header(self) -> str:
-        return f"{len(self)} match{'es' * (len(self) != 1)}"
+        return f"{len(self)} match{'es' * (len(self) != 1)}{self.note}"
 
     def _table(self) -> tuple[list[str], list[list[str]]]:
         """Return heads and rows; columns of weights and edits only if some match has them."""
@@ -114,7 +116,11 @@ class Matches(Iterator[Match]):
 
     def take(self, n: int) -> MatchList:
         """Return the next `n` matches, or fewer if there are no more."""
-        return MatchList(itertools.islice(self, count("n", n, least=0)))
+        found = MatchList(itertools.islice(self, count("n", n, least=0)))
+        if len(found) < n and self._search is not None:
+            limit = f": max_expansions was reached; others have probability {self._search.open_mass():.2g} at most"
+            found.note = ": there are no others" if self.complete else limit
+        return found
 
     @property
     def stats(self) -> Stats:

@@ -518,6 +518,14 @@ def test_a_search_can_be_bounded_and_says_whether_it_was_complete():
     assert len(list(whole)) == 2 and whole.complete
 
 
+def test_no_match_is_told_from_a_limit():
+    """After "a" the next "a" has 0.5, so 0.25 is left after two expansions; "b" has 0."""
+    only_a = tiny.table_lm(lambda ids: [0.0, -math.inf, 0.0])
+    assert repr(search(only_a, "ab", prefix="a").take(3)) == "0 matches: there are no others"
+    cut = Query(only_a, "a*b", prefix="a").best(batch=1, max_expansions=2).take(3)
+    assert repr(cut) == "0 matches: max_expansions was reached; others have probability 0.25 at most"
+
+
 def test_a_text_longer_than_the_model_reads_is_no_match():
     lm = language_model()                               # reads 32 tokens
     texts = [str(m) for m in search(lm, "c{30}|c{31}|c{32}", end="prefix")]
