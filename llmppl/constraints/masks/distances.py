@@ -1,20 +1,20 @@
-"""All states that tokens reach: explored in batches, computed ahead as arrays, and their distances to an end.
+"""States that tokens reach: walked in batches, computed ahead as arrays, and their distances to an end.
 
 A *distance* is the least number of tokens from a state to one that accepts, eos not counted; inf if there is no path.
 For a tabled recognizer, the distance in bytes bounds the distance in tokens and is mostly sufficient. Otherwise the
-distances of all states are computed together, once. States of other recognizers are searched one at a time, which is
-slow if a state has many successors.
+bounds narrow as states are read. States of other recognizers are searched one at a time, which is slow if a state has
+many successors.
 
-Both classes of distances have three methods. `of` returns the distance of a state, and `after` the distances of its
-successors, given by number (`ends`). `within` returns which of these are at most a finite number `n`.
+Both classes of distances have two methods. `of` returns the distance of a state. `within` returns which successors of a
+state, given by number (`ends`), have a distance of at most a finite number `n`.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -26,64 +26,26 @@ from llmppl.constraints.vocabulary.trie_walk import CHUNK, Graph, TableGraph, Wa
 from llmppl.support.locks import Lock, locked
 from llmppl.support.shared import Shared
 
-__all__ = ["PrecomputedIndex", "SearchDistances", "StateExplorer", "TableDistances", "build", "bytes_to_accept"]
-
-OnRows = Callable[[Ints, Walk, Ints], None]
+__all__ = ["PrecomputedIndex", "SearchDistances", "TableDistances", "build", "bytes_to_accept"]
 
 
-class StateExplorer:
-    """States that token sequences reach, numbered as rows in the order in which they are found.
+def walks(graph: Graph, trie: Trie, queue: list[int]) -> Iterator[tuple[Ints, Walk, Ints]]:
+    """Walk from the states of `queue`, which may grow meanwhile, and yield (states, walk, changes) for each batch.
 
-    `on_rows(states, walk, changes)` is called for each batch of states. `walk` holds the results of their walks, and
-    `changes` the indices of its entries whose state or start differs from the entry before: neighbours mostly agree.
-
-    Attributes
-    ----------
-    num : int
-        Number of rows so far.
-    states, row_of : int32 ndarrays
-        The state of each row, and the row of each state, -1 if it was not found.
+    `changes` are the indices of entries of the walk whose state or start differs from the entry before: neighbours
+    mostly agree.
     """
-
-    def __init__(self, graph: Graph, trie: Trie, limit: float, on_rows: OnRows) -> None:
-        self.graph, self.trie, self.limit, self.on_rows = graph, trie, limit, on_rows
-        self.states, self.row_of = np.zeros(0, np.int32), np.zeros(0, np.int32)
-        self.num, self._done, self._batch = 0, 0, 1
-
-    def explore(self, number: int) -> None:
-        """Add the state `number` and all states that can be reached from it."""
-        self._add(np.array([number]))
-        while self._done < self.num:
-            if self.num > self.limit:
-                raise ValueError(f"more than {self.limit} states are reached: the language may have infinitely many")
-            self._read_rows(self._done, min(self._done + self._batch, self.num))
-
-    def _add(self, numbers: Ints) -> None:
-        """Assign rows to the states that have none, in their order."""
-        more = len(self.graph.table) - self.states.size
-        if more > 0:
-            self.states = np.concatenate([self.states, np.zeros(more, np.int32)])
-            self.row_of = np.concatenate([self.row_of, np.full(more, -1, np.int32)])
-        unseen = numbers[self.row_of[numbers] < 0]
-        if unseen.size:
-            new, first = np.unique(unseen, return_index=True)
-            new = new[np.argsort(first)]
-            self.row_of[new] = np.arange(self.num, self.num + new.size)
-            self.states[self.num : self.num + new.size] = new
-            self.num += new.size
-
-    def _read_rows(self, first: int, last: int) -> None:
-        numbers = self.states[first:last]
-        found = walk(self.graph, self.trie, numbers)
+    done, batch = 0, 1
+    while done < len(queue):
+        numbers = np.array(queue[done : done + batch])
+        found = walk(graph, trie, numbers)
         size = found.states.size
         starts = np.ones(size + 1, bool)
         np.not_equal(found.states[1:], found.states[:-1], out=starts[1:size])
         starts[found.begin] = True
-        changes = np.flatnonzero(starts[:size])
-        self._add(found.states[changes])
-        self._done = last
-        self._batch = max(1, self._batch * 2 if size < CHUNK // 8 else self._batch // 2)
-        self.on_rows(numbers, found, changes)
+        yield numbers, found, np.flatnonzero(starts[:size])
+        done += numbers.size
+        batch = max(1, batch * 2 if size < CHUNK // 8 else batch // 2)
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -132,8 +94,8 @@ def build(index: Any, max_states: int) -> PrecomputedIndex:
     masks: list[PackedMask] = []
     nexts: list[Ints] = []
     sizes = [np.zeros(1, np.int64)]
-
-    def take(numbers: Ints, found: Walk, _: Ints) -> None:
+    queue, row_of = [graph.number(index.start)], np.zeros(0, np.int32)
+    for numbers, found, changes in walks(graph, index.trie, queue):
         ids, ends, begin = index.trie.tokens_at(found.nodes, found.states, found.begin)
         last: dict[tuple[int, bool], tuple[Ints, PackedMask]] = {}      # by size: neighbours are often equal
         for number, a, b in zip(numbers.tolist(), begin.tolist(), begin[1:].tolist(), strict=False):
@@ -144,11 +106,17 @@ def build(index: Any, max_states: int) -> PrecomputedIndex:
             if seen is None or not np.array_equal(seen[0], some):
                 seen = last[key] = some, index.store.of_ids(some, accepting[-1])
             masks.append(seen[1])
-        nexts.append(explorer.row_of[ends].astype(small))
+        row_of = np.append(row_of, np.full(len(graph.table) - row_of.size, -1, np.int32))
+        row_of[queue[0]] = 0
+        targets = found.states[changes]
+        new, first = np.unique(targets[row_of[targets] < 0], return_index=True)
+        new = new[np.argsort(first)]                # in the order in which they are found
+        row_of[new] = np.arange(len(queue), len(queue) + new.size)
+        queue += new.tolist()
+        if len(queue) > max_states:
+            raise ValueError(f"more than {max_states} states are reached: the language may have infinitely many")
+        nexts.append(row_of[ends].astype(small))
         sizes.append(np.diff(begin))
-
-    explorer = StateExplorer(graph, index.trie, max_states, take)
-    explorer.explore(graph.number(index.start))
     return PrecomputedIndex(
         index, states, np.array(accepting), masks, np.cumsum(np.concatenate(sizes)), np.concatenate(nexts)
     )
@@ -161,63 +129,93 @@ MAX_WALKED = 50_000_000                             # the same for the states of
 Floats = npt.NDArray[np.float64]
 
 
+class _Bounds(NamedTuple):
+    """Bounds of the distances of all states, and the edges of the states that were read."""
+
+    is_read: Bools                                  # (S,)
+    edges: Ints                                     # (E,): 2^32 source + target, ascending
+    low: Floats                                     # (S,)
+    high: Floats                                    # (S,)
+
+
 class TableDistances:
-    """Distances of all states that tokens reach, computed together."""
+    """Distances between bounds, which narrow as states are read: from those in question on, until the bounds decide."""
 
     def __init__(self, turn: Lock) -> None:
         self._lock = turn
-        self._edges: _Edges | None = None
-        self._by_state: Floats = np.zeros(0)
-        self._bounds: tuple[Floats, Floats] | None = None
+        self._bounds: _Bounds | None = None
+        self._num_walked = 0
 
     def of(self, index: Any, state: State, most: float = math.inf) -> float:
-        least, bytes = (bound.item(state) for bound in self._bounded(index))
-        if least > most:
-            return math.inf
-        return float(bytes if least == bytes else self.after(index, state, np.array([state]))[0])
+        low, high = self._decided(index, np.array([state]), lambda low, high: (low == high) | (low > most))
+        return high.item() if low == high else math.inf
 
     def within(self, index: Any, state: State, ends: Ints, n: float) -> Bools:
-        least, most = (bound[ends] for bound in self._bounded(index))
-        if ((least > n) | (most <= n)).all():
-            return most <= n
-        fits: Bools = self.after(index, state, ends) <= n
-        return fits
+        return self._decided(index, ends, lambda low, high: (high <= n) | (low > n))[1] <= n
 
     @locked
-    def _bounded(self, index: Any) -> tuple[Floats, Floats]:
-        """Return the lower and the upper bound of the distance of each state."""
-        if self._bounds is None:
-            self._bounds = _bounds(index)
-        return self._bounds
+    def _decided(
+        self, index: Any, states: Ints, decide: Callable[[Floats, Floats], Bools]
+    ) -> tuple[Floats, Floats]:
+        """Return the lower and upper bounds of some states, so narrow that `decide` is True for each."""
+        bounds = self._bounds = self._bounds or _bounds(index)
+        while (undecided := states[~decide(bounds.low[states], bounds.high[states])]).size:
+            bounds = self._bounds = self._narrowed(index, bounds, undecided)
+        return bounds.low[states], bounds.high[states]
 
-    @locked
-    def after(self, index: Any, state: State, ends: Ints) -> Floats:
-        edges, self._edges = self._edges, None      # absent while it changes: an interrupt loses it
-        if edges is None:
-            index.recognizer.explore()
-            edges = _Edges(index)
-        explorer = edges.explorer
-        if state >= explorer.row_of.size or explorer.row_of[state] < 0:
-            explorer.explore(state)
-            self._by_state = edges.distances(index.recognizer.accepting)
-        self._edges = edges
-        return self._by_state[ends]
+    def _narrowed(self, index: Any, bounds: _Bounds, states: Ints) -> _Bounds:
+        """Read the unread states that are the fewest tokens after `states`, and at least half as many as were read."""
+        is_read, seen = bounds.is_read.copy(), np.zeros_like(bounds.is_read)
+        level = np.unique(states).astype(np.int64)
+        while is_read[level].all():
+            seen[level] = True
+            begin, end = (np.searchsorted(bounds.edges, each << 32) for each in (level, level + 1))
+            after = np.unique(bounds.edges[ranges(begin, end - begin)] & _TARGET)
+            level = after[~seen[after]]
+        queue: list[int] = level[~is_read[level]].tolist()
+        least, edges, num_read = max(len(queue), int(is_read.sum()) // 2), [bounds.edges], 0
+        is_queued = is_read.copy()
+        is_queued[queue] = True
+        for numbers, found, changes in walks(index.graph, index.trie, queue):
+            self._num_walked += found.states.size
+            if self._num_walked > MAX_WALKED:
+                raise ValueError(
+                    f"{index.name}: no end found in {np.count_nonzero(is_read)} states; shorter counted repeats would "
+                    "work, or complete=False, which lets max_tokens cut such a text"
+                )
+            source = numbers[np.searchsorted(found.begin, changes, "right") - 1].astype(np.int64)
+            edges.append(np.unique((source << 32) + found.states[changes]))
+            is_read[numbers] = True
+            new = np.unique(edges[-1] & _TARGET)
+            new = new[~is_queued[new]]
+            is_queued[new] = True
+            queue += new.tolist()
+            num_read += numbers.size
+            if num_read >= least:
+                break
+        joined = np.sort(np.concatenate(edges))
+        begins = np.where(is_read & ~index.recognizer.accepting, np.inf, bounds.low)
+        return _Bounds(is_read, joined, _least_steps(joined, begins), _least_steps(joined, bounds.high))
 
 
-def _bounds(index: Any) -> tuple[Floats, Floats]:
-    """Return bounds of the distances, (S,) and (S,).
+_TARGET = (1 << 32) - 1
+
+
+def _bounds(index: Any) -> _Bounds:
+    """Return bounds from the bytes to an end, without reading a state.
 
     If every byte of the language is a token by itself, the number of bytes to an end is an upper bound. Divided by the
     length of the longest token, it is a lower bound. Otherwise the bounds are 0 and inf.
     """
     recognizer, tokens = index.recognizer, index.trie.tokens
     recognizer.explore()
-    table = recognizer.table
+    table, S = recognizer.table, len(recognizer.table)
+    num_bytes = bytes_to_accept(table, recognizer.accepting)
+    low = np.ceil(num_bytes / max(1, max(map(len, tokens))))
     alone = {token[0] for token in tokens if len(token) == 1}
     if not alone.issuperset(np.flatnonzero(table.any(0)).tolist()):
-        return np.zeros(len(table)), np.full(len(table), np.inf)
-    num_bytes = bytes_to_accept(table, recognizer.accepting)
-    return np.ceil(num_bytes / max(1, max(map(len, tokens)))), num_bytes
+        low, num_bytes = np.zeros(S), np.where(recognizer.accepting, 0, np.inf)
+    return _Bounds(np.zeros(S, bool), np.zeros(0, np.int64), low, num_bytes)
 
 
 def bytes_to_accept(table: Ints, accepting: Bools) -> Floats:
@@ -225,45 +223,26 @@ def bytes_to_accept(table: Ints, accepting: Bools) -> Floats:
     runs = np.ones(table.shape, bool)                   # neighbouring bytes mostly lead to the same state
     np.not_equal(table[:, 1:], table[:, :-1], out=runs[:, 1:])
     source, byte = np.nonzero(runs & (table > 0))
-    return _least_steps(source, table[source, byte], accepting[: len(table)])
+    return _least_steps((source << 32) + table[source, byte], np.where(accepting[: len(table)], 0, np.inf))
 
 
-def _least_steps(source: Ints, target: Ints, accepting: Bools) -> Floats:
-    """Return the least number of edges from each state to one that accepts: (S,), inf if there is no path."""
-    order = np.argsort(target, kind="stable")
-    source, degrees = source[order], np.bincount(target, minlength=accepting.size)
+def _least_steps(edges: Ints, distance: Floats) -> Floats:
+    """Return the least distance of each state: its own in `distance`, or 1 more than that of a state after it."""
+    source, target = edges >> 32, edges & _TARGET
+    source, degrees = source[np.argsort(target, kind="stable")], np.bincount(target, minlength=distance.size)
     begin = np.cumsum(degrees) - degrees
-    distance = np.full(accepting.size, np.inf)
-    level, depth = np.flatnonzero(accepting), 0.0
-    while level.size:
-        distance[level] = depth
+    order = np.argsort(distance, kind="stable")[: np.count_nonzero(distance < np.inf)]
+    depths, first = np.unique(distance[order], return_index=True)
+    given = dict(zip(depths.tolist(), np.split(order, first[1:]), strict=True))
+    distance, nearer, depth = distance.copy(), order[:0], 0.0
+    while given or nearer.size:
+        depth = depth if nearer.size else next(iter(given))
+        level = given.pop(depth, order[:0])
+        level = np.append(nearer, level[distance[level] == depth])
         before = source[ranges(begin[level], degrees[level])]
-        level, depth = np.unique(before[np.isinf(distance[before])]), depth + 1
+        nearer, depth = np.unique(before[distance[before] > depth + 1]), depth + 1
+        distance[nearer] = depth
     return distance
-
-
-class _Edges:
-    """Edges between the states that tokens reach."""
-
-    def __init__(self, index: Any) -> None:
-        self.explorer = StateExplorer(index.graph, index.trie, math.inf, self._add)
-        self._pairs: list[Ints] = []                # 2^32 source + target
-        self._name, self._num_walked = index.name, 0
-
-    def _add(self, numbers: Ints, found: Walk, changes: Ints) -> None:
-        self._num_walked += found.states.size
-        if self._num_walked > MAX_WALKED:
-            raise ValueError(
-                f"{self._name}: no end found in {self.explorer.num} states; shorter counted repeats would work, or "
-                "complete=False, which lets max_tokens cut such a text"
-            )
-        source = numbers[np.searchsorted(found.begin, changes, "right") - 1].astype(np.int64)
-        self._pairs.append(np.unique((source << 32) + found.states[changes]))
-
-    def distances(self, accepting: Bools) -> Floats:
-        """Return the least number of tokens from each state to one that accepts: (S,)."""
-        pairs = np.concatenate(self._pairs)
-        return _least_steps(pairs >> 32, pairs & (1 << 32) - 1, accepting)
 
 
 class SearchDistances:

@@ -395,7 +395,7 @@ def test_searches_for_an_end_walk_from_a_state_once(embedded, monkeypatch):
 
 def test_distances_in_bytes_decide_where_they_can(monkeypatch):
     """Letters are tokens: a text of "b"s is one "x" from its end, and "xyz" takes one to three tokens."""
-    monkeypatch.setattr(distances, "_Edges", None)
+    monkeypatch.setattr(distances, "walks", None)
     vocab = Vocabulary([b"b", b"x", b"y", b"z", b"bb", b"xyz", b""], eos_ids=[6])
     index = TokenIndex(Regex("b{0,3000}x"), vocab)
     assert index.tokens_to_accept(index.start) == 1
@@ -737,6 +737,16 @@ def test_searches_without_a_table_stop_where_no_end_is_near(monkeypatch):
     monkeypatch.setattr(distances, "MAX_READ", 30_100)
     with pytest.raises(ValueError, match="no end found within 49 tokens and 50 states; complete=False"):
         index.tokens_to_accept(index.start)
+
+
+def test_searches_in_a_table_read_few_states_and_stop_at_a_limit(embedded, monkeypatch):
+    index, again = (TokenIndex(Regex(r"(?:(?:.){50}?\d){0,40}?"), embedded.vocab) for _ in range(2))   # 16,881 states
+    monkeypatch.setattr(distances, "MAX_WALKED", 300_000)
+    assert index.mask_within(index.start, 8).sum() > 4000
+    monkeypatch.setattr(distances, "MAX_WALKED", 50_000)
+    for _ in range(2):
+        with pytest.raises(ValueError, match="no end found in [0-9]{1,3} states; shorter counted repeats"):
+            again.mask_within(again.start, 8)
 
 
 @pytest.mark.slow
