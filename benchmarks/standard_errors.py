@@ -1,20 +1,20 @@
 """Coverage of the standard error: how often log Z lies within one and two standard errors of log Z-hat in a run.
 
-Eight programs cover every kind of step: single choices, several choices, spans, a choice that is observed and tested,
-and a number of choices that depends on choices. The others are masked text, an intersection of prompts, and infilling.
+Ten programs cover every kind of step: single choices, several choices, spans, a choice that is observed and tested,
+and a number of choices that depends on choices. Two are weighed at the end. The others are masked text, an intersection
+of prompts, and infilling.
 `enumerate_exact` gives log Z, or a hand-written sum over states if there are too many runs.
 
     python benchmarks/standard_errors.py                        # all methods, N=10 and N=50
     python benchmarks/standard_errors.py --runs 40 --particles 10 --methods distinct
     python benchmarks/standard_errors.py --choosing             # the programs used to choose the correction
-    python benchmarks/standard_errors.py --late --runs 1000     # a program whose weight comes at the end
 
 A normal error lies within one standard error in 68 % of runs and within two in 95 %. `median se / sd` compares with the
 standard deviation of log Z-hat over runs; a dash means a deviation below 1e-9. A run whose particles all died reports
-no standard error; it counts only in `given`. The pooled line is the mean of the eight programs.
+no standard error; it counts only in `given`. The pooled line is the mean of the programs.
 
-The correction for small N (`llmppl/inference/genealogy.py: log_ml_error`) was chosen with `--choosing --seed 1`. The
-eight programs played no part in that choice.
+The correction for few units (`llmppl/inference/genealogy.py: log_ml_error`) was chosen on the programs of `--choosing`,
+seven of which are weighed at the end. The ten programs played no part in that choice.
 """
 
 from __future__ import annotations
@@ -47,6 +47,7 @@ from llmppl import (
     smc_standard,
     smc_steer,
 )
+from llmppl.models.spans import Span
 
 Programs = dict[str, tuple[Model, Callable[[], float]]]         # the model, and a function that computes log Z
 METHODS = ("distinct", "merged", "copies", "standard", "importance")
@@ -61,7 +62,7 @@ class Cheap(Model):
         return twin
 
 
-# ---- the eight programs
+# ---- the ten programs
 
 
 class Hidden(Cheap):
@@ -116,13 +117,36 @@ class Diary(Model):
         super().__init__()
         self.context, self.left, self.length = lm.context("b"), 2, 0
 
-    def step(self) -> None:
+    def write(self) -> Span:
         span = self.extend(self.context, until=" ", max_tokens=3)
-        self.context, self.length = span.context, self.length + len(span.text)
-        self.score(0.8 * span.text.count("a") - 0.5 * span.text.count("d"))
-        self.left -= 1
+        self.context, self.length, self.left = span.context, self.length + len(span.text), self.left - 1
+        return span
+
+    def step(self) -> None:
+        text = self.write().text
+        self.score(0.8 * text.count("a") - 0.5 * text.count("d"))
         if not self.left:
             self.condition(self.length >= 3)
+            self.finish()
+
+
+class LateDiary(Diary):
+    """Diary that is scored at the end."""
+
+    def step(self) -> None:
+        self.s += self.write().text
+        if not self.left:
+            self.score(1.2 * self.s.count("a") - 0.7 * self.s.count("d"))
+            self.finish()
+
+
+class Late(Model):
+    """Five letters, scored together at the end."""
+
+    def step(self) -> None:
+        self.s += self.sample(Categorical({"a": 0.5, "b": 0.3, "c": 0.2}))
+        if len(self.s) == 5:
+            self.score(1.5 * self.s.count("c") - 0.8 * self.s.count("b"))
             self.finish()
 
 
@@ -199,6 +223,8 @@ def measured() -> Programs:
         "masked text": enumerated(ConstrainedText(lm, "b", Regex(r"([abd]{1,3} )*c?[abcd]*"), max_tokens=5)),
         "intersection": enumerated(PromptIntersection(lm, ["b", "a d"], max_tokens=5)),
         "infilling": enumerated(Infilling(lm, ["b", "ad", "c"], lengths=Uniform([0, 1, 2]))),
+        "letters, weighed last": enumerated(Late()),
+        "spans, weighed last": enumerated(LateDiary(lm)),
     }
 
 
@@ -226,6 +252,74 @@ class Chain(Cheap):
     def log_Z(self) -> float:
         step = self.moves * self.weights
         return math.log(np.linalg.matrix_power(self.moves @ step if self.pairs else step, self.left)[0].sum())
+
+
+class LateChain(Cheap):
+    """Markov chain whose moves are scored together at the end."""
+
+    def __init__(self, steps: int, states: int, seed: int, power: float) -> None:
+        super().__init__()
+        rng = np.random.default_rng(seed)
+        self.moves = rng.dirichlet(np.ones(states), states)
+        self.weights = (rng.dirichlet(np.ones(states), states) + 0.02) ** power
+        self.move = [Categorical(list(row)) for row in self.moves]
+        self.state, self.left, self.total = 0, steps, 0.0
+
+    def step(self) -> None:
+        before, self.state = self.state, self.sample(self.move[self.state])
+        self.total += math.log(self.weights[before, self.state])
+        self.left -= 1
+        if not self.left:
+            self.score(self.total)
+            self.finish()
+
+    def log_Z(self) -> float:
+        return math.log(np.linalg.matrix_power(self.moves * self.weights, self.left)[0].sum())
+
+
+class Heads(Cheap):
+    """Coins, of which enough are heads, tested at the end."""
+
+    def __init__(self, coins: int, least: int, p: float) -> None:
+        super().__init__()
+        self.left, self.missing, self.p = coins, least, p
+
+    def step(self) -> None:
+        self.missing -= self.sample(Bernoulli(self.p))
+        self.left -= 1
+        if not self.left:
+            self.condition(self.missing <= 0)
+            self.finish()
+
+
+class Total(Cheap):
+    """Four dice, whose total is scored at the end."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.left, self.total = 4, 0
+
+    def step(self) -> None:
+        self.total += self.sample(Uniform(range(1, 7)))
+        self.left -= 1
+        if not self.left:
+            self.score(-0.7 * abs(self.total - 17))
+            self.finish()
+
+
+class LateSpans(Model):
+    """Three spans, scored together at the end."""
+
+    def __init__(self, lm: CachedTransformer) -> None:
+        super().__init__()
+        self.context, self.left = lm.context("a"), 3
+
+    def step(self) -> None:
+        span = self.extend(self.context, until=" ", max_tokens=2)
+        self.context, self.s, self.left = span.context, self.s + span.text, self.left - 1
+        if not self.left:
+            self.score(0.9 * (self.s.count("b") - self.s.count("c")))
+            self.finish()
 
 
 class Coins(Cheap):
@@ -265,10 +359,16 @@ def choosing() -> Programs:
     lm, flat = tiny(0, tokens, 0.35), tiny(3, tokens, 0.14)
     chains = {"6": (6, 6, 1), "5, wide": (5, 12, 7), "40": (40, 6, 3), "25, wide": (25, 10, 11)}
     pairs = {"4": (4, 5, 4), "2, wide": (2, 12, 9), "20": (20, 5, 8)}
-    made = {f"chain of {name}": Chain(*shape) for name, shape in chains.items()}
+    made: dict[str, Chain | LateChain] = {f"chain of {name}": Chain(*shape) for name, shape in chains.items()}
     made |= {f"pairs of {name}": Chain(*shape, pairs=True) for name, shape in pairs.items()}
     words, regex = Regex(r"([a-c]{0,2}[ .])*[a-c]{0,2}"), Regex(r"(ab|ca? |b){1,3}\.*")
+    late = {"4": (4, 5, 1, 1.0), "6": (6, 6, 2, 0.7), "12": (12, 4, 5, 0.5)}
+    made |= {f"chain of {name}, weighed last": LateChain(*shape) for name, shape in late.items()}
     return {name: (chain, chain.log_Z) for name, chain in made.items()} | {
+        "seven of ten heads": enumerated(Heads(10, 7, 0.5)),
+        "four of six heads": enumerated(Heads(6, 4, 0.4)),
+        "total of dice": enumerated(Total()),
+        "spans, weighed last": enumerated(LateSpans(lm)),
         "coins": enumerated(Coins()),
         "spans": enumerated(Spans(lm)),
         "words": enumerated(ConstrainedText(lm, "a", words, max_tokens=5, end="eos")),
@@ -276,16 +376,6 @@ def choosing() -> Programs:
         "intersection": enumerated(PromptIntersection(flat, ["a", "b.", "c a"], proposal="first", max_tokens=5)),
         "infilling": enumerated(Infilling(lm, ["a", "b", "c"], lengths=Geometric(0.6, max_value=2))),
     }
-
-
-class Late(Model):
-    """Five letters, scored together at the end."""
-
-    def step(self) -> None:
-        self.s += self.sample(Categorical({"a": 0.5, "b": 0.3, "c": 0.2}))
-        if len(self.s) == 5:
-            self.score(1.5 * self.s.count("c") - 0.8 * self.s.count("b"))
-            self.finish()
 
 
 # ---- running
@@ -313,11 +403,10 @@ def main() -> None:
     parser.add_argument("--K", type=int, default=2)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--choosing", action="store_true", help="the programs used to choose the correction")
-    parser.add_argument("--late", action="store_true", help="a program whose weight comes at the end")
     options = parser.parse_args()
     torch.set_num_threads(1)
     print(machine("torch", "numpy", note=f"K={options.K}, seed {options.seed}"))
-    programs = {"late": enumerated(Late())} if options.late else choosing() if options.choosing else measured()
+    programs = choosing() if options.choosing else measured()
     truth = {name: log_Z() for name, (_, log_Z) in programs.items()}
     for method in options.methods:
         for N in options.particles:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import inspect
 import itertools
 import math
 import time
@@ -20,7 +21,7 @@ from typing import Any, Literal, TypeVar
 import numpy as np
 
 from llmppl.distributions import BLOCK, Floats, Ints, logsumexp, read_blocks, values_at
-from llmppl.inference.resampling import threshold
+from llmppl.inference.resampling import meet, threshold
 from llmppl.models.choices import (
     Choice,
     ListedChoice,
@@ -285,9 +286,7 @@ def choose(
       sum over blocks of min(d sum, 1) is `most`. Then d >= c, since the share of a block is at most the sum of the
       shares of its values. So it suffices to open the blocks whose sum is at least 1/d, which are fewer than
       `most`. The values in them, with the sums of the other blocks, have the same threshold as all values.
-    - *The others* are kept by the pivotal method (Deville & Tillé 1998), in which two shares a and b meet. If a + b
-      < 1, one gets a + b and the other 0. Otherwise one is kept and the other continues with a + b - 1. Chance
-      decides which, so that each keeps its expectation. A block that was not opened has a share below 1 and meets
+    - *The others* are kept by the pivotal method, `meet`. A block that was not opened has a share below 1 and meets
       others as one unit. If it is kept, one of its values is drawn in proportion to the weights.
 
     No cumulative sum is involved: an error of 1e-6 in the weights changes about one meeting in a million.
@@ -348,37 +347,13 @@ def _meetings(rng: np.random.Generator, log_shares: Floats, values: Floats, ids:
     units = np.arange(-shares.size, 0).reshape(shares.shape)        # negative ids stand for unopened blocks
     places = ids[:, 0] // BLOCK
     many = log_shares.ravel()[places] > 0.0
-    in_blocks, shares.ravel()[places[many]], units.ravel()[places[many]] = _meet(
+    in_blocks, shares.ravel()[places[many]], units.ravel()[places[many]] = meet(
         rng, np.exp(np.minimum(values[many], 0.0)), ids[many]
     )
-    in_rows, left, units = _meet(rng, shares, units)
-    across_rows, left, units = _meet(rng, left[None], units[None])
+    in_rows, left, units = meet(rng, shares, units)
+    across_rows, left, units = meet(rng, left[None], units[None])
     found = np.concatenate([in_blocks, in_rows, across_rows, units[left > 0.5]])    # left is 0 or 1, to rounding
     return found[found >= 0], found[found < 0] + shares.size
-
-
-def _meet(rng: np.random.Generator, shares: Floats, ids: Ints) -> tuple[Ints, Floats, Ints]:
-    """Let pairs of units in each row meet until one is left. Return the kept ids, and (m,) shares and ids of the last.
-
-    Parameters
-    ----------
-    shares : (m, n) float64, each at most 1; a unit of share 0 is never kept
-    ids : (m, n) int64
-    """
-    kept = [np.empty(0, dtype=np.int64)]
-    while shares.shape[1] > 1 and len(shares):
-        half = shares.shape[1] // 2
-        a, b, odd = shares[:, :half], shares[:, half : 2 * half], shares[:, 2 * half :]
-        one, other, odd_ids = ids[:, :half], ids[:, half : 2 * half], ids[:, 2 * half :]
-        both = a + b
-        full = both >= 1.0
-        # The last two sum to 1, to rounding: at a + b = 1 both cases must keep the same unit for the same uniform.
-        first = rng.random(both.shape) * np.where(full, 2.0 - both, both) < np.where(full, 1.0 - b, a)
-        kept.append(np.where(first, one, other)[full])
-        shares, ids = both - full, np.where(first ^ full, one, other)
-        if odd.size:
-            shares, ids = np.concatenate([shares, odd], axis=1), np.concatenate([ids, odd_ids], axis=1)
-    return np.concatenate(kept), shares[:, 0], ids[:, 0]
 
 
 def _draw(rng: np.random.Generator, log_weights: Floats) -> Ints:
@@ -395,9 +370,18 @@ MAX_WITHOUT_END = 200                                   # steps until a run warn
 
 
 def check_model(model: M) -> M:
-    """Return `model`. Raise a TypeError if it is no Model."""
+    """Return `model`. Raise a TypeError if it is no Model, and warn of a method `start` that none of its methods names.
+
+    LLaMPPL calls such a method before the first step.
+    """
     if not isinstance(model, Model):
         raise TypeError(f"inference wants a Model, an instance of your subclass, not {shown(model)}")
+    kinds = [kind for kind in type(model).__mro__ if not issubclass(Model, kind)]
+    methods = [item for kind in kinds for item in vars(kind).items() if inspect.isfunction(item[1])]
+    others = [inspect.unwrap(each).__code__.co_names for name, each in methods if name != "start"]
+    if len(others) < len(methods) and "start" not in itertools.chain(*others):
+        name = type(model).__name__
+        warnings.warn(f"nothing calls {name}.start(): do its work in __init__, or in the first step()", stacklevel=3)
     return model
 
 

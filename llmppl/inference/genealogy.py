@@ -159,7 +159,7 @@ def record_step(
 def log_ml_error(records: Sequence[StepRecord]) -> tuple[float | None, str]:
     """Return the standard error of log Z-hat, or None and the reason.
 
-    se^2 = v + (v / 2)^2  with  v = V (1 + 2 / n), for the estimate V of Var(Z-hat) / Z-hat^2 and its n units.
+    se^2 = v + (v / 2)^2  with  v = V (1 + 4 / n), for the estimate V of Var(Z-hat) / Z-hat^2 and its n units.
     """
     if not records or records[-1].log_survivors.size == 0:
         return None, "all particles died" if records else "the program was finished before its first step"
@@ -168,7 +168,7 @@ def log_ml_error(records: Sequence[StepRecord]) -> tuple[float | None, str]:
         return None, "there was one candidate at every step, and nothing to compare it with"
     estimates = relative_variance(records, 1.0), relative_variance(records, MIN_FAMILIES)
     variance, units = max(each[0] for each in estimates), min(each[1] for each in estimates)
-    v = variance * (1 + 2 / units) if variance > ROUNDING else 0.0
+    v = variance * (1 + 4 / units) if variance > ROUNDING else 0.0
     return math.sqrt(v + v * v / 4), ""
 
 

@@ -15,6 +15,7 @@ A *selection* chooses the surviving candidates of a step, or keeps all: `select(
 same as a scheme, and `active` is True if any candidate continues. `DownSample` and `ResampleBelow` are selections.
 
 Sources: Fearnhead & Clifford (2003), "On-line inference for hidden Markov models via particle filters", for `optimal`;
+Deville & Tillé (1998), "Unequal probability sampling without replacement through a splitting method", for `meet`;
 Carpenter, Clifford & Fearnhead (1999), "Improved particle filter for nonlinear problems", for `systematic`; Douc,
 Cappe & Moulines (2005), "Comparison of resampling schemes for particle filtering", for the others.
 """
@@ -76,7 +77,7 @@ def _at_points(log_weights: ArrayLike, N: int, points: Callable[[], NDArray[np.f
 def optimal(rng: np.random.Generator, log_weights: ArrayLike, N: int) -> Resampled:
     """Return N distinct particles: those with c w >= 1, the others with probability c w; sum_j min(c w_j, 1) = N.
 
-    A particle with c w >= 1 keeps its weight. Another one gets the weight 1/c if systematic sampling chooses it. Of all
+    A particle with c w >= 1 keeps its weight. Another one gets the weight 1/c if the pivotal method keeps it. Of all
     unbiased schemes that leave at most N positive weights, this one has the least expected squared change of the
     weights (Fearnhead & Clifford 2003). If at most N are alive, all of them are returned as they are. The parameters
     are those of `multinomial`.
@@ -91,22 +92,41 @@ def optimal(rng: np.random.Generator, log_weights: ArrayLike, N: int) -> Resampl
     if alive.size <= N:
         return alive, log_weights
     log_c, certain = threshold(log_weights, N)
-    n = N - certain.size                            # at least 1
-    shares = log_weights + log_c
-    shares[certain] = -np.inf
-    # No share of the undecided weight is above 1/n, so points 1/n apart never hit one particle twice. If a share is
-    # just 1/n, rounding may break that: move a repeat to the next particle, and back if it passes the end.
-    i = np.arange(n)
-    chosen = _owners(shares, (i + rng.random()) / n)
-    before = certain - np.arange(certain.size)      # number of undecided particles before each certain one
-    chosen -= np.searchsorted(certain, chosen)      # index among the undecided
-    chosen = i + np.maximum.accumulate(chosen - i)
-    chosen = np.minimum(chosen, alive.size - N + i)
-    chosen += np.searchsorted(before, chosen, side="right")
-    kept = np.concatenate([certain, chosen])
-    new_log_weights = np.concatenate([log_weights[certain], np.full(n, -log_c)])
-    order = np.argsort(kept)
-    return alive[kept[order]], new_log_weights[order]
+    undecided = np.delete(np.arange(alive.size), certain)
+    shares = np.exp(np.minimum(log_weights[undecided] + log_c, 0.0))
+    kept, left, last = meet(rng, shares[None], undecided[None])
+    kept = np.sort(np.concatenate([certain, kept, last[left > 0.5]]))       # left is 0 or 1, to rounding
+    return alive[kept], np.maximum(log_weights[kept], -log_c)
+
+
+def meet(
+    rng: np.random.Generator, shares: NDArray[np.float64], ids: NDArray[np.int64]
+) -> tuple[NDArray[np.int64], NDArray[np.float64], NDArray[np.int64]]:
+    """Let neighbours in each row meet until one is left. Return the kept ids, and (m,) shares and ids of the last.
+
+    This is the pivotal method. Two shares a and b meet: if a + b < 1, one gets a + b and the other 0. Otherwise one is
+    kept, and the other continues with a + b - 1. Chance decides which, so that each keeps its expectation. Neighbours,
+    such as two extensions of one particle, are rarely kept or removed together, and no pattern of the order matters.
+
+    Parameters
+    ----------
+    shares : (m, n) float64, each at most 1; a unit of share 0 is never kept
+    ids : (m, n) int64
+    """
+    kept = [np.empty(0, dtype=np.int64)]
+    while shares.shape[1] > 1 and len(shares):
+        half = shares.shape[1] // 2
+        a, b, odd = shares[:, : 2 * half : 2], shares[:, 1::2], shares[:, 2 * half :]
+        one, other, odd_ids = ids[:, : 2 * half : 2], ids[:, 1::2], ids[:, 2 * half :]
+        both = a + b
+        full = both >= 1.0
+        # The last two sum to 1, to rounding: at a + b = 1 both cases must keep the same unit for the same uniform.
+        first = rng.random(both.shape) * np.where(full, 2.0 - both, both) < np.where(full, 1.0 - b, a)
+        kept.append(np.where(first, one, other)[full])
+        shares, ids = both - full, np.where(first ^ full, one, other)
+        if odd.size:
+            shares, ids = np.concatenate([shares, odd], axis=1), np.concatenate([ids, odd_ids], axis=1)
+    return np.concatenate(kept), shares[:, 0], ids[:, 0]
 
 
 @dataclass(frozen=True)

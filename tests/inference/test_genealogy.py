@@ -174,7 +174,7 @@ def test_the_variance_of_importance_sampling_is_the_usual_one():
     assert variance == pytest.approx(np.var(weights, ddof=1) / 50 / np.mean(weights) ** 2)
     squares = (weights - np.mean(weights)) ** 2
     assert units == pytest.approx(np.sum(squares) ** 2 / np.sum(squares**2))
-    v = variance * (1 + 2 / units)
+    v = variance * (1 + 4 / units)
     assert particles.log_ml_se == pytest.approx(math.sqrt(v + (v / 2) ** 2))
 
 

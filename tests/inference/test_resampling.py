@@ -7,6 +7,7 @@ the breakpoints: a scripted rng gives the middle of each cell, and the cell's vo
 import warnings
 from collections.abc import Iterable
 from fractions import Fraction
+from functools import partial
 from itertools import accumulate, product
 from math import log, prod
 
@@ -36,6 +37,33 @@ class Scripted:
         return np.array(drawn)
 
 
+class Constant:
+    """Generator whose uniforms all have one value."""
+
+    def __init__(self, u: float) -> None:
+        self.random = partial(np.full, fill_value=u)
+
+
+class Branches:
+    """Generator whose uniforms U decide  U x < y  as `path` says, then as is likelier, and note each probability."""
+
+    def __init__(self, path: list[bool]) -> None:
+        self.path, self.ahead, self.odds = [], list(path), []
+
+    def random(self, size):
+        return self
+
+    def __mul__(self, x):
+        self.x = x
+        return self
+
+    def __lt__(self, y):
+        odds = np.clip(np.divide(y, self.x, out=np.zeros_like(y), where=self.x > 0), 0, 1).ravel().tolist()
+        made = [self.ahead.pop(0) if self.ahead else p > 0.5 for p in odds]
+        self.path, self.odds = self.path + made, self.odds + odds
+        return np.reshape(made, y.shape)
+
+
 class Forbidden:
     """Generator that fails when it is used."""
 
@@ -59,25 +87,29 @@ def bisected_threshold(weights: list[Fraction], N: int) -> Fraction:
     return high
 
 
-def optimal_uniforms(shares: list[Fraction], N: int) -> tuple[int, list[Fraction]]:
-    c = bisected_threshold(shares, N)
-    rest = [c * share for share in shares if 0 < share and c * share < 1 - Fraction(1, 10**15)]
-    return 1, [cum % 1 for cum in accumulate(rest)]
-
-
 # Every scheme is put to all checks below. Beside it stands, as a function of the shares N w / sum(w) and of N, how many
-# uniforms it draws and where in (0, 1) its result may change as any of them moves.
+# uniforms it draws and where in (0, 1) its result may change as any of them moves. `optimal` makes a tree of decisions.
 SCHEMES = {
     multinomial: lambda shares, N: (N, [cum / N for cum in accumulate(shares)]),
     stratified: lambda shares, N: (N, [cum % 1 for cum in accumulate(shares)]),
     systematic: lambda shares, N: (1, [cum % 1 for cum in accumulate(shares)]),
-    optimal: optimal_uniforms,
+    optimal: None,
 }
 COPYING = [scheme for scheme in SCHEMES if scheme is not optimal]           # those that may return a particle twice
 
 
 def cells(scheme, weights: list[Fraction], N: int):
     """Yield every (probability, ancestors, new weights) that the scheme may return."""
+    todo = [[]] if scheme is optimal else []
+    while todo:
+        rng = Branches(path := todo.pop())
+        ancestors, log_weights = optimal(rng, logs(weights), N)
+        chances = [p if made else 1 - p for p, made in zip(rng.odds, rng.path, strict=True)]
+        yield prod(chances), ancestors, np.exp(log_weights)
+        undecided = [i for i in range(len(path), len(rng.path)) if 0 < rng.odds[i] < 1]
+        todo += [[*rng.path[:i], not rng.path[i]] for i in undecided]
+    if scheme is optimal:
+        return
     num_uniforms, breaks = SCHEMES[scheme]([N * w / sum(weights) for w in weights], N)
     ends = sorted({Fraction(0), Fraction(1), *breaks})
     ends = [end for i, end in enumerate(ends) if i == 0 or end - ends[i - 1] > Fraction(1, 10**12)]
@@ -145,11 +177,20 @@ def test_the_threshold_of_weights_6_2_1_1_is_5_halves():
     log_c, certain = threshold(np.log([0.6, 0.2, 0.1, 0.1]), 2)
     assert np.exp(log_c) == pytest.approx(2.5, rel=1e-14)
     assert certain.tolist() == [0]
-    for u, other in [(0.25, 1), (0.6, 2), (0.9, 3)]:            # the others have c w = .5, .25, .25
-        ancestors, log_weights = optimal(Scripted([u]), np.log([0.6, 0.2, 0.1, 0.1]), 2)
-        assert ancestors.tolist() == [0, other]
-        assert log_weights[0] == np.log(0.6)
-        assert np.exp(log_weights) == pytest.approx([0.6, 0.4])
+    chances = dict.fromkeys([1, 2, 3], 0.0)
+    for p, (first, other), new in cells(optimal, [Fraction(count, 10) for count in (6, 2, 1, 1)], 2):
+        assert first == 0 and new == pytest.approx([0.6, 0.4])
+        chances[other] += p
+    assert chances == pytest.approx({1: 0.5, 2: 0.25, 3: 0.25})         # their c w
+
+
+def test_one_of_two_equal_neighbours_is_kept_independently_of_other_pairs():
+    """Every second particle in order would be the same child of all parents."""
+    chances = dict.fromkeys(product([0, 1], [2, 3], [4, 5]), 0.0)
+    for p, ancestors, _ in cells(optimal, [Fraction(1)] * 6, 3):
+        if p > 1e-9:                                    # else a rounding
+            chances[tuple(ancestors.tolist())] += p
+    assert [*chances.values()] == pytest.approx([1 / 8] * 8)
 
 
 integer_weights = st.lists(st.sampled_from([0, 0, 1, 1, 1, 2, 2, 3, 5, 8, 100, 12345]), min_size=1, max_size=12)
@@ -183,7 +224,7 @@ nearly_one = st.sampled_from([0.0, 1e-300, 0.5, 1 / 3, 1 - 2**-53])
 def test_every_scheme_returns_valid_arrays_and_keeps_the_total_weight(log_weights, N, u):
     num_alive = np.count_nonzero(np.isfinite(log_weights))
     for scheme in SCHEMES:
-        ancestors, new = scheme(Scripted([u] * N), log_weights, N)
+        ancestors, new = scheme(Constant(u) if scheme is optimal else Scripted([u] * N), log_weights, N)
         assert ancestors.dtype == np.int64 and new.dtype == np.float64
         assert ancestors.shape == new.shape
         assert np.all(np.isfinite(np.asarray(log_weights)[ancestors]))
@@ -215,7 +256,7 @@ def test_optimal_keeps_exactly_N_distinct_ones_despite_rounding(name, order):
     log_weights = TIES[name][::order]
     for N in [1, 2, 3, 499, 500, 501, 997, 998, 999]:
         for u in [0.0, 1e-17, 0.5, 0.999, 1 - 2**-53]:
-            ancestors, new = optimal(Scripted([u]), log_weights, N)
+            ancestors, new = optimal(Constant(u), log_weights, N)
             assert len(set(ancestors.tolist())) == len(ancestors) == N
             assert logsumexp(new) == pytest.approx(logsumexp(log_weights), rel=1e-12, abs=1e-12)
 

@@ -8,6 +8,7 @@ import contextlib
 import copy
 import math
 import random
+import warnings
 
 import numpy as np
 import pytest
@@ -303,3 +304,21 @@ def test_foreign_draws_after_a_choice_are_unbiased(run):
 
     random.seed(0)
     is_posterior(run, Foreign, {"T": 1.5, "F": math.exp(-2.0) / 2}, quick=500)
+
+
+@every_sampler
+def test_a_method_start_that_nothing_calls_is_named(run):
+    class Hook(Letters):
+        def start(self):
+            self.s = "b"
+
+    with pytest.warns(UserWarning, match=r"nothing calls Hook.start\(\): do its work in __init__"):
+        run(Hook(), seed=0)
+
+    class Called(Hook):
+        def step(self):
+            self.start()
+            super().step()
+
+    with warnings.catch_warnings(action="error"):
+        run(Called(), seed=0)

@@ -86,12 +86,12 @@ LINES = {
     "constraints/masks": 970,
     "constraints/vocabulary": 1900,
     "distributions": 1130,
-    "inference": 2310,
+    "inference": 2340,                                  # columns of values, draws for ArviZ, a check of `start`
     "inference/resuming": 240,
     "lm": 1700,
     "lm/embedded": 30,
     "lm/engines": 2150,                                # a tokenizer without transformers
-    "models": 2020,                                     # a Pattern is drawn by rejection
+    "models": 2030,                                     # greedy rules come last
     "queries": 2030,                                    # choose
     "report": 840,                                      # probabilities of values
     "support": 1000,
