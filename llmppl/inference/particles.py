@@ -22,12 +22,13 @@ from numpy.typing import NDArray
 
 from llmppl.inference.detached import SavedParticle, detach
 from llmppl.inference.genealogy import StepRecord, StepRecords, probability_error, tail_shape
+from llmppl.inference.resampling import systematic
 from llmppl.models.choices import Choice, log_joints
 from llmppl.models.model import Model
 from llmppl.report import Recorder, html_page
 from llmppl.report.probabilities import Probabilities, Share, key_of
 from llmppl.report.tables import TableView, frame, html_table, one_line, text_table, without_middle
-from llmppl.support.arguments import function, generator, name_of, optional_count, shown
+from llmppl.support.arguments import count, function, generator, name_of, optional_count, shown
 from llmppl.support.locks import cached_property
 from llmppl.support.runtime import Stats
 from llmppl.support.shared import Shared
@@ -154,14 +155,18 @@ class Particles(Shared, Sequence[P]):
         probable values have standard errors. AttributeError if no particle has the key; ValueError if none is left.
         """
         self._need_one()
-        values = [value_of(particle, key) for particle in self]
-        if all(value is NO_VALUE for value in values):
-            names = sorted(name for name in vars(self[0]) if not name.startswith("_"))
-            raise AttributeError(f"no particle has {key!r}: the first one has {', '.join(names)}")
+        name, values = self._column(key)
         shares = [Share(values[group[0]], p, se=self._se(group) if i < MAX_ERRORS else None)
                   for i, (p, group) in enumerate(self._grouped(values))]  # fmt: skip
-        name = "answers" if key is answer_of else key if isinstance(key, str) else name_of(key)
         return Probabilities(shares, f"{name}: {len(shares)} values of {len(self)} particles, ess {self.ess:.1f}")
+
+    def _column(self, key: str | Callable[[Any], Any]) -> tuple[str, list[Any]]:
+        """Return the name of a key and its value in each particle. AttributeError if no particle has it."""
+        values = [value_of(particle, key) for particle in self]
+        if values and all(value is NO_VALUE for value in values):
+            names = sorted(name for name in vars(self[0]) if not name.startswith("_"))
+            raise AttributeError(f"no particle has {key!r}: the first one has {', '.join(names)}")
+        return "answers" if key is answer_of else key if isinstance(key, str) else name_of(key), values
 
     def _se(self, group: list[int]) -> float | None:
         """Return the standard error of the probability of some particles; None if these are no random sample."""
@@ -193,13 +198,30 @@ class Particles(Shared, Sequence[P]):
         }  # fmt: skip
         return fields if len(self) else {**fields, "deaths": [vars(death) for death in self.deaths]}
 
-    def to_pandas(self) -> pandas.DataFrame:
-        """Return a data frame with a row for each particle: text, weight, log_weight, cut.
+    def to_pandas(self, *keys: str | Callable[[Any], Any]) -> pandas.DataFrame:
+        """Return a data frame with a row for each particle: text, weight, log_weight, cut, and a column for each key.
 
-        Add other attributes as columns: `frame["n"] = [particle.n for particle in posterior]`.
+        The keys are those of `by`, such as "mood" or "parsed.age". A particle without the value has None there.
         """
-        cut = [particle.cut for particle in self]
-        return frame({"text": self.texts, "weight": self.weights, "log_weight": self.log_weights, "cut": cut})
+        cut, columns = [particle.cut for particle in self], dict(map(self._column, keys))
+        more = {name: [None if value is NO_VALUE else value for value in column] for name, column in columns.items()}
+        return frame({"text": self.texts, "weight": self.weights, "log_weight": self.log_weights, "cut": cut, **more})
+
+    def to_arviz(self, *keys: str | Callable[[Any], Any], draws: int = 1000, seed: int | None = None) -> Any:
+        """Return the keys of `by` as ArviZ data of one chain, in which each particle occurs by its weight.
+
+        ArviZ has no weights, so systematic resampling makes the draws. They are no Markov chain: ArviZ's own ess and
+        r_hat say nothing about them. `sample_stats` has the index of each draw's particle.
+        """
+        self._need_one()
+        try:
+            import arviz
+        except ImportError:
+            raise ImportError("to_arviz needs ArviZ: pip install arviz") from None
+        chosen, _ = systematic(generator(seed), self.log_weights, count("draws", draws))
+        values = {name: np.array([column])[:, chosen] for name, column in map(self._column, keys or ["s"])}
+        groups = {"posterior": values, "sample_stats": {"particle": chosen[None]}}
+        return arviz.from_dict(groups) if int(arviz.__version__.split(".")[0]) else arviz.from_dict(**groups)
 
     def __getstate__(self) -> dict[str, Any]:
         return {**vars(self), "_particles": [detach(particle) for particle in self], "_recorder": None}

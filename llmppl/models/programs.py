@@ -54,7 +54,8 @@ class Program(Model):
         its last token are left out. So a text has the probability that the model writes it and then its first stop
         string. If that comes before `min_tokens` tokens, the weight is zero.
     rule : Rule, or another function from a distribution to one over the same tokens
-        Turns the model's next-token distribution into the target's, as in `rule=Rule(temperature=0.5)`.
+        Turns the model's next-token distribution into the target's, as in `rule=Rule(temperature=0.5)`. Temperature 0
+        is greedy decoding: it applies last, after masks and products, and what a program observes has no rule.
 
     Attributes
     ----------
@@ -89,9 +90,9 @@ class Program(Model):
         self.num_tokens = 0
 
     def next_token(self, context: Context) -> TokenDistribution:
-        """Return the target's distribution of the token after `context`."""
+        """Return the target's distribution of the token after `context`. A greedy rule applies later, to the masked."""
         dist: TokenDistribution = self.transformer(context)
-        return dist if self.rule is NO_RULE else self.rule(dist)
+        return dist if self.rule is NO_RULE or is_greedy(self.rule) else self.rule(dist)
 
     def before_min_tokens(self) -> bool:
         """Return True if the text may not end yet."""
@@ -223,13 +224,12 @@ class ConstrainedText(Program):
         self.labels = dict.fromkeys(("sample", "score"), " and ".join(demands))
 
     def step(self) -> None:
-        greedy = self.rule is not NO_RULE and is_greedy(self.rule)      # after the masks: it never removes all tokens
-        dist: TokenDistribution = self.transformer(self.context) if greedy else self.next_token(self.context)
+        dist = self.next_token(self.context)
         target = self.target(dist)
         token = self._guide.draw(
             self, "sample", target, self.state, self.num_tokens, self.rule, self.own_masks(dist.support)
         )
-        if target is not dist and self.end == "prefix" and not greedy:     # the weights of the target do not sum to 1
+        if target is not dist and self.end == "prefix" and not is_greedy(self.rule):    # the weights do not sum to 1
             self.score(target.log_total() - dist.log_total())
         if self.append(token):
             self.context += token
@@ -399,7 +399,9 @@ class Infilling(Program):
             self._die_("condition", f"the holes have more tokens than max_tokens={self.max_tokens}")
         for _ in range(length):
             dist = self.next_token(self.context)
-            token = self.sample(dist, proposal=dist.masked(dist.support.not_eos))
+            allowed = dist.masked(dist.support.not_eos)
+            greedy = is_greedy(self.rule)
+            token = self.sample(self.rule(allowed) if greedy else dist, proposal=None if greedy else allowed)
             self.s += token
             self.context += token
         fragment, *self.fragments = self.fragments      # type: ignore[assignment]
@@ -412,12 +414,12 @@ class Infilling(Program):
             self.finish()
 
     def observe_fragment(self, fragment: str) -> None:
-        """Observe `fragment`. Without a rule, one forward pass computes all its tokens."""
+        """Observe `fragment`. Without a rule, or with a greedy one, one forward pass computes all its tokens."""
         if not fragment:
             return
         end = self.context + fragment
         tokens = end.tokens[len(self.context) :]
-        if self.rule == NO_RULE:
+        if self.rule == NO_RULE or is_greedy(self.rule):
             self.observe(self.context.next_token().string(), tokens)
         else:
             contexts = itertools.accumulate(tokens[:-1], operator.add, initial=self.context)
@@ -487,11 +489,14 @@ class PromptIntersection(Program):
 
     def step(self) -> None:
         first, *others = map(self.next_token, self.contexts)
-        proposal: Finite = first if self.proposal == "first" else product(first, *others)
+        whole = self.proposal == "product" or is_greedy(self.rule)
+        proposal: Finite = product(first, *others) if whole else first
         if self.before_min_tokens():
             proposal = proposal.masked(first.support.not_eos)
+        if greedy := is_greedy(self.rule):
+            first = proposal = self.rule(proposal)
         token = self.sample(first, proposal=None if proposal is first else proposal)
-        for other in others:
+        for other in [] if greedy else others:
             self.observe(other, token)
         if self.append(token):
             self.contexts = [context + token for context in self.contexts]

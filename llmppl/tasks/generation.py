@@ -31,7 +31,7 @@ from llmppl.models.programs import ConstrainedText, language_model
 from llmppl.queries.choice import Choice, choose
 from llmppl.report.probabilities import Probabilities, Share, key_of
 from llmppl.report.tables import TableView, frame, html_table, one_line, text_table
-from llmppl.support.arguments import generator, is_type, one_of, shown
+from llmppl.support.arguments import function, generator, is_type, one_of, shown
 from llmppl.support.locks import cached_property
 from llmppl.support.options import list_options, unknown_option
 from llmppl.support.runtime import Runtime, spent
@@ -83,6 +83,7 @@ class GenerateOptions(TypedDict, total=False):
     power: float
     together: int
     progress: bool | None
+    on_answer: Callable[[Generation], Any]
 
 
 class Generation:
@@ -106,6 +107,7 @@ class Generation:
     fields : dict of str to Probabilities
         Posterior probabilities of each field of a record, whatever the other fields are.
     posterior, program : Particles, Beams or Choice; and ConstrainedText
+    prompt : as it was given
     method, call : str, and the calls of the library for which the method stands
     tokens, seconds : int and float, number of tokens that the model ran, and time
     error : str
@@ -115,7 +117,7 @@ class Generation:
     def __init__(
         self, plan: _Plan, prompt: Any, posterior: Any, tokens: int, seconds: float, error: str = ""
     ) -> None:
-        self._plan, self._prompt, self._posterior = plan, prompt, posterior
+        self._plan, self.prompt, self._posterior = plan, prompt, posterior
         self.method, self.call = plan.method, plan.call
         self.tokens, self.seconds, self.error = tokens, seconds, error
 
@@ -127,7 +129,7 @@ class Generation:
 
     @property
     def program(self) -> ConstrainedText:
-        return self._plan.program(self._prompt)
+        return self._plan.program(self.prompt)
 
     @cached_property
     def _particle(self) -> Any:
@@ -304,7 +306,7 @@ def generate(
         - "sample": one text, drawn under the mask of the constraint.
         - "greedy": at each token, the most probable one that the mask allows.
         - "beam": beam search with N beams; the text of the highest probability.
-        - "best_of": the most probable text of N samples under the mask and, without a limit or a power, greedy
+        - "best_of": the most probable text of N samples under the mask and, without `budget` and `timeout`, greedy
           decoding. The weights of the samples give the probability of its value.
         - "importance": N samples under the mask with their weights; the value of the largest weight.
         - "steer": `smc_steer` with N and K; the value of the largest weight.
@@ -320,7 +322,8 @@ def generate(
     **options
         N, K : numbers of particles or beams, and of extensions of each. end, complete, mask, min_tokens, stop, rule :
         as in `ConstrainedText`. temperature : short for `rule=Rule(temperature=...)`. power : as in `smc_steer`.
-        together, progress : as in `run_many`.
+        together, progress : as in `run_many`. on_answer : called with each `Generation` of a list when it ends. The
+        first one ends sooner if fewer prompts run `together`.
 
     Returns
     -------
@@ -335,25 +338,29 @@ def generate(
         if of_rule := unknown & vars(NO_RULE).keys():
             raise TypeError(f"generate takes no {min(of_rule)}: give it in rule=Rule({min(of_rule)}=...)")
         raise unknown_option("generate", sorted(unknown), inspect.signature(generate).parameters)
+    on_answer = function("on_answer", options.pop("on_answer", lambda answer: None), "print", takes=1)
     limits = {"max_tokens": max_tokens, "budget": budget, "timeout": timeout}
     plan = _Plan(language_model(lm), constraint, one_of("method", method, get_args(Method)), limits, seed, options)
     several = isinstance(prompt, list | tuple) and not (prompt and isinstance(prompt[0], Mapping))
     if several and plan.method != "exact":
         together, progress = options.get("together", TOGETHER), options.get("progress")
+        made = dict[int, Generation]()
         results = run_many(plan.run, [*map(plan.context, prompt)], seed=seed, together=together, progress=progress)
-        made = sorted(results, key=lambda result: result.index)
-        return Generations(
-            Generation(plan, prompt[i], each.particles or each.matches, each.tokens, each.seconds, _error(each))
-            for i, each in enumerate(made)
-        )
+        for each in results:
+            found, i = each.particles or each.matches, each.index
+            made[i] = Generation(plan, prompt[i], found, each.tokens, each.seconds, _error(each))
+            on_answer(made[i])
+        return Generations(made[i] for i in range(len(made)))
     start, contexts = time.perf_counter(), [*map(plan.context, prompt)] if several else plan.context(prompt)
     rng = generator(seed)
     run = Runtime().each([(lambda: (plan.run(contexts, rng), round(spent()[1])), "generate")], 1)
     posterior, tokens = next(run)
     seconds = time.perf_counter() - start
     if several:
-        return Generations(Generation(plan, each, choice, tokens // len(prompt), seconds / len(prompt))
-                           for each, choice in zip(prompt, posterior, strict=True))  # fmt: skip
+        answers = Generations(Generation(plan, each, choice, tokens // len(prompt), seconds / len(prompt))
+                              for each, choice in zip(prompt, posterior, strict=True))  # fmt: skip
+        [*map(on_answer, answers)]
+        return answers
     if isinstance(posterior, Particles) and not posterior:
         raise ValueError(f"generate found no text: {posterior._causes()}")
     return Generation(plan, prompt, posterior, tokens, seconds)
@@ -400,7 +407,7 @@ class _Plan:
             raise TypeError(f"generate with method={method!r} takes no {wrong[0]}")
         self.sizes = _ONE.get(method) or [given.get(name, default) for name, default in self.way.sizes.items()]
         self.limits = {name: given[name] for name in ("budget", "timeout", "power") if name in given}
-        self.with_greedy = method == "best_of" and not self.limits
+        self.with_greedy = method == "best_of" and self.limits.keys() <= {"power"}      # it would double a limit
         self.program_options = {name: given[name] for name in _OF_PROGRAM if name in given}
         if not listed and method != "exact":
             self.program_options.setdefault("max_tokens", MAX_TOKENS)

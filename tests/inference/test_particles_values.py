@@ -2,6 +2,8 @@
 
 import math
 import pickle
+import sys
+import types
 
 import numpy as np
 import pytest
@@ -82,6 +84,38 @@ def test_tables_of_values_are_text_html_and_frames():
     assert found.to_pandas()["probability"].sum() == pytest.approx(1.0)
     saved = pickle.loads(pickle.dumps(importance_sampling(Mood(), 50, seed=1)))
     assert dict(saved.by("mood")) == dict(found) and saved.found is None
+
+
+def test_frames_have_columns_of_names_paths_and_functions():
+    def half(particle):
+        return len(particle.mood) / 2
+
+    pytest.importorskip("pandas", reason="pandas is not installed")
+    posterior = importance_sampling(Mood(), 30, seed=1)
+    frame = posterior.to_pandas("mood", "record.pets[0].kind", half)
+    assert frame.columns[4] == "mood" and frame["mood"].tolist() == posterior.texts
+    assert frame["record.pets[0].kind"].tolist() == [p.record["pets"][0]["kind"] for p in posterior]
+    assert frame.iloc[:, 6].tolist() == [*map(half, posterior)]
+    assert frame.groupby("mood")["weight"].sum().to_dict() == pytest.approx(dict(posterior.by("mood")))
+    with pytest.raises(AttributeError, match="no particle has 'moods'"):
+        posterior.to_pandas("moods")
+
+
+@pytest.mark.parametrize("version", ["0.23.4", "1.0.0"])
+def test_draws_for_arviz_have_the_weights(monkeypatch, version):
+    """ArviZ 1 takes the groups as a dict, earlier versions by keyword."""
+    arviz = types.ModuleType("arviz")
+    arviz.__version__ = version
+    arviz.from_dict = {"1": lambda groups: groups, "0": lambda **groups: groups}[version[0]]
+    monkeypatch.setitem(sys.modules, "arviz", arviz)
+    posterior = importance_sampling(Mood(), 30, seed=1)
+    found = posterior.to_arviz("mood", seed=0)
+    drawn, places = found["posterior"]["mood"], found["sample_stats"]["particle"]
+    assert drawn.shape == places.shape == (1, 1000) and [posterior[i].mood for i in places[0]] == drawn[0].tolist()
+    np.testing.assert_allclose(np.bincount(places[0], minlength=30) / 1000, posterior.weights, atol=1e-3)
+    monkeypatch.setitem(sys.modules, "arviz", None)
+    with pytest.raises(ImportError, match="pip install arviz"):
+        posterior.to_arviz("mood")
 
 
 @pytest.mark.parametrize("name", ["late", "mood"])

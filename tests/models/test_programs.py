@@ -276,3 +276,40 @@ def is_list(text):
 def test_texts_of_the_embedded_model_fit_by_another_reader(embedded, prompt, constraint, fits):
     posterior = smc_steer(ConstrainedText(embedded, prompt, constraint, max_tokens=14), 4, 2, seed=0)
     assert len(posterior) and all(map(fits, posterior.texts))
+
+
+# ---- temperature 0
+
+
+def likeliest(rows, num_tokens):
+    """Return the token of the largest product of these distributions, of the first `num_tokens`."""
+    return int(np.argmax(np.sum(rows, axis=0)[:num_tokens]))
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_greedy_holes_take_the_likeliest_tokens_beside_eos(seed):
+    """The models' own first choices include EOS, and not the fragments."""
+    lm = tiny_lm(V, seed=seed)
+    hole = lm.context("a")
+    for _ in range(2):
+        hole += lm.vocab[likeliest([hole.log_probs()], END)]
+    program = Infilling(lm, ["a", "ca"], lengths=Uniform([2]), rule=Rule(temperature=0))
+    for found in (enumerate_exact(program), smc_steer(program, 3, 2, seed=0)):
+        assert {*found.texts} == {hole.text + "ca"}
+        assert found.log_ml == pytest.approx((hole + "ca").log_prob_since(hole), rel=1e-6)
+
+
+@pytest.mark.parametrize("proposal", ["product", "first"])
+@pytest.mark.parametrize("seed", range(3))
+def test_greedy_text_after_two_prompts_follows_their_product(seed, proposal):
+    lm = tiny_lm(V, seed=seed)
+    contexts, text = [lm.context("a"), lm.context("cb")], ""
+    for place in range(4):
+        token = likeliest([context.log_probs() for context in contexts], END + (place >= 2))
+        if token == END:
+            break
+        contexts, text = [context + lm.vocab[token] for context in contexts], text + spelled([token])
+    options = {"min_tokens": 2, "max_tokens": 4, "proposal": proposal, "rule": Rule(temperature=0)}
+    program = PromptIntersection(lm, ["a", "cb"], **options)
+    for found in (enumerate_exact(program), smc_steer(program, 3, 2, seed=0)):
+        assert {*found.texts} == {text} and found.log_ml == pytest.approx(0.0)

@@ -213,6 +213,22 @@ def test_a_language_model_is_called_with_a_prompt_and_a_type():
         generate("a", LM)
 
 
+@pytest.mark.parametrize("constraint", [Regex("[bc]b?c?"), ["ab", "c"]])
+def test_each_answer_of_a_list_is_reported_when_it_ends(constraint):
+    seen = []
+    answers = generate(LM, ["a", "b", "c"], constraint, seed=0, together=1, on_answer=seen.append)
+    assert [*map(id, seen)] == [*map(id, answers)] and [each.prompt for each in seen] == ["a", "b", "c"]
+    with pytest.raises(ZeroDivisionError):              # after the first one
+        generate(LM, ["a", "b"], constraint, seed=0, on_answer=lambda answer: 1 / 0)
+
+
+def test_best_of_compares_with_greedy_decoding_under_a_power():
+    answer = generate(LM, "a", Regex("[bc]{3}"), power=3.0, N=1, seed=0)
+    greedy = generate(LM, "a", Regex("[bc]{3}"), method="greedy")
+    assert answer.log_prob >= greedy.log_prob and "beam_search" in answer.call
+    assert "beam_search" not in generate(LM, "a", Regex("[bc]{3}"), budget=9, N=1, seed=0).call
+
+
 @pytest.mark.parametrize("end", ["boundary", "eos"])
 @pytest.mark.parametrize("kind", [Regex, Pattern])
 def test_temperature_0_takes_the_most_probable_allowed_token(kind, end):
