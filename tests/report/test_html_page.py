@@ -23,7 +23,7 @@ WORDS = {" the": 0.3, " a": 0.2, " cat": 0.2, " dog": 0.15, " sat": 0.1, ".": 0.
 class Prompt:
     """Context with the attributes that a recorder uses."""
 
-    next_token = None
+    next_token, tokens = None, ()
 
     def __init__(self, text):
         self.text = text

@@ -65,7 +65,8 @@ def steer(path, model=None, run=RUNS["distinct"], **options):
     def on_step(step):
         recorder(step)
         copies = np.bincount(step.ancestors, minlength=len(step.candidates))
-        after = [np.logaddexp.reduce(step.particles.log_weights[step.ancestors == i], initial=-np.inf)
+        assert step.particles.log_weights.tolist() == sorted(step.log_chosen, reverse=True)
+        after = [np.logaddexp.reduce(step.log_chosen[step.ancestors == i], initial=-np.inf)
                  for i in range(len(step.candidates))]  # fmt: skip
         candidates = [
             (str(c), c.log_twist, c.finished and not c.death, c.death, dict(c.attribution), w, int(n))
@@ -341,7 +342,7 @@ def test_a_posterior_shows_the_page_of_its_run(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr("webbrowser.open", opened.append)
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     recorder = Recorder()
-    posterior = smc_steer(Letters(), 3, 2, seed=1, max_steps=4, on_step=recorder)
+    posterior = smc_steer(Letters(), 3, 2, seed=4, max_steps=4, on_step=recorder)
     posterior.show()
     (file,) = tmp_path.iterdir()
     assert opened == [file.as_uri()] and str(file) in capsys.readouterr().out
@@ -349,7 +350,7 @@ def test_a_posterior_shows_the_page_of_its_run(tmp_path, monkeypatch, capsys):
     assert shown == page(replace(recorder.recording, ended=""))
     left = sum(particle.cut for particle in posterior)
     assert left and f"Cut after 4 steps, {left} of 3 particles not finished." in shown
-    plain = smc_steer(Letters(), 3, 2, seed=1, max_steps=4, on_step=lambda step: None)
+    plain = smc_steer(Letters(), 3, 2, seed=4, max_steps=4, on_step=lambda step: None)
     for unrecorded in plain, pickle.loads(pickle.dumps(posterior)):
         with pytest.raises(RuntimeError, match=r"this run was not recorded.* on_step=Recorder\(\)\) records one"):
             unrecorded.show()

@@ -85,7 +85,7 @@ def test_iterated_matches_show_as_a_table():
     log_prob = f"{two[0].log_prob:.3f}"
     assert repr(two).splitlines()[:4] == ["2 matches", "", "log prob  tokens  text", f"{log_prob:>8}       1  {two[0]}"]
     assert two._repr_html_().count("<tr>") == 3 and f"<td>{log_prob}</td><td>1</td>" in two._repr_html_()
-    assert len(found.take(10)) == 1 and repr(found.take(10)) == "0 matches"
+    assert len(found.take(10)) == 1 and repr(found.take(10)) == "0 matches: there are no others"
     with pytest.raises(ValueError, match="n must be at least 0, not -1"):
         found.take(-1)
     weighed = MatchList([Match(Text("a"), "", (), -1.0, -1.0, -1.0, log_weight=-2.5)])

@@ -10,6 +10,7 @@ import json
 import operator
 import os
 import pickle
+import re
 import resource
 import signal
 import sqlite3
@@ -71,7 +72,8 @@ def test_loaded_results_equal_the_returned_ones(path):
     assert outcomes(loaded) == outcomes(results)
     costs = operator.attrgetter(*COSTS, "particles.log_ml_se")
     assert [*map(costs, loaded)] == [*map(costs, results)]
-    assert [repr(each.particles) for each in loaded] == [repr(each.particles) for each in results]
+    printed = [re.sub(r", \d+ ancestors? at step 1", "", repr(each.particles)) for each in results]
+    assert [repr(each.particles) for each in loaded] == printed         # a file has no ancestors
 
 
 def test_attributes_that_are_data_return_with_their_types(path):
