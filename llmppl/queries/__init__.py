@@ -13,6 +13,7 @@ from llmppl.queries.choice import Choice, choose
 from llmppl.queries.comparison import ChiSquare, Comparison, Exact, chi_square_tail, compare
 from llmppl.queries.compile import Edits
 from llmppl.queries.matches import Match, Matches, MatchList
+from llmppl.queries.near_verbatim import Extraction, extraction
 from llmppl.queries.query import (
     Certificate, Explanation, Query, QueryOptions, can_generate, explain, probability, search,
 )  # fmt: skip
@@ -21,8 +22,8 @@ from llmppl.support import lazy
 
 __all__ = [
     "any_case", "any_whitespace", "can_generate", "Certificate", "chi_square_tail", "ChiSquare", "Choice", "choose",
-    "compare", "Comparison", "DecisionRule", "Edits", "Exact", "explain", "Explanation", "homoglyphs", "Match",
-    "Matches", "MatchList", "optional_punctuation", "probability", "Probability", "Query", "QueryOptions", "rewrite",
-    "Rule", "search", "synonyms",
+    "compare", "Comparison", "DecisionRule", "Edits", "Exact", "explain", "Explanation", "extraction", "Extraction",
+    "homoglyphs", "Match", "Matches", "MatchList", "optional_punctuation", "probability", "Probability", "Query",
+    "QueryOptions", "rewrite", "Rule", "search", "synonyms",
 ]  # fmt: skip
 __dir__ = lazy.public_names(__name__)

@@ -26,6 +26,7 @@ from llmppl.lm import TokenDistribution
 from llmppl.models.model import Model
 from llmppl.queries.best_first import REST, Item, Node, Search, Space, Start
 from llmppl.queries.matches import Match
+from llmppl.support import arguments
 
 MAX_BARREN_SAMPLES = 2048                               # without a match, before an error
 MAX_BARREN_STEPS = 100_000                              # without a finished sample, before an error
@@ -155,6 +156,17 @@ class Probability:
         else:
             estimate = f"estimate {self.estimate:.6g} +- {self.estimate_se:.2g}"
         return f"Probability(between {self.lower:.6g} and {self.upper:.6g}{of}; {estimate})"
+
+    def tries(self, chance: float) -> tuple[float, float]:
+        """Return the least and the largest number of texts, one of which is in the language with this `chance`.
+
+        They follow from the bounds: ceil(log(1 - chance) / log(1 - probability)), inf for a probability of 0.
+        """
+        if not 0 < arguments.number("chance", chance) < 1:
+            raise ValueError(f"chance is {chance!r}; it is between 0 and 1, as 0.5 is")
+        log_missed = [-math.inf if p == 1 else math.log1p(-p) for p in (self.upper, self.lower)]
+        least, most = (math.ceil(max(1.0, math.log1p(-chance) / log)) if log else math.inf for log in log_missed)
+        return least, most
 
 
 def bounded(search: Search, tolerance: float, particles: int, runs: int, rng: np.random.Generator) -> Probability:

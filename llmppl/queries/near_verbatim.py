@@ -1,0 +1,87 @@
+"""Extraction: the probability that a model writes the rest of a text after its beginning, verbatim or nearly.
+
+The event is that the continuation begins, at a border of tokens, with the text or with one within some edits of
+characters. The probability is over all tokenisations, and its bounds are certain.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from llmppl.constraints.automata.dfa import DFA
+from llmppl.distributions import NO_RULE, DecisionRule
+from llmppl.lm import CachedTransformer, Context
+from llmppl.models.programs import as_context
+from llmppl.queries.best_first import Search, Space, Start
+from llmppl.queries.compile import Edits, compile_query
+from llmppl.queries.query import warn_of_seam
+from llmppl.queries.sampling import Probability, bounded
+from llmppl.report.tables import TableView, one_line
+from llmppl.support import arguments
+
+BATCH = 32                                              # contexts in a round of the language model
+
+
+@dataclass(frozen=True, repr=False)
+class Extraction(TableView):
+    """Result of `extraction`: the probability of a text, `verbatim`, and of all texts within `edits` of it, `near`.
+
+    `extraction.near.tries(0.5)` bounds the number of tries.
+    """
+
+    suffix: str
+    edits: int
+    verbatim: Probability
+    near: Probability
+
+    def _header(self) -> str:
+        return f"Extraction of {one_line(repr(self.suffix))}"
+
+    def _table(self) -> tuple[list[str], list[list[str]]]:
+        names = {"verbatim": self.verbatim, f"within {self.edits} edit{'s' * (self.edits != 1)}": self.near}
+        tries = [" to ".join(dict.fromkeys(f"{n:,}" for n in each.tries(0.5))) for each in names.values()]
+        bounds = [(f"{each.lower:.4g}", f"{each.upper:.4g}") for each in names.values()]
+        rows = [[*both, n, name] for both, n, name in zip(bounds, tries, names, strict=True)]
+        return ["at least", "at most", "tries for 50 %", "text"], rows
+
+
+def extraction(
+    lm: CachedTransformer, prefix: str | Context, suffix: str, *, edits: int | Edits = 1,
+    rule: DecisionRule = NO_RULE, tolerance: float = 1e-3, max_expansions: int = 2000,
+) -> Extraction:  # fmt: skip
+    """Compute the probability that the model writes `suffix` after `prefix`, verbatim and within some edits.
+
+    Parameters
+    ----------
+    lm : CachedTransformer
+    prefix : str or Context
+    suffix : str
+        Begins with the blank that follows the prefix.
+    edits : int or Edits
+        Insertions, deletions and substitutions of characters, at most.
+    rule : Rule, or another function from a distribution to one over the same tokens
+        Decision rule of the decoder, such as Rule(top_k=40).
+    tolerance : float
+        Stop when the bounds of a probability differ by at most this share of the upper one.
+    max_expansions : int
+        Stop after so many next-token distributions for each probability.
+    """
+    arguments.function("rule", rule, "Rule(top_k=40)")
+    arguments.number("tolerance", tolerance)
+    arguments.count("max_expansions", max_expansions)
+    context, text = as_context(lm, prefix), DFA.from_strings([arguments.text("suffix", suffix)])
+    if isinstance(prefix, str):
+        warn_of_seam(lm, prefix, [suffix])
+    found = []
+    for each in (0, edits):
+        compiled = compile_query(text, edits=each)
+        search = Search(Space(lm, compiled, rule, "prefix", first=compiled.continues()), "joint", BATCH, max_expansions)
+        search.add(Start("", context, 0.0, compiled.parts[0]))
+        found.append(bounded(search, tolerance, 1, 0, np.random.default_rng(0)))
+    verbatim, near = found                              # one event contains the other
+    return Extraction(
+        suffix, edits.max_cost if isinstance(edits, Edits) else edits,
+        replace(verbatim, upper=min(verbatim.upper, near.upper)), replace(near, lower=max(verbatim.lower, near.lower)),
+    )  # fmt: skip
