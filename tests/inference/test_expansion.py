@@ -170,6 +170,20 @@ def test_distinct_varies_less_than_copies_do():
     assert spread["distinct"] < 0.8 * spread["copies"]
 
 
+def test_children_of_equal_weight_are_chosen_for_each_parent_apart():
+    class Heads(Model):
+        def step(self):
+            self.s += "TH"[self.sample(Bernoulli(0.5))]
+            if len(self.s) == 8:
+                self.condition(self.s.count("H") >= 6)
+                self.finish()
+
+    runs, truth = repetitions(2000, 100), (28 + 8 + 1) / 2**8
+    Z = [math.exp(smc_steer(Heads(), 8, 2, seed=i).log_ml) / truth for i in range(runs)]
+    assert abs(np.mean(Z) - 1.0) <= 4.5 * np.std(Z) / math.sqrt(runs)
+    assert np.std(Z) < 0.8                          # 0.55, or 1.1 if the same child of all parents is kept
+
+
 def test_an_unknown_expansion_is_named():
     with pytest.raises(ValueError, match="expand must be one of 'distinct', 'merged', 'copies'"):
         smc_steer(Letters(), 2, 2, expand="both")

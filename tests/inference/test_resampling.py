@@ -177,11 +177,20 @@ def test_the_threshold_of_weights_6_2_1_1_is_5_halves():
     log_c, certain = threshold(np.log([0.6, 0.2, 0.1, 0.1]), 2)
     assert np.exp(log_c) == pytest.approx(2.5, rel=1e-14)
     assert certain.tolist() == [0]
-    chances = dict.fromkeys([1, 2, 3], 0.0)
-    for p, (first, other), new in cells(optimal, [Fraction(count, 10) for count in (6, 2, 1, 1)], 2):
-        assert first == 0 and new == pytest.approx([0.6, 0.4])
-        chances[other] += p
-    assert chances == pytest.approx({1: 0.5, 2: 0.25, 3: 0.25})         # their c w
+
+
+@pytest.mark.parametrize(
+    "counts, N",
+    [*CASES, ([1] * 9, 4), ([2, 2, 1, 1, 0, 2, 1, 1], 3), ([10**12, 1, 3, 10**12, 10**9, 2], 3), ([9, 8, 7, 6, 5], 1)],
+)
+def test_optimal_keeps_w_with_probability_c_w_and_as_1_over_c(counts, N):
+    weights = [Fraction(count, 7) for count in counts]
+    old, c = np.array(weights, dtype=float), float(bisected_threshold(weights, N))
+    chances = np.zeros(len(old))
+    for p, ancestors, new in cells(optimal, weights, N):
+        chances[ancestors] += p
+        assert new == pytest.approx(np.maximum(old[ancestors], 1 / c), rel=1e-12)
+    assert chances == pytest.approx(np.minimum(c * old, 1.0), rel=1e-9)
 
 
 def test_one_of_two_equal_neighbours_is_kept_independently_of_other_pairs():
