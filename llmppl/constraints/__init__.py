@@ -1,7 +1,4 @@
-"""Constraints: sets of texts as automata, and the masks of tokens that may follow. No language model is needed.
-
-The folder does not import a model or inference: `from llmppl.constraints import Regex, TokenIndex, Vocabulary`.
-"""
+"""Constraints: sets of texts as automata, and the masks of tokens that may follow. No language model is needed."""
 
 # isort: off
 from llmppl.constraints.automata.budget import TooLarge

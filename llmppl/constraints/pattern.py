@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from functools import partial
 from importlib import import_module
+from time import thread_time
 from typing import Any
 
 import numpy as np
@@ -25,6 +26,8 @@ _PARTS = regex.compile(
     rf"|(?P<atomic>\(\?>)|\(\?|\\.|{_CLASS}|(?P<quantifier>[*+?]|\{{\d*,?\d*\}})\+"
 )
 _OTHERS = "é٣\u3000…ſ\u212aıİ\u2028"              # of every class that a pattern has without naming other characters
+_ITEMS = regex.compile(rf"(?s)(\(\?#[^)]*\)|\\.|{_CLASS}|.)(?:(?:\s|\(\?#[^)]*\))*+\{{(?P<least>\d*),?\d*\}})?")
+MAX_COPIES, MAX_SECONDS = 200_000, 5                # of items of a pattern, at 0.7 KB; of CPU time for a mask's texts
 _EDGES = regex.compile(r"\\[bBmMzZXG]|\$|\(\?<[!=]")
 
 
@@ -33,12 +36,13 @@ class Pattern(Shared):
 
     Programs test only the tokens that they draw (rejection, with exact weights). Use a `Regex` where it takes the
     pattern: it is faster and plans the end within `max_tokens`, where a Pattern lets unfinished texts die.
-    Raises ValueError if the pattern has an error or reads from the right, or if reading a text takes more than 1 s.
+    Raises ValueError if the pattern has an error, reads from the right or repeats too much, or if reading takes long.
     """
 
     def __init__(self, pattern: str, flags: int = 0) -> None:
         self.pattern, self.flags = pattern, int(flags)
         try:
+            _check_copies(str(pattern))
             self._tests = [regex.compile(pattern, flags)]
         except (regex.error, TypeError, ValueError) as error:
             raise ValueError(f"error in pattern {shown(pattern)}: {error}") from None
@@ -51,18 +55,31 @@ class Pattern(Shared):
     def __repr__(self) -> str:
         return f"Pattern({self.pattern!r}{f', {regex.RegexFlag(self.flags)!r}' if self.flags else ''})"
 
-    def matches(self, text: str, partial: bool = False) -> bool:
-        """Return True if `text` is a match; if `partial`, also if it may begin one (or seems to)."""
+    def matches(self, text: str, partial: bool = False, end: float = np.inf) -> bool:
+        """Return True if `text` is a match; if `partial`, also if it may begin one (or seems to), by CPU time `end`."""
         try:
-            tests = self._tests if partial else self._tests[:1]
-            return any(test.fullmatch(text, partial=partial, timeout=1) for test in tests)
+            seconds = max(min(end - thread_time(), 1), 1e-6)
+            return any(test.fullmatch(text, partial=partial, timeout=seconds) for test in self._tests[: 1 + partial])
         except (TimeoutError, MemoryError):
-            raise ValueError(f"{self!r} takes more than 1 s, or too much memory, to read {shown(text)}") from None
+            limits = f"more than 1 s ({MAX_SECONDS} s for all texts of a mask), or too much memory,"
+            raise ValueError(f"{self!r} takes {limits} to read {shown(text)}") from None
 
     __contains__ = matches
 
     def index(self, vocab: VocabularyLike) -> Index:
         return _PatternIndex(self, vocab)
+
+
+def _check_copies(pattern: str) -> None:
+    """Check how often `regex` copies items: it reads `(?:a{3}b){2,5}` as `aaabaaab(?:aaab){0,3}`."""
+    copies, around = 0, [1]                         # so far; of the items of each open group
+    for match in reversed(list(_ITEMS.finditer(pattern))):
+        number = around[-1] * max(int(match["least"] or 0), 1)
+        copies += number
+        if copies > MAX_COPIES:
+            copied = f"more than {MAX_COPIES:,} copies of items from position {match.start()} on"
+            raise ValueError(f"its counts make {copied}; smaller ones or {{0,1000}}, which copies nothing, would work")
+        around = {")": [*around, number], "(": around[:-1] or [1]}.get(match[1], around)
 
 
 def _looser(pattern: str, flags: int) -> Any:
@@ -87,13 +104,13 @@ class _PatternIndex(Index):
         self.constraint, self.vocab, self._never = constraint, vocab, without_bytes(vocab)
         self._masks = Memo(self._find, 256)
 
-    def fits(self, state: bytes | None, token: int) -> bool:
+    def fits(self, state: bytes | None, token: int, end: float = np.inf) -> bool:
         if state is None or token in self._never:
             return token in self.vocab.eos_ids and self.accepts(state)
-        return bool(data := self.vocab.tokens[token]) and self._begins(state + data)
+        return bool(data := self.vocab.tokens[token]) and self._begins(state + data, end)
 
-    def _begins(self, data: bytes) -> bool:
-        begins = partial(self.constraint.matches, partial=True)
+    def _begins(self, data: bytes, end: float) -> bool:
+        begins = partial(self.constraint.matches, partial=True, end=min(end, thread_time() + 1))
         try:
             return begins(data.decode())
         except UnicodeDecodeError as error:         # the last character may be incomplete
@@ -115,7 +132,8 @@ class _PatternIndex(Index):
         return self._masks[state]
 
     def _find(self, state: bytes | None) -> Bools:
-        first = Memo[bytes, bool](lambda byte: self._begins((state or b"") + byte))
-        mask = np.array([first[data[:1]] and self.fits(state, id) for id, data in enumerate(self.vocab.tokens)])
+        end = thread_time() + MAX_SECONDS
+        first = Memo[bytes, bool](lambda byte: self._begins((state or b"") + byte, end))
+        mask = np.array([first[data[:1]] and self.fits(state, id, end) for id, data in enumerate(self.vocab.tokens)])
         mask.flags.writeable = False
         return mask

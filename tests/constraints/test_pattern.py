@@ -49,7 +49,7 @@ def test_every_prefix_of_a_match_may_begin_a_match():
 @pytest.mark.parametrize("pattern, text, more", [
     (r"(\w+) and \1", "dogs and d", "ogs"), (r"\((?:[^()]|(?R))*\)", "((a)", ")"), (r"(a)?(?(1)b|c)", "a", "b"),
     (r"(?i)(é|日).\1", "É-", "é"), (r"(?:cat){e<=1}", "ca", "r"), (r"(?!foo$)foo.*", "foo", "t"),
-    (r"(?>a\b|ab)(?<=b)", "a", "b"),
+    (r"(?>a\b|ab)(?<=b)", "a", "b"), (r"(?:\({200}){500}(?:(?:ab?){0,5000}c){0,5000}", "(" * 100_000, "aabc"),
 ])  # fmt: skip
 def test_a_prefix_that_has_a_match_passes_and_another_does_not(pattern, text, more):
     pattern = Pattern(pattern)
@@ -67,8 +67,7 @@ def test_a_mask_allows_the_tokens_after_which_some_text_matches():
     for state in todo:                              # grows
         allowed = {id for id, data in enumerate(vocab.tokens) if data and state + data in prefixes}
         allowed |= {12} if state.decode(errors="replace") in whole else set()
-        later = {4, 7, 9}                           # halves of characters, of which the next token decides
-        assert allowed <= set(index.allowed(state).tolist()) <= allowed | later
+        assert allowed <= set(index.allowed(state).tolist()) <= allowed | {4, 7, 9}     # halves of characters
         assert [index.fits(state, id) for id in range(len(vocab))] == index.mask(state).tolist()
         todo += [index.advance(state, id) for id in allowed - {12}]
     assert index.advance("éé".encode(), 12) is None and not index.mask(None).any()
@@ -97,13 +96,17 @@ def test_at_the_boundary_a_text_ends_where_nothing_continues_it():
 
 
 @pytest.mark.parametrize("pattern, message", [
-    ("(", "error in pattern '\\('"), (b"a", "a str"), (5, "pattern 5"), ("(?r)ab", "from the left")])  # fmt: skip
+    ("(", "error in pattern '\\('"), (b"a", "a str"), (5, "pattern 5"), ("(?r)ab", "from the left"),
+    (r"(?x)(?:(?:a(?#)\)) {600,900}(?#()[(] ) {600}", "200,000 copies of items from position 17 on")])  # fmt: skip
 def test_a_bad_pattern_is_refused(pattern, message):
     with pytest.raises(ValueError, match=message):
         Pattern(pattern)
 
 
-def test_a_pattern_that_backtracks_for_ever_is_an_error():
+def test_a_pattern_that_backtracks_for_ever_is_an_error(monkeypatch):
     for pattern, text in (r"(?=(a+))(a|aa)+\1b(?<=c)", "a" * 60), (r"(?:(?=(?:([^a])?(?(1)a|a))*))+?", "baba"):
-        with pytest.raises(ValueError, match="takes more than 1 s, or too much memory"):
+        with pytest.raises(ValueError, match="takes more than 1 s .*, or too much memory"):
             Pattern(pattern).matches(text)
+    monkeypatch.setattr("llmppl.constraints.pattern.MAX_SECONDS", 0.2)      # of 400 texts that take 20 ms each
+    with pytest.raises(ValueError, match=r"takes more than 1 s \(0.2 s for all texts of a mask\)"):
+        index_of(Pattern(r"a*b|(?=(a+))(a|aa)+\1bz?q"), Vocabulary([b"bz"] * 400, eos_ids=[])).mask(b"a" * 18)

@@ -79,7 +79,7 @@ MAX_WALK = 1.1                                          # times the moves that d
 LINES = {
     ".": 920,                                           # the check of programs took over what runs watched
     "cli": 600,
-    "constraints": 500,                                # Pattern, with its index
+    "constraints": 515,                                # Pattern, with its index and its limits of copies and time
     "constraints/automata": 2540,
     "constraints/json": 3590,                          # masks by the effects of tokens on a frame; the aim is 2,300
     "constraints/lark": 1660,

@@ -741,8 +741,9 @@ def test_searches_without_a_table_stop_where_no_end_is_near(monkeypatch):
 
 def test_searches_in_a_table_read_few_states_and_stop_at_a_limit(embedded, monkeypatch):
     index, again = (TokenIndex(Regex(r"(?:(?:.){50}?\d){0,40}?"), embedded.vocab) for _ in range(2))   # 16,881 states
-    monkeypatch.setattr(distances, "MAX_WALKED", 300_000)
+    monkeypatch.setattr(distances, "MAX_WALKED", 600_000)
     assert index.mask_within(index.start, 8).sum() > 4000
+    assert TokenIndex(Regex(r"(?:\w+ ){30}x"), embedded.vocab).tokens_to_accept(1) == 32    # "a", 29 x " a", " ", "x"
     monkeypatch.setattr(distances, "MAX_WALKED", 50_000)
     for _ in range(2):
         with pytest.raises(ValueError, match="no end found in [0-9]{1,3} states; shorter counted repeats"):
