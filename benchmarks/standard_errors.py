@@ -10,8 +10,9 @@ of prompts, and infilling.
     python benchmarks/standard_errors.py --choosing             # the programs used to choose the correction
 
 A normal error lies within one standard error in 68 % of runs and within two in 95 %. `median se / sd` compares with the
-standard deviation of log Z-hat over runs; a dash means a deviation below 1e-9. A run whose particles all died reports
-no standard error; it counts only in `given`. The pooled line is the mean of the programs.
+standard deviation of log Z-hat over runs; a dash means a deviation below 1e-9. `rms` is the root mean square
+error. A run whose particles all died reports no standard error; it counts only in `given`. The pooled line is the mean
+of the programs.
 
 The correction for few units (`llmppl/inference/genealogy.py: log_ml_error`) was chosen on the programs of `--choosing`,
 seven of which are weighed at the end. The ten programs played no part in that choice.
@@ -419,9 +420,10 @@ def main() -> None:
                 within = [float(np.mean(errors <= k * ses[given] + 1e-9)) for k in (1, 2)]
                 shares.append([float(given.mean()), *within])
                 ratio = "-" if sd < 1e-9 else f"{np.median(ses[given]) / sd:.2f}"
-                rows.append((name, *(f"{100 * share:.0f} %" for share in shares[-1]), f"{sd:.2g}", ratio))
-            rows.append(("pooled", *(f"{100 * share:.1f} %" for share in np.mean(shares, 0)), "", ""))
-            columns = ("program", "given", "within 1 se", "within 2 se", "sd of log Z-hat", "median se / sd")
+                rms = math.sqrt(float(np.mean(errors**2)))
+                rows.append((name, *(f"{100 * share:.0f} %" for share in shares[-1]), f"{sd:.2g}", f"{rms:.2g}", ratio))
+            rows.append(("pooled", *(f"{100 * share:.1f} %" for share in np.mean(shares, 0)), "", "", ""))
+            columns = ("program", "given", "within 1 se", "within 2 se", "sd of log Z-hat", "rms", "median se / sd")
             taken = f"{time.process_time() - begun:.0f} CPU s"
             table(f"{method}, N={N}, {runs} runs of each program, {taken}", columns, rows)
 
