@@ -20,6 +20,7 @@ from llmppl.queries.best_first import Node, Space, Start, spelling
 from llmppl.queries.compile import compile_query
 from llmppl.queries.query import warn_of_seam
 from llmppl.report.probabilities import Probabilities, Share, key_of
+from llmppl.report.tables import TableView, one_line
 from llmppl.support import arguments
 
 Options = Iterable[str] | Mapping[Any, str] | type
@@ -60,18 +61,35 @@ class Choice(Probabilities):
         super().__init__(shares, f"Choice({len(shares)} options){seldom}")
 
 
+class Choices(TableView, list[Choice]):
+    """Choices after several prompts, as a table with a row for each prompt and a column for each option."""
+
+    def __init__(self, choices: Iterable[Choice], prompts: Iterable[Context]) -> None:
+        super().__init__(choices)
+        self.prompts = [str(prompt.text) for prompt in prompts]
+
+    def _header(self) -> str:
+        return f"{len(self)} choices"
+
+    def _table(self) -> tuple[list[str], list[list[str]]]:
+        options = [*self[0].texts] if self else []
+        rows = [[*(str(choice.share(each)) for each in options), one_line(prompt)]
+                for prompt, choice in zip(self.prompts, self, strict=True)]  # fmt: skip
+        return [*map(one_line, options), "prompt"], rows
+
+
 @overload
 def choose(lm: CachedTransformer, prompt: str | Context, options: Options, **how: Unpack[HowToChoose]) -> Choice: ...
 @overload
 def choose(
     lm: CachedTransformer, prompt: list[str] | list[Context], options: Options, **how: Unpack[HowToChoose]
-) -> list[Choice]: ...
+) -> Choices: ...
 
 
 def choose(
     lm: CachedTransformer, prompt: Any, options: Options, *, end: End = "boundary", rule: DecisionRule = NO_RULE,
     tolerance: float = 1e-3, max_expansions: int = 200,
-) -> Choice | list[Choice]:  # fmt: skip
+) -> Choice | Choices:  # fmt: skip
     """Compute the probability of each of some texts after a prompt, given that the model writes one of them.
 
     The probability of a text is the sum over all token sequences that spell it.
@@ -79,7 +97,7 @@ def choose(
     Parameters
     ----------
     lm : CachedTransformer
-    prompt : str, Context, or a list of these, which shares batches and gives a list
+    prompt : str, Context, or a list of these, which shares batches and gives a table, `Choices`
     options : list of str, dict, or type
         The texts, with the blank that they begin with: [" yes", " no"]. A dict maps each label to its text. A type is a
         bool, an Enum or a Literal, whose labels are its values.
@@ -125,7 +143,7 @@ def choose(
             raise ValueError(f"no option has a positive probability after {after!r} under {rule!r}")
         totals = {option: (each.found, each.upper) for option, each in zip(texts, row, strict=True)}
         choices.append(Choice(totals, texts))
-    return choices if several else choices[0]
+    return Choices(choices, contexts) if several else choices[0]
 
 
 class _Sum:

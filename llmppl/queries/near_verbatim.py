@@ -1,8 +1,4 @@
-"""Extraction: the probability that a model writes the rest of a text after its beginning, verbatim or nearly.
-
-The event is that the continuation begins, at a border of tokens, with the text or with one within some edits of
-characters. The probability is over all tokenisations, and its bounds are certain.
-"""
+"""Extraction: the probability that a model writes the rest of a text, verbatim or nearly, with certain bounds."""
 
 from __future__ import annotations
 
@@ -21,15 +17,10 @@ from llmppl.queries.sampling import Probability, bounded
 from llmppl.report.tables import TableView, one_line
 from llmppl.support import arguments
 
-BATCH = 32                                              # contexts in a round of the language model
-
 
 @dataclass(frozen=True, repr=False)
 class Extraction(TableView):
-    """Result of `extraction`: the probability of a text, `verbatim`, and of all texts within `edits` of it, `near`.
-
-    `extraction.near.tries(0.5)` bounds the number of tries.
-    """
+    """Result of `extraction`: the probability of a text, `verbatim`, and of all texts within `edits` of it, `near`."""
 
     suffix: str
     edits: int
@@ -41,17 +32,19 @@ class Extraction(TableView):
 
     def _table(self) -> tuple[list[str], list[list[str]]]:
         names = {"verbatim": self.verbatim, f"within {self.edits} edit{'s' * (self.edits != 1)}": self.near}
-        tries = [" to ".join(dict.fromkeys(f"{n:,}" for n in each.tries(0.5))) for each in names.values()]
-        bounds = [(f"{each.lower:.4g}", f"{each.upper:.4g}") for each in names.values()]
-        rows = [[*both, n, name] for both, n, name in zip(bounds, tries, names, strict=True)]
-        return ["at least", "at most", "tries for 50 %", "text"], rows
+        return ["at least", "at most", "tries for 50 %", "text"], [
+            [f"{p.lower:.4g}", f"{p.upper:.4g}", " to ".join(dict.fromkeys(f"{n:,}" for n in p.tries(0.5))), name]
+            for name, p in names.items()
+        ]
 
 
 def extraction(
     lm: CachedTransformer, prefix: str | Context, suffix: str, *, edits: int | Edits = 1,
     rule: DecisionRule = NO_RULE, tolerance: float = 1e-3, max_expansions: int = 2000,
 ) -> Extraction:  # fmt: skip
-    """Compute the probability that the model writes `suffix` after `prefix`, verbatim and within some edits.
+    """Compute the probability that the model continues `prefix` by `suffix`, verbatim and within some edits.
+
+    The event ends at a border of tokens, and any text may follow. All tokenisations count.
 
     Parameters
     ----------
@@ -63,25 +56,21 @@ def extraction(
         Insertions, deletions and substitutions of characters, at most.
     rule : Rule, or another function from a distribution to one over the same tokens
         Decision rule of the decoder, such as Rule(top_k=40).
-    tolerance : float
-        Stop when the bounds of a probability differ by at most this share of the upper one.
-    max_expansions : int
-        Stop after so many next-token distributions for each probability.
+    tolerance, max_expansions : float, int
+        Limits of each search, as in `Query.probability`.
     """
     arguments.function("rule", rule, "Rule(top_k=40)")
-    arguments.number("tolerance", tolerance)
-    arguments.count("max_expansions", max_expansions)
     context, text = as_context(lm, prefix), DFA.from_strings([arguments.text("suffix", suffix)])
     if isinstance(prefix, str):
         warn_of_seam(lm, prefix, [suffix])
     found = []
     for each in (0, edits):
         compiled = compile_query(text, edits=each)
-        search = Search(Space(lm, compiled, rule, "prefix", first=compiled.continues()), "joint", BATCH, max_expansions)
+        space = Space(lm, compiled, rule, "prefix", first=compiled.continues())
+        search = Search(space, "joint", batch=32, max_expansions=max_expansions)
         search.add(Start("", context, 0.0, compiled.parts[0]))
         found.append(bounded(search, tolerance, 1, 0, np.random.default_rng(0)))
     verbatim, near = found                              # one event contains the other
-    return Extraction(
-        suffix, edits.max_cost if isinstance(edits, Edits) else edits,
-        replace(verbatim, upper=min(verbatim.upper, near.upper)), replace(near, lower=max(verbatim.lower, near.lower)),
-    )  # fmt: skip
+    verbatim = replace(verbatim, upper=min(verbatim.upper, near.upper))
+    near = replace(near, lower=max(verbatim.lower, near.lower))
+    return Extraction(suffix, compiled.edits.max_cost, verbatim, near)

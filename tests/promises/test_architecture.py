@@ -92,7 +92,7 @@ LINES = {
     "lm/embedded": 30,
     "lm/engines": 2150,                                # a tokenizer without transformers
     "models": 2030,                                     # greedy rules come last
-    "queries": 2130,                                    # extraction: verbatim and near-verbatim, with bounds
+    "queries": 2140,                                    # extraction, with bounds; tables of several prompts
     "report": 840,                                      # probabilities of values
     "support": 1000,
     "tasks": 1150,                                      # generate
