@@ -335,9 +335,9 @@ class Particles(Shared, Sequence[P]):
 
     def _repr_html_(self) -> str:
         """Return the same for a notebook, with charts of the steps."""
-        totals = np.array([weight for weight, _ in self._folded()])
+        totals = [[weight] for weight, _ in self._folded()]
         causes = f"<p>{html.escape(self._causes())}</p>"
-        table = html_table(HEADS, self._rows(), [*totals / totals[0]]) if len(self) else causes
+        table = html_table(HEADS, self._rows(), totals) if len(self) else causes
         stats = "" if self.stats is None else f"<pre>{html.escape(str(self.stats))}</pre>"
         header = "<br>".join(map(html.escape, [*self._header().split("\n"), *self.doubts]))
         return f"<p>{header}</p>{self.steps.charts()}{table}{stats}"

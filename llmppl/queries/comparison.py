@@ -27,7 +27,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from llmppl.report.tables import text_table
+from llmppl.report.tables import TableView
 from llmppl.support import arguments
 from llmppl.support.options import readable_tuple
 
@@ -73,8 +73,8 @@ class ChiSquare(NamedTuple):
 
 
 @dataclass(frozen=True, repr=False, eq=False)
-class Comparison:
-    """Result of `compare`; its repr is a table.
+class Comparison(TableView):
+    """Result of `compare`, displayed as a table; in a notebook, each row has a bar for a and one for b.
 
     `categories` are the C strings on either side, the most frequent first. `a` and `b`, (C,) ndarray, are int64 counts
     of samples, or float64 probabilities of an exact side, where `num_a` or `num_b` is None. `tv_interval` contains the
@@ -110,28 +110,29 @@ class Comparison:
         """sqrt(X2 / (num_a + num_b)), from 0 to 1; None unless both sides are samples."""
         return math.sqrt(self.test.statistic / (self.num_a + self.num_b)) if self.num_a and self.num_b else None
 
-    def __repr__(self) -> str:
-        sides = (("a", self.a, self.num_a), ("b", self.b, self.num_b))
-        sizes = [f"{name}: exact" if num is None else f"{name}: {num:,} drawn" for name, _, num in sides]
-        head = f"Comparison({', '.join(sizes)}, strings: {len(self.categories):,})"
-        columns = [[f"{100 * x:.1f} %" if num is None else f"{x:,} ({100 * x / num:.1f} %)" for x in side.tolist()]
-                   for _, side, num in sides]  # fmt: skip
-        differences = map("{:+.1f} %".format, 100 * np.subtract(*self.shares))
-        rows = [*zip(*columns, differences, map(arguments.shown, self.categories), strict=True)]
-        return "\n".join([head, "", *text_table(["a", "b", "a - b", "string"], rows), "", self._results()])
-
-    def _results(self) -> str:
+    def _header(self) -> str:
+        sizes = ["exact" if num is None else f"{num:,} drawn" for num in (self.num_a, self.num_b)]
+        head = f"Comparison(a: {sizes[0]}, b: {sizes[1]}, strings: {len(self.categories):,})\ntotal variation"
         if self.test is None:
-            return f"total variation {self.tv:.4f}; both sides are exact: there is nothing to test"
-        distance = "total variation {:.4f}, between {:.4f} and {:.4f} at {:g} %"
-        distance = distance.format(self.tv, *self.tv_interval, 100 * self.level)
+            return f"{head} {self.tv:.4f}; both sides are exact: there is nothing to test"
+        interval = "{:.4f}, between {:.4f} and {:.4f} at {:g} %".format(self.tv, *self.tv_interval, 100 * self.level)
         effect = "" if self.cramers_v is None else f"; Cramer's V {self.cramers_v:.4f}"
         p, statistic, df, draws, p_asymptotic = self.test
         least = " (the least they can show)" * (p < 1.5 / (1 + draws))
         return (
-            f"{distance}{effect}\np = {p:.2g} by {draws:,} draws{least}; X2 = {statistic:.2f}, for which the "
+            f"{head} {interval}{effect}\np = {p:.2g} by {draws:,} draws{least}; X2 = {statistic:.2f}, for which the "
             f"chi-square distribution of {df} df has {p_asymptotic:.2g}"
         )
+
+    def _table(self) -> tuple[list[str], list[tuple[str, ...]]]:
+        columns = [[f"{100 * x:.1f} %" if num is None else f"{x:,} ({100 * x / num:.1f} %)" for x in side.tolist()]
+                   for side, num in ((self.a, self.num_a), (self.b, self.num_b))]  # fmt: skip
+        differences = map("{:+.1f} %".format, 100 * np.subtract(*self.shares))
+        rows = zip(*columns, differences, map(arguments.shown, self.categories), strict=True)
+        return ["a", "b", "a - b", "string"], [*rows]
+
+    def _bars(self) -> list[tuple[float, float]]:
+        return [*zip(*self.shares, strict=True)]
 
 
 def compare(

@@ -26,6 +26,7 @@ from llmppl.lm import TokenDistribution
 from llmppl.models.model import Model
 from llmppl.queries.best_first import REST, Item, Node, Search, Space, Start
 from llmppl.queries.matches import Match
+from llmppl.report.tables import html_table
 from llmppl.support import arguments
 
 MAX_BARREN_SAMPLES = 2048                               # without a match, before an error
@@ -157,11 +158,14 @@ class Probability:
             estimate = f"estimate {self.estimate:.6g} +- {self.estimate_se:.2g}"
         return f"Probability(between {self.lower:.6g} and {self.upper:.6g}{of}; {estimate})"
 
-    def tries(self, chance: float) -> tuple[float, float]:
-        """Return the least and the largest number of texts, one of which is in the language with this `chance`.
+    def _repr_html_(self) -> str:
+        values = {"at least": self.lower, "estimate": self.estimate, "at most": self.upper}
+        known = {name: p for name, p in values.items() if not math.isnan(p)}
+        rows = [(f"{p:.6g}", name) for name, p in known.items()]
+        return f"<p>{self!r}</p>{html_table(('probability', ''), rows, [[p] for p in known.values()])}"
 
-        They follow from the bounds: ceil(log(1 - chance) / log(1 - probability)), inf for a probability of 0.
-        """
+    def tries(self, chance: float) -> tuple[float, float]:
+        """Return the least and the largest number of texts one of which is in the language with this `chance`."""
         if not 0 < arguments.number("chance", chance) < 1:
             raise ValueError(f"chance is {chance!r}; it is between 0 and 1, as 0.5 is")
         log_missed = [-math.inf if p == 1 else math.log1p(-p) for p in (self.upper, self.lower)]

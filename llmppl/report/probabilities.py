@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from llmppl.report.tables import TableView, frame, html_table, one_line
+from llmppl.report.tables import TableView, frame, one_line
 from llmppl.support.arguments import is_hashable
 from llmppl.support.options import readable_tuple
 
@@ -82,11 +82,8 @@ class Probabilities(TableView, Mapping[Any, float]):
     def _table(self) -> tuple[tuple[str, str], list[tuple[str, str]]]:
         return ("probability", "value"), [(str(share), one_line(repr(share.value))) for share in self.shares]
 
-    def _repr_html_(self) -> str:
-        heads, rows = self._table()
-        most = max((share.probability for share in self.shares), default=1.0) or 1.0
-        bars = [share.probability / most for share in self.shares]
-        return f"<p>{self.header}</p>{html_table(heads, rows, bars) if rows else ''}"
+    def _bars(self) -> list[list[float]]:
+        return [[share.probability] for share in self.shares]
 
 
 def key_of(value: Any) -> Any:

@@ -21,17 +21,21 @@ WIDTH, HEIGHT = 340, 64     # px of a chart
 LEFT, RIGHT, TOP, BOTTOM = 56, 56, 8, 17        # px of the margins around its curve
 
 Rows = Sequence[Sequence[str]]
+Bars = Sequence[Sequence[float]]
 
 
 class TableView:
     """Mixin of a list or tuple of results that is displayed as a table, also in a notebook.
 
-    A subclass defines `_header()` and `_table()`, which returns heads and rows. If `numbers` is True, the last column
-    has numbers, too.
+    A subclass defines `_header()` and `_table()`, which returns heads and rows. `_bars()` returns the values of bars
+    before the rows. If `numbers` is True, the last column has numbers, too.
     """
 
     __slots__ = ()
     numbers = False
+
+    def _bars(self) -> Bars:
+        return ()
 
     def __repr__(self: Any) -> str:
         heads, rows = self._table()
@@ -39,7 +43,8 @@ class TableView:
 
     def _repr_html_(self: Any) -> str:
         heads, rows = self._table()
-        return f"<p>{self._header()}</p>{html_table(heads, rows, numbers=self.numbers) if rows else ''}"
+        table = html_table(heads, rows, self._bars(), numbers=self.numbers) if rows else ""
+        return f"<p>{html.escape(self._header(), quote=False)}</p>{table}".replace("\n", "<br>", 2)
 
 
 def text_table(heads: Sequence[str], rows: Rows, *, numbers: bool = False) -> list[str]:
@@ -53,13 +58,14 @@ def text_table(heads: Sequence[str], rows: Rows, *, numbers: bool = False) -> li
     return lines + [f"... and {len(rows) - MAX_ROWS} more"] * (len(rows) > MAX_ROWS)
 
 
-def html_table(heads: Sequence[str], rows: Rows, shares: Sequence[float] = (), *, numbers: bool = False) -> str:
-    """Return the table as HTML, without colours. With `shares`, numbers from 0 to 1, each row begins with a bar."""
+def html_table(heads: Sequence[str], rows: Rows, bars: Bars = (), *, numbers: bool = False) -> str:
+    """Return the table as HTML, without colours. With `bars`, a row begins with one or several, of these values."""
     left = "" if numbers else ' style="text-align: left; white-space: pre-wrap"'
-    bars = [f"<td>{bar(share)}</td>" for share in shares] or [""] * len(rows)
-    head = "<th></th>" * bool(shares) + _cells("th", heads, left)
-    shown = zip(bars, rows[:MAX_ROWS], strict=False)
-    body = "".join(f"<tr>{drawn}{_cells('td', row, left)}</tr>" for drawn, row in shown)
+    most = max(map(max, bars), default=0.0) or 1.0      # is as long as a bar can be
+    drawn = [f"<td>{'<br>'.join(bar(each / most) for each in row)}</td>" for row in bars[:MAX_ROWS]] or [""] * len(rows)
+    head = "<th></th>" * (len(bars) > 0) + _cells("th", heads, left)
+    shown = zip(drawn, rows[:MAX_ROWS], strict=False)
+    body = "".join(f"<tr>{cell}{_cells('td', row, left)}</tr>" for cell, row in shown)
     table = f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
     return table + f"<p>... and {len(rows) - MAX_ROWS} more</p>" * (len(rows) > MAX_ROWS)
 

@@ -2,6 +2,7 @@
 
 import itertools
 import math
+import re
 from collections import Counter
 
 import numpy as np
@@ -85,19 +86,20 @@ def test_the_table_shows_counts_shares_and_results():
     assert shown == "\n".join(
         [
             "Comparison(a: 2,000 drawn, b: exact, strings: 3)",
+            "total variation 0.0350, between 0.0115 and 0.0552 at 95 %",
+            "p = 0.0001 by 10,000 draws (the least they can show); X2 = inf, for which the chi-square distribution "
+            "of 1 df has 0",
             "",
             "             a       b   a - b  string",
             "1,430 (71.5 %)  75.0 %  -3.5 %  'yes'",
             "  510 (25.5 %)  25.0 %  +0.5 %  'no'",
             "    60 (3.0 %)   0.0 %  +3.0 %  'may\\nbe'",
-            "",
-            "total variation 0.0350, between 0.0115 and 0.0552 at 95 %",
-            "p = 0.0001 by 10,000 draws (the least they can show); X2 = inf, for which the chi-square distribution "
-            "of 1 df has 0",
         ]
     )
-    known = repr(compare(Exact({"a": 0.5, "b": 0.5}), Exact({"b": 1})))
-    assert known.endswith("total variation 0.5000; both sides are exact: there is nothing to test")
+    known = compare(Exact({"a": 0.25, "b": 0.75}), Exact({"b": 1}))
+    assert repr(known).splitlines()[1] == "total variation 0.2500; both sides are exact: there is nothing to test"
+    widths = [float(width) for width in re.findall(r'<rect width="([0-9.]+)"', known._repr_html_())]
+    assert widths == [60.0, 80.0, 20.0, 1.0]            # px of a and b in each row
     many = repr(compare({f"{i}" * 100: 30 - i for i in range(25)}, {"x": 1}))
     assert "'" + "0" * 49 + "..." in many and "... and 6 more" in many and "Cramer's V 1.0000" in many
 

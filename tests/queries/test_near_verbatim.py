@@ -22,10 +22,9 @@ def near(text: str, k: int) -> list[str]:
     return [each for each in wide if regex.fullmatch(f"(?:{text}){{e<={k}}}", each)]
 
 
-def bounds(found: Extraction) -> tuple[np.ndarray, np.ndarray]:
-    """Return the lower and the upper bounds, (verbatim, near)."""
-    both = found.verbatim, found.near
-    return np.array([each.lower for each in both]), np.array([each.upper for each in both])
+def bounds(found: Extraction) -> np.ndarray:
+    """Return the lower and the upper bounds, each (verbatim, near)."""
+    return np.transpose([(each.lower, each.upper) for each in (found.verbatim, found.near)])
 
 
 @pytest.mark.parametrize("rule", [{}, {"top_k": 3}, {"temperature": 0.5}])
@@ -39,16 +38,13 @@ def test_both_bounds_are_the_enumeration_or_contain_it(prefix, suffix, k, rule):
         early = extraction(LM, LM.context(prefix), suffix, edits=Edits(k), rule=Rule(**rule), max_expansions=limit)
         lower, upper = bounds(early)
         assert np.all([lower <= np.add(expected, 1e-9), np.add(expected, -1e-9) <= upper])
-        assert lower[0] <= lower[1]
-        assert upper[0] <= upper[1]
+        assert np.all(np.diff(bounds(early)) >= 0.0)
 
 
 def test_tries_reach_the_chance_and_one_fewer_does_not():
     p = (found := extraction(LM, "a", "bab", tolerance=1e-9)).verbatim.lower
-    least, most = found.verbatim.tries(0.5)
-    assert least <= most
+    _, most = found.verbatim.tries(0.5)
     assert 1 - (1 - p) ** most >= 0.5 > 1 - (1 - p) ** (most - 1)
-    assert found.near.tries(0.9)[0] <= found.verbatim.tries(0.9)[0]
     with pytest.raises(ValueError, match="chance is 1; it is between 0 and 1"):
         found.near.tries(1)
 
@@ -57,9 +53,7 @@ def test_tries_of_certain_and_impossible_texts():
     logits = [0.0, -math.inf, -math.inf, -math.inf]
     lm = CachedTransformer(lambda ids: logits, Vocabulary([b"a", b"b", b"c", b""], eos_ids=[3]))
     assert extraction(lm, "c", "aa").verbatim.tries(0.99) == (1, 1)
-    never = extraction(lm, "c", "bbb")
-    assert never.near.tries(0.5) == (math.inf, math.inf)
-    assert "inf  within 1 edit" in repr(never)
+    assert "inf  within 1 edit" in repr(extraction(lm, "c", "bbb"))
 
 
 def test_an_extraction_is_a_table_of_both_probabilities():
@@ -67,7 +61,6 @@ def test_an_extraction_is_a_table_of_both_probabilities():
     lines = repr(found).splitlines()
     assert lines[0] == "Extraction of 'bab'"
     assert [line.split("  ")[-1] for line in lines[3:]] == ["verbatim", "within 2 edits"]
-    assert f"{found.near.lower:.4g}" in lines[4]
     assert found._repr_html_().count("<tr>") == 3
     assert " to inf" in repr(extraction(LM, "a", "bab", rule=Rule(), max_expansions=1))
 
