@@ -8,37 +8,35 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from llmppl.constraints.automata.dfa import DFA
+from llmppl.constraints.automata.dfa import DFA, anything
 from llmppl.constraints.constraint import Bools, Ints
 from llmppl.constraints.json.frames import Automaton, Local
-from llmppl.constraints.json.scalars import Quoted
+from llmppl.constraints.json.scalars import Quoted, most_left
 from llmppl.constraints.json.shapes import Lazy
-from llmppl.constraints.json.texts import Config
 from llmppl.constraints.masks.self_loops import Loops
 from llmppl.constraints.vocabulary.trie import Trie
 from llmppl.constraints.vocabulary.trie_walk import TableGraph, walk_state
 from llmppl.support.graphs import Memo
-from llmppl.support.locks import Lock, cached_property, locked
+from llmppl.support.locks import cached_property
 
-__all__ = ["Effects", "effects_of"]
+__all__ = ["Effect", "Effects", "Node", "effects_of", "read_words"]
 
 MAX_KEPT = 1 << 15                                  # effects that are kept
+FEW = 80                                            # words that one more letter always makes another one
 MAX_MASKS = 100                                     # of strings, of V bytes each
 AFTER_NUMBER = frozenset(b",]} \t\n\r")
 INSIDE = re.compile(rb'[^\x00-\x1f"\\]*')          # a string, without its quotes and escapes
 BEGINNING = re.compile(rb'([^\x00-\x1f"\\]*)["\\]')
-WITH_NAMES = re.compile(rb'"[ \t\n\r]*:.*,[ \t\n\r]*"(?:[^"\\]|\\.)*"', re.DOTALL)       # a name's end, and a name
+WITH_NAMES = re.compile(rb'"[ \t\n\r]*:.*,[ \t\n\r]*"', re.DOTALL)        # a name's end, and the beginning of another
 IN_NUMBER = b"+-.0123456789eE"
 
-Stack = Any                                         # a Config, or a local state and the stack below it
 Own = dict[Any, Any]
 Leaving = tuple[int, int, int, "Node"]              # a state of a text, characters, a quote or backslash, its node
-Reading = tuple[Local, Stack, "Node", bool]         # a state at the top of a stack, and the tokens to read
 
 
 class Node:
@@ -80,24 +78,69 @@ class Node:
         return found
 
 
-class Effect(NamedTuple):
-    """Ids (and a mask) of the tokens that end in a frame, the node where its value is complete, and its calls."""
+class Group(NamedTuple):
+    """Tokens that lead to one local state: from `local`, by the bytes `read` of a listed word.
 
-    ids: list[int]
-    end: Node | None
-    calls: list[tuple[Lazy, Local, Node]]
-    mask: Bools | None = None
+    At most `more` bytes lead from there to `after`, if it is not None: the rest of the word; or, if the word may not
+    stand there, the rest of a character and a letter that makes it another one.
+    """
+
+    ids: Sequence[int]
+    local: Local
+    read: bytes = b""
+    more: int = 0
+    after: Local | None = None
+
+    def left(self, bytes_left: Callable[[Local], float]) -> float:
+        """Return a bound of the bytes that complete the value."""
+        return self.more + bytes_left(self.after) if self.after else bytes_left(self.end)
+
+    @property
+    def end(self) -> Local:
+        found: Local | None = self.local
+        for byte in self.read:
+            assert found is not None
+            found = found.frame.step(found, byte)
+        assert found is not None
+        return found
+
+
+class Effect:
+    """Effect on a frame of the tokens below a node.
+
+    Tokens that end in the frame are in `groups`, or in `ids` and `mask`. `Effects.groups_of` groups the latter, too,
+    from `texts`: states in texts and numbers, and their nodes. A value is complete at the node `end`. `listed` has the
+    tokens along listed words.
+    """
+
+    def __init__(self) -> None:
+        self.groups, self.ids, self.texts = list[Group](), list[int](), list[tuple[Local, Node]]()
+        self.split: list[Group] | None = None
+        self.left: float | None = None
+        self.mask: Bools | None = None
+        self.end: Node | None = None
+        self.calls: list[tuple[Lazy, Local, Node]] = []
+        self.listed = set[int]()
+
+    def most(self, bytes_left: Callable[[Local], float]) -> float:
+        """Return a bound of the bytes that complete the value, after any of the tokens."""
+        if self.left is None:
+            lefts = [group.left(bytes_left) for group in self.groups]
+            for local, _ in self.texts:
+                dfa = local.frame.dfa if isinstance(local.frame, Automaton) else local.text and local.text[0]
+                lefts.append(bytes_left(local) + most_left(dfa))
+            self.left = max(lefts, default=0)
+        return self.left
 
 
 class Effects:
     """Effects on frames, for one vocabulary. Those on strings and numbers are kept for all schemas."""
 
     def __init__(self, trie: Trie) -> None:
-        self.root = Node(trie, [len(trie)])
-        self._trie, self._lock = trie, Lock()
-        self._kept: dict[Any, Effect] = {}
+        self.root, self._trie = Node(trie, [len(trie)]), trie
+        self._kept: Own = {}
         self._numbers = Memo[Node, _Numbers](_Numbers, MAX_MASKS)
-        self._texts = Memo[Local, Effect](lambda local: self._read([(local, self.root)]), MAX_MASKS)
+        self._texts = Memo[Local, Effect](lambda local: self._read(local, self.root, False), MAX_MASKS)
         self.with_names = [i for i, token in enumerate(trie.tokens) if WITH_NAMES.search(token)]
         # of strings: tokens that stay there, and of the others the pieces before a quote or backslash
         self._stay = np.array([INSIDE.fullmatch(token) is not None for token in trie.tokens])
@@ -108,6 +151,7 @@ class Effects:
         self._nodes = [self.root, *(self.root.along(piece)[-1] for piece in self._pieces[1:])]
         self._loops = Memo[DFA, Loops](lambda dfa: Loops(TableGraph(dfa), trie), MAX_MASKS)
         self._masks = Memo[tuple[DFA, int], Bools](self._find_mask, MAX_MASKS)
+        self._walks = Memo[tuple[DFA, int], tuple[Ints, Ints]](self._walk, MAX_MASKS)
         self._below = Memo(self._find_below, MAX_KEPT)
         self._leaving = Memo[tuple[DFA, int, float], list[Leaving]](self._leave, MAX_MASKS)
 
@@ -121,92 +165,82 @@ class Effects:
         if found is None:
             if len(kept) > MAX_KEPT:
                 kept.clear()
-            found = kept[key] = self._find(local, node, is_closed)
+            found = kept[key] = self._read(local, node, is_closed)
         return found
 
-    def _find(self, local: Local, node: Node, is_closed: bool) -> Effect:
+    def _read(self, local: Local, node: Node, is_closed: bool) -> Effect:
+        found, ends, listed, todo = Effect(), list[Node](), set[Node](), [(local, node)]
         if isinstance(local.frame, Automaton):
-            ids, ends = self._numbers[node].read(local.frame.dfa, local.key)
-            return Effect(ids, _joined([*ends, *[node] * (local.expanded[2] and not is_closed)]), [])
-        return self._read([(local, node)], (local, node) if is_closed else None)
-
-    def _read(self, todo: list[tuple[Local, Node]], closed: tuple[Local, Node] | None = None) -> Effect:
-        """Return the effect of the tokens below some nodes. There are no calls and ends at `closed`."""
-        ids, ends, calls, listed = list[int](), list[Node](), list[tuple[Lazy, Local, Node]](), set[Node]()
-        mask = None
+            found.ids, ends = self._numbers[node].read(local.frame.dfa, local.key)
+            found.texts, found.end = [todo.pop()], _joined([*ends, *[node] * (local.expanded[2] and not is_closed)])
         while todo:
             at, here = todo.pop()
             if not here.kids:
                 continue
-            is_open = (at, here) != closed
+            is_open = not is_closed or at is not local or here is not node
             if at.words is not None:
-                todo += _read_words(at, here, ids, ends if is_open else [], listed)
+                groups, after = read_words(at, here)
+                ends += [here] * (is_open and any(not word for word, _ in at.words))
+                listed.update(end for _, end in after)
+                found.groups += groups
+                found.listed.update(id for group in groups for id in group.ids)
+                todo += [(local, end) for local, end in after if local]
                 if at.others is None:
                     continue
                 at = at.others
             if at.text:
                 stay, some, left = self._read_text(at, here)
-                mask = mask if stay is None else stay
+                found.mask = found.mask if stay is None else stay
+                found.texts.append((at, here))
+                found.ids += some
                 left = [(target, kid) for target, kid in left if kid not in listed]
-                ids += some + [id for _, kid in left for id in kid.ids]
+                found.groups += [Group(kid.ids, target) for target, kid in left if kid.ids]
                 todo += left
                 continue
             moves, called, is_done = at.expanded
             if is_open:
                 ends += [here] * is_done
-                calls += [(part, after, here) for part, after in called]
+                found.calls += [(part, after, here) for part, after in called]
             kids = here.kids
             for lo, hi, target in moves:
                 for byte in (lo,) if lo == hi else kids:
                     if lo <= byte <= hi and byte in kids:
-                        ids += kids[byte].ids
+                        if kids[byte].ids:
+                            found.groups.append(Group(kids[byte].ids, target))
                         todo.append((target, kids[byte]))
-        return Effect(ids, _joined(ends), calls, mask)
+        found.end = found.end or _joined(ends)
+        return found
 
-    @locked
-    def mask(self, state: Config, starts: Mapping[Lazy, Iterable[Local]], own: Own) -> Bools:
-        """Return the mask of a configuration, (V,) bool.
+    def groups_of(self, effect: Effect) -> list[Group]:
+        """Return the groups of all tokens of an effect."""
+        if effect.split is None:
+            groups = effect.groups + [group for each in effect.texts for group in self._groups_in(*each)]
+            if effect.listed:                       # their states remember the word
+                groups = [
+                    group if group.read else group._replace(ids=[id for id in group.ids if id not in effect.listed])
+                    for group in groups
+                ]
+            effect.split = groups
+        return effect.split
 
-        `starts[part]` are the local states in which a shape begins. `own` keeps the effects on the frames of a schema.
-        """
-        return self._mask([(local, below, self.root, True) for local, below in state.items], starts, own)
-
-    def _mask(self, todo: list[Reading], starts: Mapping[Lazy, Iterable[Local]], own: Own) -> Bools:
-        mask, ids = np.zeros(len(self._trie.tokens), bool), list[int]()
-        while todo:
-            local, below, node, is_closed = todo.pop()
-            if node is self.root and local.others is not None:
-                mask |= self._named(local, below, starts, own)
-                continue
-            effect = self.of(local, node, is_closed, own)
-            ids += effect.ids
-            if effect.mask is not None:
-                mask |= effect.mask
-            if effect.end is not None and isinstance(below, Config):
-                todo += [(*item, effect.end, True) for item in below.items]
-            elif effect.end is not None:
-                todo.append((*below, effect.end, False))
-            for part, after, at in effect.calls:
-                if at.kids:
-                    todo += [(start, (after, below), at, False) for start in starts[part]]
-        mask[ids] = True
-        return mask
-
-    def _named(self, local: Local, below: Stack, starts: Mapping[Lazy, Iterable[Local]], own: Own) -> Bools:
-        """Return the mask inside a name that may be listed or not: that of others, but for tokens with a listed end."""
-        assert local.others is not None and local.words is not None
-        key = local.others, below
-        if key not in own:
-            own[key] = self._mask([(*key, self.root, False)], starts, own)
-        mask: Bools = own[key].copy()
-        ends = [(passed[-1], i) for word, i in local.words if len(passed := self.root.along(word)) == len(word)]
-        then = [(local.after_word(i), below, end, False) for end, i in ends]
-        for _, _, end, _ in then:
-            mask[end.below()] = False
-        todo: list[Any] = [each for each in then if each[0] is not None]
-        for _, _, end, _ in todo:
-            mask[end.ids] = True
-        return mask | self._mask(todo, starts, own)
+    def _groups_in(self, local: Local, node: Node) -> list[Group]:
+        """Return the groups of the tokens below a node that stay in a text or number."""
+        frame = local.frame
+        if isinstance(frame, Automaton):
+            found = self._numbers[node].groups(frame.dfa, local.key)
+            return [Group(ids, frame.local(state)) for state, ids in found]
+        assert local.text
+        dfa, state, need, room = local.text
+        if node is self.root:
+            ids, ends = self._walks[dfa, state]
+            sizes = self._sizes[ids]
+            ids, ends, sizes = (each[sizes <= room] for each in (ids, ends, np.minimum(sizes, need)))
+            keys, where = np.unique(ends * (need + 1) + sizes, return_inverse=True)
+            stay = [(key % (need + 1), key // (need + 1), ids[where == i]) for i, key in enumerate(keys.tolist())]
+        else:
+            stay = [each for each in self._below[node, dfa, state][0] if each[0] <= room]
+        keyed = [(frame.after_text(local.key, end, number), ids) for number, end, ids in stay if len(ids)]
+        return [Group(ids, frame.local(key)) for key, ids in keyed if key]
 
     def _find_mask(self, key: tuple[DFA, int]) -> Bools:
         """Return the tokens that stay in the strings of an automaton, from a state on."""
@@ -230,10 +264,16 @@ class Effects:
         return [(*each, Node(self._trie, [place for node in nodes for place in node.places]))
                 for each, nodes in found.items()]       # fmt: skip
 
-    def _find_below(self, key: tuple[Node, DFA, int]) -> tuple[list[tuple[int, list[int]]], list[Leaving]]:
-        """Return the tokens below a node that stay, with their characters, and the others as `_leave` does."""
+    def _walk(self, key: tuple[DFA, int]) -> tuple[Ints, Ints]:
+        """Return the tokens that stay in the strings of an automaton, and the states that they lead to."""
+        ids, ends = walk_state(TableGraph(key[0]), self._trie, key[1])
+        stay = self._stay[ids]
+        return ids[stay], ends[stay]
+
+    def _find_below(self, key: tuple[Node, DFA, int]) -> tuple[list[tuple[int, int, list[int]]], list[Leaving]]:
+        """Return the tokens below a node that stay, with characters and state, and the others as `_leave` does."""
         node, dfa, state = key
-        stay, leave, todo = list[tuple[int, list[int]]](), list[Leaving](), [(node, state, 0)]
+        stay, leave, todo = list[tuple[int, int, list[int]]](), list[Leaving](), [(node, state, 0)]
         while todo:
             here, at, number = todo.pop()
             for byte, kid in here.kids.items():
@@ -241,7 +281,7 @@ class Effects:
                     leave.append((at, number, byte, kid))
                 elif byte >= 32 and (to := dfa.step(at, byte)):
                     todo.append((kid, to, number + (not 0x80 <= byte < 0xC0)))
-                    stay.append((todo[-1][2], kid.ids))
+                    stay.append((todo[-1][2], to, kid.ids))
         return stay, leave
 
     def _read_text(self, local: Local, node: Node) -> tuple[Bools | None, list[int], list[tuple[Local, Node]]]:
@@ -256,7 +296,7 @@ class Effects:
                 mask = mask & (self._sizes <= room)
         else:
             stay, leave = self._below[node, dfa, state]
-            ids = [id for number, some in stay if number <= room for id in some]
+            ids = [id for number, _, some in stay if number <= room for id in some]
         return mask, ids, [
             (target, node) for end, number, byte, node in leave
             if (key := frame.after_text(local.key, end, number)) and (target := frame.step(frame.local(key), byte))
@@ -271,24 +311,22 @@ def _joined(nodes: Iterable[Node | None]) -> Node | None:
     return Node(some[0].trie, [place for node in some for place in node.places])
 
 
-def _read_words(
-    local: Local, node: Node, ids: list[int], ends: list[Node], listed: set[Node]
-) -> list[tuple[Local, Node]]:
-    """Add the tokens in listed words, and the nodes where a value or name ends; return the states after names."""
-    found = list[tuple[Local, Node]]()
+def read_words(local: Local, node: Node) -> tuple[list[Group], list[tuple[Local | None, Node]]]:
+    """Return the groups along listed words, and the nodes where words end, with the states after those that may."""
+    groups, ends = list[Group](), list[tuple[Local | None, Node]]()
     for word, number in local.words or ():
         passed = node.along(word)
-        if not word:
-            ends.append(node)
-        elif len(passed) == len(word):
-            listed.add(passed[-1])
-            after = local.after_word(number)
-            if after is not None:
-                found.append((after, passed[-1]))
-            else:
+        if not passed:
+            continue
+        after, more = local.after_word(number), len(word)
+        if len(passed) == len(word):
+            ends.append((after, passed[-1]))
+            if after is None:
                 passed.pop()
-        ids += [id for each in passed for id in each.ids]
-    return found
+        if after is None and local.others and local.others.text and local.others.text[0] is anything():
+            after, more = (local.others, more + 4) if len(local.words or ()) < FEW else (None, 0)
+        groups += [Group(each.ids, local, word[:i], more - i, after) for i, each in enumerate(passed, 1) if each.ids]
+    return groups, ends
 
 
 def _num_characters(text: bytes) -> int:
@@ -314,13 +352,23 @@ class _Numbers:
         exits = [i for i, each in enumerate(nodes) if i and not AFTER_NUMBER.isdisjoint(each.kids)]
         self._exits, self._nodes = np.array(exits, int), nodes
 
-    def read(self, dfa: DFA, state: int) -> tuple[list[int], list[Node]]:
-        """Return the ids of the tokens that stay in a number, and the nodes where others leave it."""
+    def _states(self, dfa: DFA, state: int) -> Ints:
+        """Return the state at each node."""
         table, states = dfa.explore().table, np.array([state])
         for above, bytes in self._levels:
             states = np.concatenate([states, table[states[above], bytes]])
+        return states
+
+    def read(self, dfa: DFA, state: int) -> tuple[list[int], list[Node]]:
+        """Return the ids of the tokens that stay in a number, and the nodes where others leave it."""
+        states = self._states(dfa, state)
         ids: list[int] = self._ids[states[self._at] > 0].tolist()
         return ids, [self._nodes[i] for i in self._exits[dfa.accepting[states[self._exits]]].tolist()]
+
+    def groups(self, dfa: DFA, state: int) -> list[tuple[int, list[int]]]:
+        """Return the states that tokens lead to inside a number, each with the ids of these tokens."""
+        found = self._states(dfa, state)[self._at]
+        return [(end, self._ids[found == end].tolist()) for end in np.unique(found).tolist() if end]
 
 
 def effects_of(trie: Trie) -> Effects:

@@ -12,36 +12,44 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from llmppl.constraints.constraint import Ints, State, VocabularyLike
-from llmppl.constraints.json.effects import effects_of
+from llmppl.constraints.constraint import Bools, Ints, State, VocabularyLike
+from llmppl.constraints.json.effects import Group, Node, effects_of, read_words
+from llmppl.constraints.json.frames import Local
 from llmppl.constraints.json.texts import Config, Texts
 from llmppl.constraints.masks.distances import SearchDistances
-from llmppl.constraints.masks.index import TokenIndex
+from llmppl.constraints.masks.index import MOST, TokenIndex
 from llmppl.constraints.masks.mask_store import PackedMask
 from llmppl.constraints.vocabulary.trie_walk import MemoGraph, walk_state
+from llmppl.support.locks import locked
 
 __all__ = ["JsonIndex"]
 
+Stack = Any                                         # a Config, or a local state and the stack below it
+Reading = tuple[Local, Stack, Node, bool]           # a state at the top of a stack, and the tokens to read
 
-class ConfigGraph(MemoGraph):
-    """Graph of configurations; a row is computed at once."""
 
-    room, has_zero, is_closing = 1 << 15, True, False
+class ClosingGraph(MemoGraph):
+    """Graph of configurations along closing moves; a row is computed at once."""
+
+    room = 1 << 15
 
     def row(self, number: int) -> npt.NDArray[np.int32]:
         """Return the numbers of the next states, (256,) int32."""
         if self.table.item(number, 0) < 0:
-            found = self.recognizer.moves(self.states[number], self.is_closing)
-            moves = [(lo, hi, self.number(state)) for lo, hi, state in found]
+            moves = [(lo, hi, self.number(state)) for lo, hi, state in self.recognizer.moves(self.states[number], True)]
             row = np.zeros(256, np.int32)           # after numbering, which may replace the table
             for lo, hi, after in moves:
                 row[lo : hi + 1] = after
             self.table[number] = row
-        found_row: npt.NDArray[np.int32] = self.table[number]
-        return found_row
+        found: npt.NDArray[np.int32] = self.table[number]
+        return found
 
     def fill(self, number: int, bytes: Ints, /) -> None:
         self.row(number)
+
+
+class ConfigGraph(MemoGraph):
+    """Graph of configurations."""
 
     def checked(self, state: State) -> State:
         if not isinstance(state, Config):
@@ -50,12 +58,6 @@ class ConfigGraph(MemoGraph):
 
     def next_bytes(self, state: State) -> bytes:
         return bytes(byte for lo, hi, _ in self.recognizer.moves(state) for byte in range(lo, hi + 1))
-
-
-class ClosingGraph(ConfigGraph):
-    """Graph of closing moves."""
-
-    is_closing = True
 
 
 class JsonIndex(TokenIndex):
@@ -78,17 +80,78 @@ class JsonIndex(TokenIndex):
         self.graph = ConfigGraph(self.recognizer)
 
     def _work_out(self, state: Config, accepts: bool) -> PackedMask:
-        mask = self._effects.mask(state, self.recognizer.starts, self._own)
-        some = [token for token in self._effects.with_names if mask[token]]
-        mask[[token for token in some if self._read_token(state, self.trie.tokens[token]) is None]] = False
-        return self.store.of_mask(mask, accepts)
+        return self.store.of_mask(self._mask_of(state), accepts)
 
-    def walk(self, state: Config) -> tuple[npt.NDArray[np.int32], Ints]:
-        ids, ends = super().walk(state)
-        if self._effects.with_names:                # their names may be one
-            fits = self.mask(state)[ids]
-            ids, ends = ids[fits], ends[fits]
-        return ids, ends
+    def _mask_of(self, state: Config, most: float = math.inf) -> Bools:
+        mask = self._mask(self._readings(state), most)
+        for token in self._effects.with_names:      # their names may be one
+            if mask[token]:
+                after = self._read_token(state, self.trie.tokens[token])
+                mask[token] = after is not None and self._ends_within(after, most)
+        return mask
+
+    @locked
+    def _find_within(self, key: tuple[State, float]) -> PackedMask:
+        state = self.graph.checked(key[0])
+        return self.store.of_mask(self._mask_of(state, min(key[1] - 1, MOST)), state.accepts)
+
+    def _readings(self, state: Config) -> list[Reading]:
+        return [(local, below, self._effects.root, True) for local, below in state.items]
+
+    def _mask(self, todo: list[Reading], most: float = math.inf) -> Bools:
+        """Return the mask of the tokens that may follow, (V,) bool; with `most`, those with an end within so many."""
+        mask, ids, texts = np.zeros(len(self.trie.tokens), bool), list[int](), self.recognizer
+        while todo:
+            local, below, node, is_closed = todo.pop()
+            if node is self._effects.root and local.others is not None:
+                mask |= self._in_name(local, below, most)
+                continue
+            effect = self._effects.of(local, node, is_closed, self._own)
+            if most == math.inf or effect.most(texts.bytes_left) + texts.stack_left(below) <= most:
+                ids += effect.ids
+                for group in effect.groups:
+                    ids += group.ids
+                if effect.mask is not None:
+                    mask |= effect.mask
+            else:
+                for group in self._effects.groups_of(effect):
+                    self._add(group, below, most, mask)
+            if effect.end is not None and isinstance(below, Config):
+                todo += [(*item, effect.end, True) for item in below.items]
+            elif effect.end is not None:
+                todo.append((*below, effect.end, False))
+            for part, after, at in effect.calls:
+                if at.kids:
+                    todo += [(start, (after, below), at, False) for start in self.recognizer.starts[part]]
+        mask[ids] = True
+        return mask
+
+    def _ends_within(self, state: Config, most: float) -> bool:
+        return self.recognizer.stack_left(state) <= most or bool(self._distances.of(self, state, most) <= most)
+
+    def _add(self, group: Group, below: Stack, most: float, mask: Bools) -> None:
+        """Add the tokens of a group to a mask, if they have an end within `most` tokens."""
+        texts = self.recognizer
+        if most == math.inf or group.left(texts.bytes_left) + texts.stack_left(below) <= most or (
+            self._ends_within(texts.config((group.end, below)), most)
+        ):  # fmt: skip
+            mask[group.ids] = True
+
+    def _in_name(self, local: Local, below: Stack, most: float) -> Bools:
+        """Return the mask inside a name that may be listed or not: that of others, but for tokens along listed ones."""
+        assert local.others is not None
+        key, known = (local.others, below), self._own if most == math.inf else {}
+        if key not in known:
+            known[key] = self._mask([(*key, self._effects.root, False)], most)
+        mask: Bools = known[key].copy()
+        groups, ends = read_words(local, self._effects.root)
+        for _, end in ends:
+            mask[end.below()] = False
+        for group in groups:
+            mask[group.ids] = False
+        for group in groups:
+            self._add(group, below, most, mask)
+        return mask | self._mask([(after, below, end, False) for after, end in ends if after], most)
 
 
 def _index_of(constraint: Any, vocab: VocabularyLike) -> JsonIndex:

@@ -35,7 +35,7 @@ from llmppl.constraints.json.shapes import ANY, Choice, Constants, Number, Shape
 from llmppl.constraints.masks.distances import bytes_to_accept
 from llmppl.support.locks import cached_property
 
-__all__ = ["Quoted", "cut", "escapes", "numbers", "quoted", "spelled", "spellings", "texts_of"]
+__all__ = ["Quoted", "cut", "escapes", "most_left", "numbers", "quoted", "spelled", "spellings", "texts_of"]
 
 MAX_DIGITS = 21                                     # before the point, without a bound; twice as many of an integer
 MAX_FRACTION = 22                                   # after the point, unless bounds or steps need more
@@ -186,6 +186,17 @@ def escapes(read: str, after: Callable[[int], T | None]) -> Iterator[tuple[int, 
             else:
                 longer[code[: len(read) + 1]] = target
     yield from ((ord(code[-1]), code) for code in longer)
+
+
+@lru_cache(1_000)
+def most_left(dfa: DFA) -> float:
+    """Return a bound of the bytes from any state of a text to its end; some texts need an escape of 12 bytes."""
+    table = dfa.explore(MAX_STATES).table
+    escaped = bytes_to_accept(table, dfa.accepting)
+    table = table.copy()
+    table[:, ESCAPED] = 0
+    plain = bytes_to_accept(table, dfa.accepting)
+    return float(np.minimum(plain, 12 * escaped)[np.isfinite(escaped)].max())
 
 
 def cut(lo: int, hi: int, at: tuple[int, ...] = ESCAPED) -> Iterator[tuple[int, int]]:

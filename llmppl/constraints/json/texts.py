@@ -9,6 +9,7 @@ Frames are made when a text first needs them. So a schema costs what its texts u
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from functools import lru_cache
 from itertools import pairwise
@@ -43,6 +44,7 @@ from llmppl.support.locks import Lock, locked
 __all__ = ["END", "Config", "Texts"]
 
 MAX_KEPT = 200_000                                  # configurations that are kept
+MAX_PATH = 2_000                                    # bytes and values of a way to an end
 Pair = tuple[Local, "Config"]
 
 
@@ -75,6 +77,8 @@ class Texts:
         self._frames: dict[int, tuple[Shape, Frame | None]] = {}
         self._live: dict[Lazy, bool] = {}
         self._open: set[int] = set()
+        self._left: dict[Local, float] = {}
+        self._least: dict[Lazy, float] = {}
         self.starts = Memo(self._find_starts)
         self._pushed = Memo[Pair, Config](self._push, MAX_KEPT)
         self._known = Memo[tuple[tuple[Pair, ...], bool], Config](lambda key: Config(*key), MAX_KEPT)
@@ -117,6 +121,49 @@ class Texts:
         if frame is not None or is_outermost or not isinstance(shape, Array | Object):
             self._frames[id(shape)] = shape, frame
         return frame is not None
+
+    # ---- bounds
+
+    def _least_of(self, part: Lazy) -> float:
+        found = self._least.get(part)
+        if found is None:
+            self._least[part] = math.inf            # meanwhile: only an infinite value would need itself
+            lefts = (self.bytes_left(start) for start in self.starts[part])
+            found = self._least[part] = next((left for left in lefts if left < math.inf), math.inf)
+        return found
+
+    def bytes_left(self, local: Local) -> float:
+        """Return the bytes of one way to complete a value, inf if none is found: a bound of the tokens."""
+        path = list[tuple[Local, float]]()
+        while local not in self._left and len(path) < MAX_PATH:
+            moves, calls, is_done = local.closing
+            if is_done:
+                self._left[local] = 0
+                break
+            if calls:
+                path.append((local, self._least_of(calls[0][0])))
+                local = calls[0][1]
+            else:                                   # by the first byte that is no whitespace
+                path.append((local, 1))
+                local = next((after for _, hi, after in moves if hi > 32), local)
+        left = self._left.get(local, math.inf)
+        for each, bytes in reversed(path):
+            left += bytes
+            if left < math.inf:
+                self._left[each] = left
+        return left
+
+    def stack_left(self, stack: Any) -> float:
+        """Return such a bound for a configuration, or a local state and the stack below."""
+        if isinstance(stack, Config):
+            return 0 if stack.accepts else min(map(self.stack_left, stack.items), default=math.inf)
+        return self.bytes_left(stack[0]) + self.stack_left(stack[1])
+
+    def config(self, stack: Any) -> Config:
+        """Return the configuration of a stack."""
+        return stack if isinstance(stack, Config) else self.closed([(stack[0], self.config(stack[1]))])
+
+    # ---- frames of shapes
 
     def _frame(self, shape: Shape) -> Frame | None:
         """Return the frame of a shape; None if it has no instances."""
