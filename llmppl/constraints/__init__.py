@@ -13,7 +13,7 @@ from llmppl.constraints.automata.rewrites import (
 )  # fmt: skip
 from llmppl.constraints.constraint import Constraint, Index, Recognizer, TabledRecognizer, VocabularyLike
 from llmppl.constraints.json import JsonSchema
-from llmppl.constraints.lark import Grammar, json_grammar
+from llmppl.constraints.lark import Grammar
 from llmppl.constraints.masks import END, PrecomputedIndex, TokenIndex
 from llmppl.constraints.pattern import Pattern
 from llmppl.constraints.values import Values, constraint_of, index_of
@@ -25,7 +25,7 @@ from llmppl.support import lazy
 __all__ = [
     "alignment", "any_case", "any_whitespace", "Canonical", "CanonicalState", "Constraint", "constraint_of", "DFA",
     "distance", "Edit", "email", "encode_fragment", "END", "EndOfText", "EOS", "Grammar", "homoglyphs", "Index",
-    "index_of", "ipv4", "iso_date", "iso_datetime", "iso_time", "json_grammar", "JsonSchema", "number_range",
+    "index_of", "ipv4", "iso_date", "iso_datetime", "iso_time", "JsonSchema", "number_range",
     "optional_punctuation", "Pattern", "phone", "PrecomputedIndex", "Recognizer", "Regex", "rewrite", "synonyms",
     "TabledRecognizer", "Text", "Token", "TokenIndex", "TooLarge", "UnsupportedTokenizer", "url", "uuid", "Values",
     "Vocabulary", "VocabularyLike", "within",

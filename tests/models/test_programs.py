@@ -11,6 +11,7 @@ from typing import Any, Literal, TypedDict
 
 import numpy as np
 import pytest
+from helpers.grammars import JSON
 from helpers.programs import EvenLength, nested
 from helpers.samplers import weighed
 from helpers.tiny import (
@@ -35,7 +36,7 @@ from llmppl import (
     enumerate_exact,
     smc_steer,
 )
-from llmppl.constraints import DFA, json_grammar
+from llmppl.constraints import DFA
 
 V = 6
 A, B, C, SPACE, AB, END = range(6)
@@ -266,7 +267,7 @@ def is_list(text):
             r" [0-9]{1,3} years old\.", r"( [a-z]+){2,4}[.!]", r"(?i) (yes|no)", r" [^\W\d]\w{0,6}", " é+ 日本?"
         )],
         ("They met", NAMES, NAMES.lark.parse),
-        ("List: ", json_grammar(), lambda text: [json.loads(text)]),
+        ("List: ", Grammar(JSON), lambda text: [json.loads(text)]),
         pytest.param(
             'The list was [1,"two",null]. The list was ', SCHEMA, is_list,
             marks=pytest.mark.skipif(find_spec("jsonschema") is None, reason="needs jsonschema"),

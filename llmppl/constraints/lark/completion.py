@@ -38,7 +38,6 @@ class Completion:
         self.next = Memo(self._find_next)
         self.sure = Memo(self._is_sure)
         self.newline = parser.bits[partials.newline] if partials.newline else 0
-        self.lexers_after: dict[str | None, set[int]] = {None: set(lexer_of.values())} | parser.lexers_after(lexer_of)
         self._every = [self._bits(lexer) for lexer in partials.lexers]
 
     def _bits(self, names: Iterable[str]) -> int:
@@ -65,9 +64,8 @@ class Completion:
         return bool(found & IGNORED) or found == self._every[lexer]
 
     def _is_sure(self, end: Ended) -> bool:
-        return not isinstance(end.symbol, tuple) and all(
-            self._is_free(lexer, end.obligation) for lexer in self.lexers_after[end.symbol]
-        )
+        is_line_end, lexers = isinstance(end.symbol, tuple), range(len(self._every))
+        return not is_line_end and all(self._is_free(lexer, end.obligation) for lexer in lexers)
 
     def completable(self, stack: Stack, token: int) -> bool:
         """Check whether the parser takes a terminal that a partial token may become."""

@@ -52,9 +52,6 @@ class _State(Shared):
         self.next: dict[int, _State | None] = {}        # by byte
         self.by_outcomes: dict[tuple[int, ...], _State | None] = {}     # of the partial tokens
 
-    def __repr__(self) -> str:
-        return f"<grammar state: {len(self.hypotheses)} hypotheses{', accepting' if self.accepting else ''}>"
-
 
 class Grammar(Shared):
     """Recognizer of the texts that `lark.Lark(grammar, parser="lalr", lexer="contextual", start=start)` parses.
@@ -228,22 +225,3 @@ def _lexers(found: Parts) -> tuple[list[tuple[str, ...]], dict[int, int]]:
     selected = [always.union(ranks[bit] for bit in bits_of(bits) if bit in ranks) for bits in numbers.keys_in_order]
     lexers = [tuple([found.terminals[i].name for i in sorted(some)]) for some in selected]
     return lexers, {state: numbers[bits] for state, bits in terminals.items()}
-
-
-def json_grammar() -> Grammar:
-    """Return the grammar of JSON (RFC 8259): any value, with whitespace around tokens."""
-    return Grammar(_JSON)
-
-
-_JSON = r"""
-start: value
-value: object | array | STRING | NUMBER | "true" | "false" | "null"
-object: "{" [member ("," member)*] "}"
-member: STRING ":" value
-array: "[" [value ("," value)*] "]"
-
-STRING: /"([^"\\\x00-\x1F]|\\(["\\\/bfnrt]|u[0-9A-Fa-f]{4}))*"/
-NUMBER: /-?(0|[1-9][0-9]*)(\.[0-9]+)?([eE][-+]?[0-9]+)?/
-%ignore /[ \t\n\r]+/
-"""
-

@@ -129,12 +129,9 @@ class PartialTokens:
         row = self.rows[number]
         outcome = row[i]
         if outcome is None:
-            outcome = row[i] = self.intern(self._read(self.tokens[number], byte))
+            outcome = self._read(self.tokens[number], byte)
+            outcome = row[i] = self._outcomes.setdefault(outcome, outcome)
         return outcome
-
-    def intern(self, outcome: Outcome) -> Outcome:
-        """Return the one object of all equal outcomes."""
-        return self._outcomes.setdefault(outcome, outcome)
 
     def step_all(self, numbers: Collection[int], byte: int) -> Outcome:
         """Return the joint outcome of a byte for several partial tokens."""

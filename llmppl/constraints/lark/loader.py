@@ -108,14 +108,18 @@ class _Loader(GrammarBuilder):
 
     def _define(self, name: str, is_term: bool, exp: Any, *options: Any, **more: Any) -> None:
         super()._define(name, is_term, exp, *options, **more)  # type: ignore[no-untyped-call]
-        inside = {name: _terminals_in(each.tree) for name, each in self._definitions.items() if each.is_term}
+        trees = {name: each.tree for name, each in self._definitions.items() if each.is_term}
+        inside = {                                      # the terminals in each, as often as they are named
+            name: [str(part.name) for part in tree.scan_values(lambda part: isinstance(part, LarkTerminal))]
+            for name, tree in trees.items() if tree is not None
+        }  # fmt: skip
         if is_term and sum(len(each) > 1 for each in inside.values()) > MAX_UNSEEN:
             self._check_terminals(inside)
 
     def _check_terminals(self, inside: dict[str, list[str]]) -> None:
         sizes: dict[str, int] = {}
         for name in postorder(inside, lambda each: [part for part in inside[each] if part in inside], key=str):
-            own = len(list(self._definitions[name].tree.scan_values(bool))) if self._definitions[name].tree else 1
+            own = len(list(self._definitions[name].tree.scan_values(bool)))
             sizes[name] = min(own + sum(sizes.get(part, 1) for part in inside[name]), COUNTED)
         if sum(sizes.values()) > MAX_TERMINAL_SYMBOLS:
             worst = max(sizes, key=sizes.__getitem__)
@@ -124,13 +128,6 @@ class _Loader(GrammarBuilder):
                 f"together more than {MAX_TERMINAL_SYMBOLS:,}: fewer uses of terminals in terminals, or rules instead, "
                 "would do"
             )
-
-
-def _terminals_in(tree: Any) -> list[str]:
-    """Return the terminals that a definition names, as often as it does."""
-    if tree is None:                                # declared only
-        return []
-    return [str(each.name) for each in tree.scan_values(lambda each: isinstance(each, LarkTerminal))]
 
 
 def _check_templates(definitions: Sequence[Any]) -> None:

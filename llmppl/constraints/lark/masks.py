@@ -14,11 +14,10 @@ by the terminals that begin and end in them, and by the tops of the stacks that 
 
 from __future__ import annotations
 
-import functools
-import itertools
 from bisect import bisect_right
 from collections import defaultdict
 from collections.abc import Iterable
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -28,8 +27,8 @@ from llmppl.constraints.constraint import Ints
 from llmppl.constraints.lark.completion import Completion
 from llmppl.constraints.lark.lexer import Ended, Outcome, PartialTokens
 from llmppl.constraints.lark.parser import Stack, union
-from llmppl.constraints.vocabulary.trie import Trie
-from llmppl.constraints.vocabulary.trie_walk import FLAG, MemoGraph, walk
+from llmppl.constraints.vocabulary.trie import Trie, ranges
+from llmppl.constraints.vocabulary.trie_walk import Loop, MemoGraph, steps
 from llmppl.support.graphs import Memo
 from llmppl.support.shared import Shared
 
@@ -67,16 +66,24 @@ class Quotient(NamedTuple):
     memo: dict[Any, Any]                            # state of the parser -> the same for those below, or tokens
 
 
+FLAG = 1 << 30                                      # bit in an entry of a table, added to the next outcome
+LEAST = 8                                           # bytes that a loop has at least
+MOST = 16                                           # loops that are kept per vocabulary
+LARGE = 500                                         # nodes below the places of an outcome that may have a loop
+
+
 class _Outcomes(MemoGraph):
     """The outcomes of bytes as a graph: 0 is the outcome without continuation.
 
     An entry has FLAG if its byte may follow a token that ends in the outcome.
     """
 
-    def __init__(self, partials: PartialTokens) -> None:
+    def __init__(self, partials: PartialTokens, trie: Trie) -> None:
         super().__init__(partials)
+        self._kept: Memo[bytes, Loop] = trie.loops.setdefault("bytes", Memo(partial(Loop, trie), MOST))
         self.states, self.ids = [((), ())], {((), ()): 0}
         self._flags = Memo(self._find_flags)
+        self.loops: Memo[int, Loop | None] = Memo(self._find_loop)
 
     def new_row(self, state: Outcome) -> Ints | int:
         return -1 if state[0] else self._flags[state[1]]
@@ -97,6 +104,13 @@ class _Outcomes(MemoGraph):
             some = slice(cuts[i - 1], [*cuts, 256][i])
             self.table[number, some] = flags[some] | after
 
+    def _find_loop(self, number: int) -> Loop | None:
+        """Return the loop of an outcome; None if it has few bytes."""
+        if self.states[number][0]:
+            self.fill(number, np.arange(256))
+        looping = self.table[number] == number
+        return self._kept[looping.tobytes()] if np.count_nonzero(looping) >= LEAST else None
+
 
 class Masks(Shared):
     """The masks of a grammar over a vocabulary."""
@@ -104,7 +118,7 @@ class Masks(Shared):
     def __init__(self, completion: Completion, trie: Trie) -> None:
         self.completion, self.parser, self.trie = completion, completion.parser, trie
         self.made = 0                               # masks made since `forget`
-        self._outcomes = _Outcomes(completion.partials)
+        self._outcomes = _Outcomes(completion.partials, trie)
         self.quotients = Memo(self._read)
         self._kinds = Memo(self._find_kind)         # by outcome
 
@@ -128,7 +142,7 @@ class Masks(Shared):
 
     def _tokens(self, quotient: Quotient, stack: Stack) -> bytes:
         """Return the tokens of a quotient that may follow a stack."""
-        return self.parser.recall_by_tops(quotient.memo, stack, functools.partial(self._collect, quotient))
+        return self.parser.recall_by_tops(quotient.memo, stack, partial(self._collect, quotient))
 
     def _collect(self, quotient: Quotient, stack: Stack) -> bytes:
         self.made += 1
@@ -159,27 +173,58 @@ class Masks(Shared):
 
     def _read(self, key: Key) -> Quotient:
         """Return the quotient of the tokens below some nodes, read from some partial tokens."""
-        trie, outcomes = self.trie, self._outcomes
+        outcomes = self._outcomes
         nodes, start = np.frombuffer(key[0], np.int32), outcomes.number((key[1], ()))
-        above = nodes if nodes.size else np.array([-1])
-        found = walk(outcomes, trie, np.full(above.size, start), above)
-        ids, ends, _ = trie.tokens_at(found.nodes, found.states, found.begin)
-        kinds: dict[Kind, list[npt.NDArray[np.int32]]] = defaultdict(list)
-        for outcome, some in _groups(ids, ends):
+        found, flagged = self._walk(nodes if nodes.size else np.array([-1]), start)
+        kinds: dict[Kind, list[Ints]] = defaultdict(list)
+        for outcome, some in found:
             kinds[self._kinds[outcome]].append(some)
         classes = [TokenClass(*kind, self._bits_of(parts)) for kind, parts in kinds.items()]
-        where: dict[Ended, list[npt.NDArray[np.int32]]] = defaultdict(list)
-        for outcome, some in _groups(found.flagged, found.flagged_states):
+        where: dict[Ended, list[Ints]] = defaultdict(list)
+        for outcome, some in flagged:
             for end in outcomes.states[outcome][1]:
                 where[end].append(some)
         bits = self.parser.bits
         crossings = [
-            Crossing(bits[end.terminal], end, np.unique(np.concatenate(each)).tobytes(), {})
+            Crossing(bits[end.terminal], end, np.unique(np.concatenate(each)).astype(np.int32).tobytes(), {})
             for end, each in where.items()
         ]
         return Quotient(union([each[0] for each in (*classes, *crossings)]), classes, crossings, {})
 
-    def _bits_of(self, parts: list[npt.NDArray[np.int32]]) -> bytes:
+    def _walk(self, nodes: Ints, start: int) -> tuple[list[tuple[int, Ints]], list[tuple[int, Ints]]]:
+        """Return the tokens below some nodes by their outcomes, and the nodes before an entry with FLAG by theirs."""
+        trie, outcomes = self.trie, self._outcomes
+        above = trie.place[nodes]
+        size = trie.num_children[above]
+        place = ranges(trie.first_child[above], size)
+        states: Ints = np.full(place.size, start)
+        found, ended, flagged = list[tuple[int, Ints]](), list[tuple[Ints, Ints]](), list[tuple[Ints, Ints]]()
+        while place.size:
+            after = steps(outcomes, states, trie.bytes[place])
+            if ended:                                   # no token ends at the first nodes
+                marked = np.flatnonzero(after >= FLAG)
+                if marked.size:
+                    flagged.append((trie.nodes[trie.parent[place[marked]]], states[marked]))
+            after &= FLAG - 1
+            alive = after.nonzero()[0]
+            place, states = place[alive], after[alive]
+            exits = list[tuple[Ints, Ints]]()
+            below = trie.below[place]
+            for state in np.flatnonzero(np.bincount(states, below) > LARGE).tolist() if below.sum() > LARGE else ():
+                if (loop := outcomes.loops[state]) is not None:
+                    ids, out = loop.below(place[states == state])
+                    found.append((state, ids))
+                    exits.append((out, np.full(out.size, state)))
+                    others = states != state
+                    place, states = place[others], states[others]
+            ended.append(trie.tokens_ending(place, states))
+            size = trie.num_children[place]
+            place, states = ranges(trie.first_child[place], size), states.repeat(size)
+            if exits:
+                place, states = map(np.concatenate, zip((place, states), *exits, strict=True))
+        return found + _groups(ended), _groups(flagged)
+
+    def _bits_of(self, parts: list[Ints]) -> bytes:
         mask = np.zeros(len(self.trie.tokens), bool)
         for ids in parts:
             mask[ids] = True
@@ -194,11 +239,9 @@ class Masks(Shared):
         return proofs, tuple([end for end in ended if not completion.sure[end]]), lines
 
 
-def _groups(values: npt.NDArray[np.int32], keys: npt.NDArray[np.int32]) -> list[tuple[int, npt.NDArray[np.int32]]]:
-    """Return the values of each key, in their order."""
-    if not keys.size:
+def _groups(parts: list[tuple[Ints, Ints]]) -> list[tuple[int, Ints]]:
+    """Return the values of each key, of parts that are values and their keys."""
+    if not any(values.size for values, _ in parts):
         return []
-    order = np.argsort(keys.astype(np.min_scalar_type(keys.max())), kind="stable")      # radix sort, if short
-    values, keys = values[order], keys[order]
-    cuts = (keys[1:] != keys[:-1]).nonzero()[0] + 1
-    return [(int(keys[a]), values[a:b]) for a, b in itertools.pairwise([0, *cuts.tolist(), keys.size])]
+    values, keys = map(np.concatenate, zip(*parts, strict=True))
+    return [(key, values[keys == key]) for key in np.flatnonzero(np.bincount(keys)).tolist()]

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import functools
 import itertools
-from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple, TypeVar
 
@@ -21,6 +20,8 @@ from lark import grammar as lark_grammar
 from lark.common import ParserConf
 from lark.grammar import NonTerminal
 from lark.parsers.lalr_analysis import LALR_Analyzer, Shift
+
+from llmppl.support.graphs import reversed_edges
 
 END = "$END"
 IGNORED = 1                                         # the bit of ignored text
@@ -104,6 +105,7 @@ class Parser:
     shifts : by state, the state after a symbol
     shift_bits : by state, the terminals among these symbols
     reductions : by state, pairs of terminals and the (length, rule's name) that is reduced before these
+    reduced : by state, the same by the name of a terminal
 
     Raises lark's GrammarError where two rules may be reduced before the same terminal.
     """
@@ -125,36 +127,20 @@ class Parser:
         self.lowest = 0
         self.shifts: list[dict[str, int]] = []
         self.reductions: list[list[tuple[int, tuple[int, str]]]] = []
-        for state in range(len(table.states)):
-            reduced: dict[tuple[int, str], int] = defaultdict(int)
-            for name, (action, rule) in table.states[state].items():
-                if action is not Shift:
-                    reduced[len(rule.expansion), rule.origin.name] |= self.bits[name]
-            self.shifts.append({name: to for name, (action, to) in table.states[state].items() if action is Shift})
-            self.reductions.append([(bits, action) for action, bits in reduced.items()])
+        self.reduced: list[dict[str, tuple[int, str]]] = []
+        for _, row in sorted(table.states.items()):
+            self.shifts.append({name: to for name, (action, to) in row.items() if action is Shift})
+            before = {name: rule for name, (action, rule) in row.items() if action is not Shift}
+            self.reduced.append({name: (len(rule.expansion), rule.origin.name) for name, rule in before.items()})
+            lookaheads = reversed_edges((name, [rule]) for name, rule in self.reduced[-1].items())
+            self.reductions.append([(union(map(self.bits.__getitem__, some)), to) for to, some in lookaheads.items()])
         self.shift_bits = [union(self.bits.get(name, 0) for name in shifts) for shifts in self.shifts]
-
-    def reduction(self, state: int, symbol: str) -> tuple[int, str] | None:
-        """Return the length and the name of the rule that a state reduces before a terminal, if any."""
-        bit = self.bits.get(symbol, 0)
-        for bits, action in self.reductions[state]:
-            if bits & bit:
-                return action
-        return None
 
     def terminals(self) -> dict[int, int]:
         """Return the bits of the terminals that have an action, for the first state and those after a terminal."""
         after = {q for shifts in self.shifts for name, q in shifts.items() if name in self.bits}
         states = sorted(after | {self._start_state})
         return {q: self.shift_bits[q] | union(bits for bits, _ in self.reductions[q]) for q in states}
-
-    def lexers_after(self, lexer_of: dict[int, int]) -> dict[str, set[int]]:
-        """Return the lexers that may read on after a terminal: those of all states that it leads to."""
-        found: dict[str, set[int]] = defaultdict(set)
-        for shifts in self.shifts:
-            for name in shifts.keys() & self.bits:
-                found[name].add(lexer_of[shifts[name]])
-        return dict(found)
 
     # ---- answers that hold for many stacks
 
@@ -260,7 +246,7 @@ class Parser:
     def _reduce(self, stack: Stack, symbol: Any) -> Stack | None:
         """Return the stack after all reductions before `symbol`; None if that completes the text ($END)."""
         most, seen = stack.height + len(self.shifts), set[Stack]()      # above: some state is back, and nothing read
-        while (reduction := self.reduction(stack.state, symbol)) is not None:
+        while (reduction := self.reduced[stack.state].get(symbol)) is not None:
             size, name = reduction
             if stack.height > most or stack in seen:
                 raise _endless(name, symbol)

@@ -28,14 +28,13 @@ WIDE = (3 / 4, 1 / 10)                              # shares of the trie below o
 MANY = 1 << 20                                      # nodes of all wide walks together, computed at once
 FEW = 200                                           # up to so many nodes are read one by one
 LARGE = 1000, 16                                    # of a subtree, bytes of a state: a walk may be wide
-FLAG = 1 << 30                                      # bit in an entry of a table, added to the next state
 
 
 class Graph(Protocol):
     """Automaton as a walk reads it.
 
     Where `ready[number]`, `table[number, byte]` is the number of the next state: 0 if there is none, negative if it is
-    unknown. If FLAG is set in an entry, the walk also reports the node before the byte and its state. Row 0 is zeros.
+    unknown. Row 0 is zeros.
     """
 
     @property
@@ -137,15 +136,42 @@ class MemoGraph:
 class Walk(NamedTuple):
     """Results of walks from several states, one walk after the other, each in preorder.
 
-    `nodes` end a token, `states` are the states there, and the results of walk i start at `begin[i]`. `flagged` are
-    nodes before an entry with FLAG, and `flagged_states` the states there.
+    `nodes` end a token, `states` are the states there, and the results of walk i start at `begin[i]`.
     """
 
     begin: npt.NDArray[np.int64]                    # (m + 1,)
     nodes: npt.NDArray[np.int32]                    # (k,)
     states: npt.NDArray[np.int32]                   # (k,)
-    flagged: npt.NDArray[np.int32]                  # (j,)
-    flagged_states: npt.NDArray[np.int32]           # (j,)
+
+
+class Loop:
+    """Tokens and nodes of a trie by their last bytes in a *loop*, a set of bytes that lead from a state back to it.
+
+    An *exit* is a node whose byte is not in the loop. Below its *top*, a depth, all bytes on the way to a node are.
+    """
+
+    def __init__(self, trie: Trie, loop: bytes) -> None:
+        inside = np.frombuffer(loop, bool)[trie.bytes]
+        top = np.zeros(len(trie) + 1, np.int32)     # by place; last the root's
+        for depth, (a, b) in enumerate(trie.levels, 1):
+            top[a:b] = np.where(inside[a:b], top[trie.parent[a:b]], depth)
+        is_exit = ~inside[trie.place[:-1]]          # by node
+        self._trie, self._exits = trie, trie.place[:-1][is_exit]
+        self._begin = np.append(0, np.cumsum(is_exit))      # the number of exits before each node
+        self._top = top[trie.place[:-1]].repeat(np.diff(trie.first)), top[trie.parent[self._exits]]
+
+    def below(self, places: Ints) -> tuple[Ints, Ints]:
+        """Return the ids of the tokens at or below places that stay in the loop, and the places of the exits."""
+        trie, nodes = self._trie, self._trie.nodes[places]
+        after, depth = trie.skip[nodes], trie.depth[nodes].astype(np.int32) + 1
+
+        def some(tops: Ints, begin: Ints, end: Ints) -> Ints:
+            found = ranges(begin, end - begin)
+            return found[tops[found] <= depth.repeat(end - begin)]
+
+        first, begin = trie.first.view(np.int32), self._begin
+        ids = trie.order[some(self._top[0], first[nodes], first[after])]
+        return ids, self._exits[some(self._top[1], begin[nodes + 1], begin[after])]
 
 
 def walk(graph: Graph, trie: Trie, starts: Ints, above: Ints | None = None) -> Walk:
@@ -161,21 +187,13 @@ def walk(graph: Graph, trie: Trie, starts: Ints, above: Ints | None = None) -> W
     front = _Front(np.arange(starts.size), trie.place[above], starts)
     found: list[_Front] = []
     wide: dict[int, tuple[Ints, Ints]] = {}
-    flagged: list[tuple[Ints, Ints]] = [(front.place[:0], front.states[:0])]
     for level in itertools.count():
         size = trie.num_children.take(front.place)
         place = ranges(trie.first_child.take(front.place), size)
         if not place.size:
             break
         rows, states = front.rows.repeat(size), front.states.repeat(size)
-        after = _steps(graph, states, trie.bytes.take(place))
-        if after.max() >= FLAG:
-            marked = np.flatnonzero(after >= FLAG)
-            after &= FLAG - 1
-            if level:
-                key = rows[marked] * len(trie) + trie.parent[place[marked]]
-                marked, key = (each[np.diff(key, prepend=-1) != 0] for each in (marked, key))
-                flagged.append((trie.nodes[key % len(trie)], states[marked]))
+        after = steps(graph, states, trie.bytes.take(place))
         alive = after.nonzero()[0]
         front = _Front(rows.take(alive), place.take(alive), after.take(alive))
         found.append(front)
@@ -185,7 +203,7 @@ def walk(graph: Graph, trie: Trie, starts: Ints, above: Ints | None = None) -> W
             if is_wide.any():
                 for top in np.unique(above[is_wide]).tolist():
                     of_top = np.flatnonzero(is_wide & (above == top))
-                    wide |= _whole_levels(graph, trie, found, trie.level_below(top), of_top, flagged)
+                    wide |= _whole_levels(graph, trie, found, trie.level_below(top), of_top)
                 found = [each.select(~is_wide[each.rows]) for each in found]
                 front = found[-1]
     nothing = front.select(slice(0))
@@ -200,7 +218,7 @@ def walk(graph: Graph, trie: Trie, starts: Ints, above: Ints | None = None) -> W
         parts = list(zip(*(np.split(each, np.cumsum(number)[:-1]) for each in parts[0]), strict=True))
         for row, part in wide.items():
             parts[row], number[row] = part, part[0].size
-    joined = map(np.concatenate, (*zip(*parts, strict=True), *zip(*flagged, strict=True)))
+    joined = map(np.concatenate, zip(*parts, strict=True))
     return Walk(np.append(0, np.cumsum(number)), *(each.astype(np.int32) for each in joined))
 
 
@@ -260,7 +278,7 @@ class _Front(NamedTuple):
 
 
 def _whole_levels(
-    graph: Graph, trie: Trie, found: list[_Front], level: int, rows: Ints, flagged: list[tuple[Ints, Ints]]
+    graph: Graph, trie: Trie, found: list[_Front], level: int, rows: Ints
 ) -> dict[int, tuple[Ints, Ints]]:
     """Continue some walks from `found` to the leaves; return for each its nodes that end a token, and their states.
 
@@ -270,7 +288,7 @@ def _whole_levels(
     if rows.size > most:
         joined: dict[int, tuple[Ints, Ints]] = {}
         for begin in range(0, rows.size, most):
-            joined |= _whole_levels(graph, trie, found, level, rows[begin : begin + most], flagged)
+            joined |= _whole_levels(graph, trie, found, level, rows[begin : begin + most])
         return joined
     states_at = np.zeros((rows.size, len(trie) + 1), np.int32)     # state at each place, 0 where dead
     for front in found:
@@ -284,19 +302,13 @@ def _whole_levels(
     for level in range(next_level, len(trie.levels)):
         a, b = trie.first_child[a], trie.first_child[b] if b < len(trie) else len(trie)
         if level == last:
-            flagged += [_narrow_levels(graph, trie, row, level) for row in states_at]
+            for row in states_at:
+                _narrow_levels(graph, trie, row, level)
             break
         states = states_at.take(trie.parent[a:b], axis=1)
-        after = _steps(graph, states, trie.bytes[a:b])
-        largest = after.max(initial=0)
-        if not largest:
+        after = steps(graph, states, trie.bytes[a:b])
+        if not after.any():
             break
-        if largest >= FLAG:
-            row, at = np.nonzero(after >= FLAG)
-            after &= FLAG - 1
-            key = row * len(trie) + trie.parent[a + at]
-            first = np.flatnonzero(np.diff(key, prepend=-1))
-            flagged.append((trie.nodes[key[first] % len(trie)], states[row[first], at[first]]))
         states_at[:, a:b] = after
     alive = states_at.take(trie.place_of_ends, axis=1)
     return {
@@ -305,11 +317,10 @@ def _whole_levels(
     }
 
 
-def _narrow_levels(graph: Graph, trie: Trie, states_at: Ints, level: int) -> tuple[Ints, Ints]:
-    """Fill in the state at each place from a level on, node by node; return the flagged nodes and their states."""
+def _narrow_levels(graph: Graph, trie: Trie, states_at: Ints, level: int) -> None:
+    """Fill in the state at each place from a level on, node by node."""
     above, begin = trie.levels[level - 1]
     table, ready, states = graph.table, graph.ready, states_at[above:-1].tolist()
-    flagged: dict[int, int] = {}
     for place, (parent, byte) in enumerate(trie.narrow[begin - len(trie) :], begin):
         state = states[parent - above]
         if not state:
@@ -317,15 +328,11 @@ def _narrow_levels(graph: Graph, trie: Trie, states_at: Ints, level: int) -> tup
         if not ready.item(state) or table.item(state, byte) < 0:
             graph.fill(state, np.array([byte]))
             table, ready = graph.table, graph.ready
-        after = table.item(state, byte)
-        if after >= FLAG:
-            flagged[parent], after = state, after - FLAG
-        states[place - above] = after
+        states[place - above] = table.item(state, byte)
     states_at[begin:-1] = states[begin - above :]
-    return trie.nodes[list(flagged)], np.array(list(flagged.values()), np.int32)
 
 
-def _steps(graph: Graph, states: Ints, bytes: Ints) -> npt.NDArray[np.int32]:
+def steps(graph: Graph, states: Ints, bytes: Ints) -> npt.NDArray[np.int32]:
     """Return the entries of a graph for some states and bytes."""
     keys = states << 8
     keys += bytes

@@ -16,14 +16,14 @@ import lark as lark_package
 import numpy as np
 import pytest
 from helpers.common import ROOT, repetitions
-from helpers.grammars import GRAMMARS, check_states, masks_agree, parses, plain_lark, random_grammar
+from helpers.grammars import GRAMMARS, JSON, check_states, masks_agree, parses, plain_lark, random_grammar
 from helpers.machines import accepts, read
 from lark.exceptions import GrammarError, LarkError
 from lark.indenter import PythonIndenter
 
-from llmppl.constraints import Grammar, Vocabulary, json_grammar
+from llmppl.constraints import Grammar, Vocabulary
+from llmppl.constraints.lark import masks
 from llmppl.constraints.masks.index import TokenIndex
-from llmppl.constraints.vocabulary import trie_walk as walks
 from llmppl.lm.embedded import PATH
 
 SHARED = ROOT.parent / "shared"
@@ -229,7 +229,7 @@ def test_de_def_default(text, good):
 def test_tokens_may_span_terminals():
     """outlines#684."""
     tokens = [b'{"', b'":', b'":"', b'"}', b'"},{"', b"a", b"[{", b"}]", b'"', b""]
-    index = json_grammar().index(SimpleNamespace(tokens=tokens, eos_ids=[9]))
+    index = Grammar(JSON).index(SimpleNamespace(tokens=tokens, eos_ids=[9]))
     state = index.start
     for token in [b"[{", b'"', b"a", b'":"', b"a", b'"},{"', b'":', b'"', b'"}']:
         assert index.mask(state)[tokens.index(token)], token
@@ -239,7 +239,7 @@ def test_tokens_may_span_terminals():
 
 
 def test_plain_json():
-    recognizer = json_grammar()
+    recognizer = Grammar(JSON)
     for text in ["0", " null ", '{"a": [1, -2.5e+3, "\\u00e9\\n", {}], "": true}', '"é"', "[]", "\t[ ]\r\n", '"\x7f"']:
         assert accepts(recognizer, text), text
         for i in range(len(text.encode())):
@@ -249,7 +249,7 @@ def test_plain_json():
 
 
 def test_states_are_shared_and_copies_return_themselves():
-    recognizer = json_grammar()
+    recognizer = Grammar(JSON)
     state = read(recognizer, '{"a": [1, 2')
     assert state is read(recognizer, '{"bc":[4,33') and hash(state) == hash(read(recognizer, '{"bc":[4,33'))
     assert copy.copy(state) is state and copy.deepcopy([state])[0] is state
@@ -372,7 +372,7 @@ def test_masks_agree_with_reading_the_tokens(known):
 
 
 def test_masks_of_random_grammars_agree_with_reading_the_tokens(monkeypatch):
-    """With look-aheads, keywords and ignored text; by walks node by node and by whole levels."""
+    """With look-aheads, keywords and ignored text; by walks node by node, and by loops."""
     rng, shuffled = random.Random(10), np.random.default_rng(10)
     tokens = [bytes(text) for n in range(1, 5) for text in itertools.product(b"abc ", repeat=n)]
     vocab = Vocabulary([*tokens, b""], eos_ids=[len(tokens)])
@@ -382,9 +382,10 @@ def test_masks_of_random_grammars_agree_with_reading_the_tokens(monkeypatch):
             grammar = Grammar(random_grammar(rng))
         except (ValueError, AttributeError):
             continue
-        for wide in ((2, 2), (0, 0)):
-            monkeypatch.setattr(walks, "WIDE", wide)
-            seen += masks_agree(grammar, vocab, shuffled, 2, 8)
+        for large, least in ((500, 8), (0, 1)):
+            monkeypatch.setattr(masks, "LARGE", large)
+            monkeypatch.setattr(masks, "LEAST", least)
+            seen += masks_agree(Grammar(grammar.text), vocab, shuffled, 2, 8)
         done += 1
     assert seen > 4 * done
 

@@ -17,7 +17,7 @@ from lark.exceptions import GrammarError, LarkError
 from llmppl import Model, smc_steer
 from llmppl.constraints import Grammar, Vocabulary
 from llmppl.constraints.automata.budget import TooLarge
-from llmppl.constraints.lark import lexer, terminals
+from llmppl.constraints.lark import lexer, loader, terminals
 from llmppl.models.spans import Guide
 
 BYTES = Vocabulary([*(bytes([byte]) for byte in range(256)), b""], eos_ids=[256])
@@ -168,6 +168,22 @@ def test_an_endless_construction_is_refused_by_name(case):
     grammar, message = REFUSED[case]
     with pytest.raises(ValueError, match=message):
         Grammar(grammar)
+
+
+def test_the_lexer_counts_the_states_in_its_states(monkeypatch):
+    monkeypatch.setattr(lexer, "MAX_PARTS", 10_000)
+    grammar = Grammar("start: A\nA: /(.*a.{30})/")
+    with pytest.raises(TooLarge, match="terminal A .* states of the lexer so far, with 10,0[0-9]+ of its terminals"):
+        read(grammar, "aab" * 200)
+    assert len(grammar._tokens.tokens) < 1000
+
+
+def test_terminals_in_terminals_are_counted_written_out(monkeypatch):
+    doubling = "start: T0\n" + "\n".join(f"T{i}: T{i + 1} T{i + 1}" for i in range(12)) + '\nT12: "z"'
+    assert accepts(Grammar(doubling), "z" * 4096)
+    monkeypatch.setattr(loader, "MAX_TERMINAL_SYMBOLS", 4096)
+    with pytest.raises(ValueError, match="terminal T[0-9]+ has [0-9,]+ symbols when .*, and all together more than"):
+        Grammar(doubling)
 
 
 def test_terminals_that_are_too_large_together(monkeypatch):

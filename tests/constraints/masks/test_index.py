@@ -156,8 +156,8 @@ def test_all_walks_number_the_rows_the_same_way(monkeypatch):
     assert all(each == found[0] for each in found)
 
 
-class Flagged:
-    """Graph with FLAG in some entries; it computes entries on demand."""
+class OnDemand:
+    """Graph that computes entries on demand."""
 
     def __init__(self, full):
         self.full, self.table, self.ready = full, np.full_like(full, -1), np.ones(len(full), bool)
@@ -171,30 +171,25 @@ def test_walks_from_many_states_and_nodes_agree_with_a_plain_walk(walk, seed):
     rng = np.random.default_rng(seed)
     tokens = [bytes(rng.integers(97, 101, rng.integers(1, 6)).tolist()) for _ in range(200)]
     trie = Trie(tokens)
-    full = rng.integers(0, 6, (6, 256)).astype(np.int32) | trie_walk.FLAG * (rng.random((6, 256)) < 0.3)
+    full = rng.integers(0, 6, (6, 256)).astype(np.int32)
     full[0] = 0
     starts, above = rng.integers(1, 6, 20), np.append(-1, rng.integers(0, len(trie), 19))
     spelled = {node: token for token in map(bytes, tokens) for node in [node_of(trie, token)]}
     expected = []
     for start, top in zip(starts.tolist(), above.tolist(), strict=True):
-        state_at, flagged, ends = {top: start}, set(), []
+        state_at, ends = {top: start}, []
         for node in range(top + 1, int(trie.skip[top])):
             parent = int(trie.nodes[trie.parent[trie.place[node]]]) if trie.depth[node] else -1
             if parent not in state_at:
                 continue
             entry = int(full[state_at[parent], trie.byte[node]])
-            if entry & trie_walk.FLAG and parent != top:
-                flagged.add((parent, state_at[parent]))
-            if entry % trie_walk.FLAG:
-                state_at[node] = entry % trie_walk.FLAG
+            if entry:
+                state_at[node] = entry
                 ends += [(node, state_at[node])] if node in spelled else []
-        expected.append((ends, flagged))
-    found = trie_walk.walk(Flagged(full.astype(np.int32)), trie, starts, above)
+        expected.append(ends)
+    found = trie_walk.walk(OnDemand(full), trie, starts, above)
     pairs = list(zip(found.nodes.tolist(), found.states.tolist(), strict=True))
-    rows = [pairs[a:b] for a, b in itertools.pairwise(found.begin.tolist())]
-    assert rows == [ends for ends, _ in expected]
-    marked = list(zip(found.flagged.tolist(), found.flagged_states.tolist(), strict=True))
-    assert sorted(marked) == sorted(itertools.chain.from_iterable(flagged for _, flagged in expected))
+    assert [pairs[a:b] for a, b in itertools.pairwise(found.begin.tolist())] == expected
 
 
 def test_walks_of_any_number_are_split_into_turns(monkeypatch):
