@@ -172,10 +172,8 @@ def test_an_endless_construction_is_refused_by_name(case):
 
 def test_the_lexer_counts_the_states_in_its_states(monkeypatch):
     monkeypatch.setattr(lexer, "MAX_PARTS", 10_000)
-    grammar = Grammar("start: A\nA: /(.*a.{30})/")
     with pytest.raises(TooLarge, match="terminal A .* states of the lexer so far, with 10,0[0-9]+ of its terminals"):
-        read(grammar, "aab" * 200)
-    assert len(grammar._tokens.tokens) < 1000
+        read(Grammar("start: A\nA: /(.*a.{30})/"), "aab" * 200)
 
 
 def test_terminals_in_terminals_are_counted_written_out(monkeypatch):
