@@ -7,14 +7,12 @@ from __future__ import annotations
 
 import json
 import math
-import re
 from collections.abc import Iterator
-from decimal import Decimal
-from fractions import Fraction
+from decimal import Decimal, localcontext
 from functools import lru_cache
 from typing import Any
 
-from jsonschema import FormatChecker, ValidationError, validators
+from jsonschema import ValidationError, validators
 from jsonschema.exceptions import best_match
 
 from llmppl.constraints.automata.formats import format_language
@@ -27,6 +25,7 @@ from llmppl.support.arguments import shown
 __all__ = ["failure", "read_json"]
 
 DRAFTS = {4: "Draft4", 6: "Draft6", 7: "Draft7", 2019: "Draft201909", 2020: "Draft202012"}
+DIGITS = 10_000                                     # of the quotient of two numbers
 
 
 def read_json(text: str, *, exact: bool = False) -> Any:
@@ -69,7 +68,8 @@ def failure(schema: Any, registry: Any, text: str) -> str:
     value = read_json(text, exact=True)
     made: Any = _validator(draft_of(schema))
     try:
-        error = best_match(made(schema, registry=registry, format_checker=_formats()).iter_errors(value))
+        with localcontext(prec=DIGITS):
+            error = best_match(made(schema, registry=registry).iter_errors(value))
     except RecursionError:
         raise ValueError("the text is nested too deep for the check against its schema") from None
     return f"#{''.join(map(pointer, list(error.absolute_schema_path)[:-1]))}, {error.validator!r}" if error else ""
@@ -77,48 +77,36 @@ def failure(schema: Any, registry: Any, text: str) -> str:
 
 @lru_cache(8)
 def _validator(draft: int) -> Any:
-    """Return jsonschema's validator of a draft with the keywords below."""
+    """Return jsonschema's validator of a draft with our numbers, patterns and formats."""
     official: Any = getattr(validators, f"{DRAFTS[draft]}Validator")
 
     def is_whole(checker: Any, value: Any) -> bool:
         return is_number(value) and (draft > 4 or isinstance(value, int)) and value == int(value)
 
-    numbers = {"number": lambda checker, value: is_number(value), "integer": is_whole}
-    types = official.TYPE_CHECKER.redefine_many(numbers)
     known = {
-        "multipleOf": _multiple_of, "pattern": _pattern, "patternProperties": _pattern_properties,
+        "pattern": _pattern, "format": _format, "patternProperties": _pattern_properties,
         "additionalProperties": _additional_properties,
     }  # fmt: skip
-    return validators.extend(official, known, type_checker=types)
+    return validators.extend(official, known, type_checker=official.TYPE_CHECKER.redefine("integer", is_whole))
 
 
-@lru_cache(1)
-def _formats() -> FormatChecker:
-    checker = FormatChecker(())
-
-    def holds(name: str) -> Any:
-        return lambda text: not isinstance(text, str) or text in format_language(name)     # type: ignore[operator]
-
-    for name in filter(format_language, FormatChecker.checkers):
-        checker.checkers[name] = holds(name), ()
-    checker.checkers["regex"] = lambda text: not isinstance(text, str) or _is_regex(text), ValueError
-    return checker
+def _format(validator: Any, name: str, value: Any, schema: Any) -> Iterator[ValidationError]:
+    language = None if name == "regex" else format_language(name)
+    if isinstance(value, str) and not (_is_regex(value) if name == "regex" else language is None or value in language):
+        yield ValidationError("")
 
 
 def _is_regex(text: str) -> bool:
-    """Return True for a pattern of ECMA-262. Raises ValueError for another text."""
-    found(text)
-    return not re.match(r"\(\?[a-z]+\)", text)
-
-
-def _multiple_of(validator: Any, step: Any, value: Any, schema: Any) -> Iterator[ValidationError]:
-    if validator.is_type(value, "number") and Fraction(value) % Fraction(step):
-        yield ValidationError(f"{value} is not a multiple of {step}")
+    try:
+        found(text)
+    except ValueError:
+        return False
+    return not text.startswith("(?i)")              # our extension
 
 
 def _pattern(validator: Any, pattern: str, value: Any, schema: Any) -> Iterator[ValidationError]:
     if validator.is_type(value, "string") and value not in found(pattern):
-        yield ValidationError(f"{value!r} does not match {pattern!r}")
+        yield ValidationError("")
 
 
 def _pattern_properties(validator: Any, given: Any, value: Any, schema: Any) -> Iterator[ValidationError]:

@@ -25,44 +25,43 @@ def _is_number(value: Any) -> bool:
     return isinstance(value, int | float | Decimal) and not isinstance(value, bool) and math.isfinite(value)
 
 
-def _is_names(value: Any) -> bool:
-    return isinstance(value, list) and all(isinstance(each, str) for each in value)
+def _is_name(value: Any) -> bool:
+    return isinstance(value, str)
 
 
 def _is_schema(value: Any) -> bool:
     return isinstance(value, bool | dict)
 
 
-def _is_schemas(value: Any) -> bool:
-    return isinstance(value, list) and all(map(_is_schema, value))
+def _all(kind: type, holds: Callable[[Any], bool]) -> Callable[[Any], bool]:
+    """Return the test of a list whose items, or of an object whose values, pass a test."""
+    return lambda value: isinstance(value, kind) and all(map(holds, value.values() if kind is dict else value))
 
 
-def _is_type(value: Any) -> bool:
-    return value in TYPES if isinstance(value, str) else bool(value) and _is_names(value) and set(value) <= {*TYPES}
+def _listed(value: Any) -> list[Any]:
+    return value if isinstance(value, list) else [value]
 
 
-def _members(is_member: Callable[[Any], bool]) -> Callable[[Any], bool]:
-    return lambda value: isinstance(value, dict) and all(map(is_member, value.values()))
-
-
+_are_names, _are_schemas = _all(list, _is_name), _all(list, _is_schema)
 _RULES: dict[tuple[Callable[[Any], bool], str], str] = {        # test of a value, and the words for what it should be
     (_is_schema, "a schema: an object or a boolean"):
         "not if then else additionalItems unevaluatedItems contains additionalProperties unevaluatedProperties "
         "propertyNames",
-    (lambda value: _is_schemas(value) and bool(value), "a list of schemas, at least one"): "allOf anyOf oneOf",
-    (_is_schemas, "a list of schemas"): "prefixItems",
-    (lambda value: _is_schema(value) or _is_schemas(value), "a schema, or a list of them"): "items",
-    (_members(_is_schema), "an object of schemas by name"): "properties patternProperties dependentSchemas",
+    (lambda value: bool(value) and _are_schemas(value), "a list of schemas, at least one"): "allOf anyOf oneOf",
+    (_are_schemas, "a list of schemas"): "prefixItems",
+    (lambda value: _is_schema(value) or _are_schemas(value), "a schema, or a list of them"): "items",
+    (_all(dict, _is_schema), "an object of schemas by name"): "properties patternProperties dependentSchemas",
     (lambda value: isinstance(value, dict), "an object of schemas by name"): "$defs definitions",
-    (_members(_is_names), "an object of lists of names"): "dependentRequired",
-    (_members(lambda value: _is_schema(value) or _is_names(value)), "an object of schemas, or lists of names"):
+    (_all(dict, _are_names), "an object of lists of names"): "dependentRequired",
+    (_all(dict, lambda value: _is_schema(value) or _are_names(value)), "an object of schemas, or lists of names"):
         "dependencies",
-    (_is_names, 'a list of names, in the schema of the object: {"properties": {"a": ...}, "required": ["a"]}'):
+    (_are_names, 'a list of names, in the schema of the object: {"properties": {"a": ...}, "required": ["a"]}'):
         "required",
-    (_is_type, f"one of {', '.join(TYPES)}, or a list of some of them"): "type",
+    (lambda value: value != [] and all(each in TYPES for each in _listed(value)),
+        f"one of {', '.join(TYPES)}, or a list of some of them"): "type",
     (lambda value: isinstance(value, list), "a list of values"): "enum",
     (lambda value: True, "any value"): "const",
-    (lambda value: isinstance(value, str), "a string"):
+    (_is_name, "a string"):
         "$ref $dynamicRef $recursiveRef $schema $id id $anchor $dynamicAnchor format pattern",
     (_is_number, "a finite number"): "minimum maximum",
     (lambda value: isinstance(value, bool) or _is_number(value), "a finite number"):
@@ -79,6 +78,7 @@ NOTES = _IDENTIFIERS | frozenset(                   # annotations, including Ope
     "$comment $vocabulary $recursiveAnchor title description default examples example deprecated readOnly writeOnly "
     "contentEncoding contentMediaType contentSchema nullable discriminator xml externalDocs x-guidance".split()
 )
+NAMES = KEYWORDS | NOTES
 FOREIGN = {                                         # of other libraries, in plain letters
     "min": "minimum", "max": "maximum", "gt": "exclusiveMinimum", "ge": "minimum", "lt": "exclusiveMaximum",
     "le": "maximum", "regex": "pattern", "choices": "enum", "options": "enum", "values": "enum",
@@ -123,9 +123,9 @@ def check_keywords(schema: Any, at: str = "") -> None:
         for key, value in node.items():
             rule = RULES.get(key)
             if rule and not rule[0](value):
-                text = json.dumps(value, ensure_ascii=False, default=str)
-                words = [value] if isinstance(value, str) else value if _is_names(value) else []
-                near = [each for word in words if key == "type" for each in difflib.get_close_matches(word, TYPES, 1)]
+                text = json.dumps(value, ensure_ascii=False, default=float)
+                words = [each for each in _listed(value) if key == "type" and _is_name(each) and each not in TYPES]
+                near = difflib.get_close_matches(words[0], TYPES, 1) if words else []
                 raise ValueError(
                     f"JSON schema at {place}, {key!r}: {text if len(text) <= 60 else text[:57] + '...'} should be "
                     f"{rule[1]}{f'; did you mean {near[0]!r}?' if near else ''}"
@@ -139,25 +139,23 @@ def foreign(schema: Any) -> tuple[str | None, list[str]]:
     with a value that the keyword could have, or a schema without any keyword. Remarks are about parts that may be any
     JSON.
     """
-    notes, wrong = list[str](), None
-    found = [*nodes(schema)]
+    notes, wrong, found = list[str](), None, [*nodes(schema)]
     refs = {node.get("$ref") for _, node in found}
     for place, node in found:
-        unknown = [key for key in node if key not in KEYWORDS and key not in NOTES]
-        unknown = [key for key in unknown if key[:1].isalpha() and not key.lower().startswith("x-")]    # no extensions
+        unknown = [key for key in node if key not in NAMES and key[:1].isalpha() and key[:2].lower() != "x-"]
         for key in unknown:
             if meant := _meant(key, node):
                 return f"{place}: {key!r} is no keyword: did you mean {meant!r}?", notes
-        if place not in refs and place.rpartition("/")[0] in ("#/$defs", "#/definitions"):
-            continue                                    # perhaps a group of definitions
-        if node and not node.keys() & KEYWORDS - {"$defs", "definitions"}:
-            if place == "#" or any(isinstance(node[key], dict) for key in unknown):
-                hint = f"are {', '.join(map(repr, unknown[:3]))} properties? " if unknown else ""
-                wrong = wrong or (
-                    f'{place} has no keyword, so that any JSON would do: {hint}{{"type": "object", "properties": '
-                    "{...}} or a $ref would work, and true for any JSON"
-                )
-            notes.append(f"{place} has no keyword, and may be any JSON")
+        is_group = place not in refs and place.rpartition("/")[0] in ("#/$defs", "#/definitions")
+        if is_group or not node or node.keys() & KEYWORDS - {"$defs", "definitions"}:
+            continue
+        if place == "#" or any(isinstance(node[key], dict) for key in unknown):
+            hint = f"are {', '.join(map(repr, unknown[:3]))} properties? " if unknown else ""
+            wrong = wrong or (
+                f'{place} has no keyword, so that any JSON would do: {hint}{{"type": "object", "properties": {{...}}}} '
+                "or a $ref would work, and true for any JSON"
+            )
+        notes.append(f"{place} has no keyword, and may be any JSON")
     return wrong, notes
 
 

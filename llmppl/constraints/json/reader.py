@@ -10,7 +10,7 @@ import itertools
 from collections.abc import Callable, Iterator
 from fractions import Fraction
 from functools import reduce
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 from llmppl.constraints.automata.formats import format_language
 from llmppl.constraints.json import shapes
@@ -76,15 +76,15 @@ class Reader:
     """Reader of one schema and of those that it refers to.
 
     `left_out` and `notes` grow while shapes are read: keywords that are checked on the finished text, and remarks.
-    `places` has the pointers of all shapes that were read.
+    `places` has all shapes that were read, with their pointers.
     """
 
     def __init__(self, is_live: Callable[[Lazy], bool]) -> None:
         self.left_out: dict[str, None] = {}
         self.notes: dict[str, None] = {}
-        self.places: dict[Lazy, str] = {}
+        self.places: list[tuple[Lazy, str]] = []
         self._is_live = is_live
-        self._lazies: dict[Any, tuple[Any, Lazy]] = {}
+        self._lazies: dict[Any, Lazy] = {}
         self._targets = set[int]()                  # ids of schemas that a reference leads to, whose values are checked
         self._inexact = 0                           # times that a shape was read as more than its schema
 
@@ -94,9 +94,9 @@ class Reader:
             return shapes.EVERY if schema else shapes.NONE
         key = id(schema), _scope(place)
         if key not in self._lazies:
-            self._lazies[key] = schema, Lazy(lambda: self._read(schema, place), self._weakened)
-            self.places[self._lazies[key][1]] = place.pointer
-        return self._lazies[key][1]
+            self._lazies[key] = Lazy(lambda: self._read(schema, place), self._weakened)
+            self.places.append((self._lazies[key], place.pointer))
+        return self._lazies[key]
 
     def _weakened(self) -> None:
         self.left_out["#, 'allOf' (an intersection of too many alternatives)"] = None
@@ -110,12 +110,8 @@ class Reader:
 
     def read_all(self) -> None:
         """Read every schema that the ones read so far refer to."""
-        done = 0
-        while done < len(self._lazies):
-            for _, lazy in [*self._lazies.values()][done:]:
-                done += 1
-                for part in _parts_of(lazy.shape):
-                    part.shape                      # noqa: B018
+        for lazy, _ in self.places:                 # grows
+            lazy.shape                              # noqa: B018
 
     def _leave_out(self, place: Place, keyword: str) -> None:
         self._inexact += 1
@@ -130,15 +126,9 @@ class Reader:
 
     def _read(self, schema: Any, place: Place) -> tuple[Shape, bool]:
         """Return the shape of a schema, and whether it has no other values."""
-        before = self._inexact
-        shape: Shape = ANY
-        given = {"$ref": schema["$ref"]} if "$ref" in schema and place.draft <= 7 else schema
-        for key in [key for key in given if SINCE.get(key, 4) > place.draft]:
-            note = f"{place.pointer}, {key!r} is a keyword since draft {SINCE[key]}, and ignored in {place.draft}"
-            self.notes[note] = None
-            given = {name: value for name, value in given.items() if name != key}
-        places = "properties", "items", "prefixItems", *given
-        own_at = next((key for key in places if key in given and key in OWN), None)
+        before, shape, given = self._inexact, cast(Shape, ANY), self._known(schema, place)
+        order = "properties", "items", "prefixItems", *given
+        own_at = next((key for key in order if key in given and key in OWN), None)
         for key, value in given.items():
             try:
                 if key == own_at:
@@ -148,6 +138,18 @@ class Reader:
                 self._leave_out(place, key)
         is_exact, self._inexact = self._inexact == before, before
         return shape, is_exact
+
+    def _known(self, schema: Any, place: Place) -> Any:
+        """Return the keywords that a draft knows, with the bounds of later drafts."""
+        given = {"$ref": schema["$ref"]} if "$ref" in schema and place.draft <= 7 else dict(schema)
+        for key in [key for key in given if SINCE.get(key, 4) > place.draft]:
+            note = f"{place.pointer}, {key!r} is a keyword since draft {SINCE[key]}, and ignored in {place.draft}"
+            self.notes[note] = None
+            del given[key]
+        for key, of in EXCLUDED.items():
+            if isinstance(given.get(key), bool) and given.pop(key) and of in given:         # as draft 4 has it
+                given[key] = given[of]
+        return given
 
     def _applied(self, key: str, value: Any, schema: Any, place: Place) -> Shape:
         """Return the shape of one keyword that applies schemas in place, or lists values."""
@@ -216,11 +218,10 @@ class Reader:
         """Return the values of exactly one of the options: of any, if no two have a common value."""
         lazies = [self._part(option, place, "oneOf", i) for i, option in enumerate(options)]
         found = list(map(self._shape_of, lazies))
-        pairs = list(itertools.permutations(lazies, 2))
         try:
-            if len(pairs) > MAX_PAIRS:
+            if len(lazies) ** 2 > MAX_PAIRS:
                 raise Inexact
-            pairs = [pair for pair in pairs if self._may_meet(*pair)]
+            pairs = [pair for pair in itertools.permutations(lazies, 2) if self._may_meet(*pair)]
             without = {other: self._unless(other) for _, other in pairs}
             if len(without) > MAX_OVERLAPS:
                 raise Inexact
@@ -253,11 +254,8 @@ class Reader:
                 return self._scalar(kind, TYPES[kind], numbers, schema, place)
             case "string":
                 return self._scalar(kind, TYPES[kind], quoted, self._checked(schema, place), place)
-            case "array":
-                return reduce(intersect, _plain(kind, schema), self._array(schema, place))
-            case "object":
-                return reduce(intersect, _plain(kind, schema), self._object(schema, place))
-        return TYPES[kind]
+        own = self._array if kind == "array" else self._object if kind == "object" else None
+        return reduce(intersect, _plain(kind, schema), own(schema, place)) if own else TYPES[kind]
 
     def _scalar(self, kind: str, whole: Shape, automaton: Callable[[Any], object], schema: Any, place: Place) -> Shape:
         """Return the shape of numbers or strings, without the keywords that make the automaton too large."""
@@ -335,12 +333,7 @@ class Reader:
 
 def _plain(kind: str, schema: dict[str, Any]) -> Iterator[Shape]:
     """Yield the shapes of the plain keywords for values of a type."""
-    for key, (of, shape) in PLAIN.items():
-        value = schema.get(key)
-        if isinstance(value, bool):                 # in draft 4, it excludes another keyword's bound
-            value = schema.get(EXCLUDED[key]) if value else None
-        if of == kind and value is not None:
-            yield shape(value)
+    return (shape(schema[key]) for key, (of, shape) in PLAIN.items() if of == kind and key in schema)
 
 
 def _dependent(name: str, present: Shape) -> Shape:
@@ -364,17 +357,3 @@ def _scope(place: Place) -> Any:
         return place.draft
     scope = [uri for uri, _ in place.resolver.dynamic_scope()]
     return place.draft, tuple(dict.fromkeys(scope)), tuple(dict.fromkeys(reversed(scope)))
-
-
-def _parts_of(shape: Shape) -> Iterator[Lazy]:
-    """Yield the parts of a shape."""
-    match shape:
-        case shapes.Choice():
-            for option in shape.options:
-                yield from _parts_of(option)
-        case Array():
-            yield from (*shape.first, shape.rest)
-        case Object():
-            yield from shape.properties.values()
-            for others in shape.others:
-                yield from (*(part for _, part in others.patterns), others.additional)

@@ -59,34 +59,29 @@ def registry_of(schema: Any, resources: Resources = None) -> Registry[Any]:
     A file of a folder stands for any URI whose last parts are its path, and is read when a `$ref` needs it. Raises
     TypeError or ValueError if `resources` is neither mapping nor folder, or a resource is no schema.
     """
-    draft, folder = draft_of(schema), None
-    named: dict[str, Any] = {}
-    if isinstance(resources, Mapping):
-        named = {uri.removesuffix("#"): _resource(each, draft, uri) for uri, each in resources.items()}
-    elif isinstance(resources, str | Path):
-        folder = Path(resources).resolve()
-        if not folder.is_dir():
-            raise ValueError(f"resources: there is no folder {str(resources)!r}; a mapping of URIs would work")
-    elif resources is not None:
+    draft = draft_of(schema)
+    named: Mapping[str, Any] = resources if isinstance(resources, Mapping) else {}
+    folder = Path(resources).resolve() if isinstance(resources, str | Path) else None
+    if folder and not folder.is_dir():
+        raise ValueError(f"resources: there is no folder {str(resources)!r}; a mapping of URIs would work")
+    if resources is not None and resources is not named and not folder:
         raise TypeError(f"resources is a mapping of URIs to schemas or a folder, not {type(resources).__name__}")
 
     def retrieve(uri: str) -> Any:
         parts = [part for part in unquote(urlsplit(uri).path).split("/") if part not in ("", ".")]
-        for i in range(len(parts) if folder and ".." not in parts else 0):
-            file = (folder / "/".join(parts[i:])).resolve()         # type: ignore[operator]
-            if file.is_relative_to(folder) and file.is_file():      # type: ignore[arg-type]
-                return _resource(file.read_text(encoding="utf-8-sig"), draft, uri)
+        files = [folder.joinpath(*parts[i:]).resolve() for i in range(len(parts))] if folder else []
+        for file in [file for file in files if file.is_relative_to(folder) and file.is_file()]:     # type: ignore[arg-type]
+            return _resource(file.read_text(encoding="utf-8-sig"), draft, uri)
         raise NoSuchResource(uri)
 
+    given = [(uri.removesuffix("#"), _resource(each, draft, uri)) for uri, each in named.items()]
     make: Any = Registry                            # of attrs, which mypy does not read
-    registry = make(retrieve=retrieve).combine(REGISTRY)
     try:
-        found: Registry[Any] = registry.with_resources(
-            [*named.items(), ("", DRAFTS[draft].create_resource(schema))]
-        ).crawl()
+        root = "", DRAFTS[draft].create_resource(schema)
+        registry: Registry[Any] = make(retrieve=retrieve).combine(REGISTRY).with_resources([*given, root]).crawl()
     except (AttributeError, TypeError, ValueError) as error:
         raise ValueError(f"JSON schema: a $schema or $id inside is wrong ({error})") from None
-    return found
+    return registry
 
 
 def _resource(given: Any, draft: int, uri: str) -> Any:

@@ -85,10 +85,9 @@ class JsonSchema(Shared):
         self._text, self._exact = _read(given)      # numbers with a point are Decimal
         self.schema: Any = json.loads(json.dumps(self._exact, default=float))
         self.order = one_of("order", order, ["schema", "any"])
-        defaults = {"whitespace": BLANK, "order": "schema", "resources": None, "lenient": False}
-        given_options = (whitespace, order, resources, lenient)
-        self._options: dict[str, Any] = dict(zip(defaults, given_options, strict=True))
-        self._given = "".join(f", {name}={each!r}" for name, each in self._options.items() if each != defaults[name])
+        options = {"whitespace": (whitespace, BLANK), "order": (order, "schema"), "resources": (resources, None),
+                   "lenient": (lenient, False)}     # fmt: skip
+        self._options: dict[str, Any] = {name: each for name, (each, default) in options.items() if each != default}
         keywords.check_keywords(self._exact)
         wrong, self._notes = keywords.foreign(self._exact)
         if wrong and not lenient:
@@ -104,7 +103,7 @@ class JsonSchema(Shared):
             root = self._reader.lazy(self._exact, place)
             self._reader.read_all()                 # so that every error is raised here
             if not self._texts.is_live(root):
-                dead = [at for part, at in self._reader.places.items() if not self._texts.is_live(part)]
+                dead = [at for part, at in self._reader.places if not self._texts.is_live(part)]
                 raise ValueError(f"JSON schema at {dead[-1] if dead else '#'}: it has no instances; every text breaks "
                                  "a keyword, or would be infinite")     # fmt: skip
             self._texts.begin(root)
@@ -156,7 +155,8 @@ class JsonSchema(Shared):
 
     def __repr__(self) -> str:
         text = json.dumps(self.schema, ensure_ascii=False)
-        return f"JsonSchema({text if len(text) <= 80 else text[:77] + '...'}{self._given})"
+        options = "".join(f", {name}={each!r}" for name, each in self._options.items())
+        return f"JsonSchema({text if len(text) <= 80 else text[:77] + '...'}{options})"
 
     def __reduce__(self) -> Any:
         return functools.partial(JsonSchema, **self._options), (self.type or self._text,)

@@ -6,6 +6,7 @@ not name, and formats are patterns of what pydantic reads. `read` checks all els
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import math
 import re
@@ -81,15 +82,10 @@ def _made(kind: Any) -> tuple[Any, dict[str, Any], list[str]]:
         from pydantic.errors import PydanticUserError
     except ImportError as error:
         raise ImportError("a type as JSON needs pydantic: pip install llmppl[json-schema]") from error
-    made: list[Any] = []
-
-    def generator(**options: Any) -> Any:
-        made.append(_type_schema()(**options))
-        return made[0]
-
+    generator = _type_schema()()
     try:
         adapter = TypeAdapter(_readable(kind))
-        schema = adapter.json_schema(schema_generator=generator)    # type: ignore[arg-type]
+        schema = adapter.json_schema(schema_generator=lambda **options: generator)  # type: ignore[arg-type]
     except (PydanticUserError, NameError, RecursionError) as error:
         why = str(error).partition("\n")[0].rstrip(".")
         raise TypeError(
@@ -99,7 +95,7 @@ def _made(kind: Any) -> tuple[Any, dict[str, Any], list[str]]:
     for _, node in nodes(schema):                   # pydantic closes objects after their fields are read
         if node.get("type") == "object":
             node.setdefault("additionalProperties", False)
-    return adapter, schema, list(dict.fromkeys(made[0].missing))
+    return adapter, schema, list(dict.fromkeys(generator.missing))
 
 
 @functools.lru_cache(1)
@@ -122,8 +118,8 @@ def _type_schema() -> Any:
             self.missing.append(f"{what} is checked on the finished text")
 
         def generate_inner(self, schema: Any) -> Node:
-            node = super().generate_inner(schema)
-            name, kind = node.get("format"), schema["type"]
+            node, kind = super().generate_inner(schema), schema["type"]
+            name = node.get("format")
             if kind.startswith("function-"):
                 function = schema["function"]["function"]
                 name_of, module = getattr(function, "__qualname__", repr(function)), getattr(function, "__module__", "")
@@ -259,9 +255,12 @@ def _type_schema() -> Any:
 
         def _listed(self, schema: Any, node: Node) -> Node:
             """Return the choices of a node that pydantic reads from JSON."""
-            given = node["enum"] if "enum" in node else [node["const"]]
+            given, known = node["enum"] if "enum" in node else [node["const"]], []
             reads = SchemaValidator({key: each for key, each in schema.items() if key not in ("ref", "serialization")})
-            known = [value for value in given if _reads(reads, to_json(value))]
+            for value in given:
+                with contextlib.suppress(ValueError):
+                    reads.validate_json(to_json(value))
+                    known.append(value)
             if not known:
                 raise PydanticInvalidForJsonSchema("no value of it can be read from JSON")
             return node if known == given else node | {"enum": known}
@@ -307,30 +306,17 @@ def _in_ecma(pattern: str) -> str:
 
     Raises ValueError for a complement inside of a class.
     """
-    inside = False
-
     def converted(token: re.Match[str]) -> str:
-        nonlocal inside
-        text = token[0]
-        inside = text == "[" if text in "[]" else inside
-        kind = _KINDS.get(text.lower())
-        if kind and text[1].isupper():
-            if inside:
-                raise ValueError(f"{text} inside of a class")
-            return f"[^{kind}]"
+        text, kind = token[0], _KINDS.get(token[0].lower())
+        if text[0] == "[":
+            if {r"\D", r"\W", r"\S"} & {*re.findall(r"\\.", text)}:
+                raise ValueError(f"a complement inside of {text}")
+            return re.sub(r"\\.", lambda escape: _KINDS.get(escape[0], escape[0]), text)
         if kind:
-            return kind if inside else f"[{kind}]"
+            return f"[{'^' * text[1].isupper()}{kind}]"
         return {"(?P<": "(?<", r"\A": "^", r"\z": "$", r"\Z": "$"}.get(text, text)
 
-    return re.sub(r"\\.|[\[\]]|\(\?P<", converted, pattern, flags=re.DOTALL)
-
-
-def _reads(validator: Any, text: bytes) -> bool:
-    try:
-        validator.validate_json(text)
-    except ValueError:
-        return False
-    return True
+    return re.sub(r"\[\^?(?:\\.|[^\\\]])*\]|\\.|\(\?P<", converted, pattern, flags=re.DOTALL)
 
 
 def _between(low: int, high: int, places: int = 0) -> str:
@@ -352,13 +338,11 @@ def _readable(kind: Any) -> Any:
     if typing.is_typeddict(kind) and type(kind).__module__ == "typing":
         from typing_extensions import TypedDict
 
-        hints = {name: _readable(hint) for name, hint in typing.get_type_hints(kind, include_extras=True).items()}
-        bare = {
-            name: typing.get_args(hint)[0] if typing.get_origin(hint) in (typing.Required, typing.NotRequired) else hint
-            for name, hint in hints.items()
-        }
-        optional = bare.keys() - kind.__required_keys__
-        fields = {name: typing.NotRequired[hint] if name in optional else hint for name, hint in bare.items()}
+        fields = {}
+        for name, hint in typing.get_type_hints(kind, include_extras=True).items():
+            is_marked = typing.get_origin(hint) in (typing.Required, typing.NotRequired)
+            bare = _readable(typing.get_args(hint)[0] if is_marked else hint)
+            fields[name] = bare if name in kind.__required_keys__ else typing.NotRequired[bare]
         return TypedDict(kind.__name__, fields)     # type: ignore[operator]
     origin, inner = typing.get_origin(kind), typing.get_args(kind)
     if origin in (None, typing.Literal) or (new := tuple(map(_readable, inner))) == inner:
