@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from collections.abc import Iterator
 from decimal import Decimal, localcontext
 from functools import lru_cache
@@ -72,6 +73,8 @@ def failure(schema: Any, registry: Any, text: str) -> str:
             error = best_match(made(schema, registry=registry).iter_errors(value))
     except RecursionError:
         raise ValueError("the text is nested too deep for the check against its schema") from None
+    except re.error as failed:                      # jsonschema asks re for the names that unevaluatedProperties leaves
+        raise ValueError(f"'unevaluatedProperties' beside a pattern that only ECMA-262 has: {failed}") from None
     return f"#{''.join(map(pointer, list(error.absolute_schema_path)[:-1]))}, {error.validator!r}" if error else ""
 
 

@@ -248,14 +248,14 @@ class Reader:
 
     def _of_kind(self, kind: str, schema: Any, place: Place) -> Shape:
         match kind:
-            case "integer":
-                return self._scalar("number", Number(integer=True), numbers, schema, place)
-            case "number":
-                return self._scalar(kind, TYPES[kind], numbers, schema, place)
+            case "integer" | "number":
+                return self._scalar("number", Number(integer=kind == "integer"), numbers, schema, place)
             case "string":
-                return self._scalar(kind, TYPES[kind], quoted, self._checked(schema, place), place)
-        own = self._array if kind == "array" else self._object if kind == "object" else None
-        return reduce(intersect, _plain(kind, schema), own(schema, place)) if own else TYPES[kind]
+                return self._scalar(kind, String(), quoted, self._checked(schema, place), place)
+            case "array" | "object":
+                whole = (self._array if kind == "array" else self._object)(schema, place)
+                return reduce(intersect, _plain(kind, schema), whole)
+        return TYPES[kind]
 
     def _scalar(self, kind: str, whole: Shape, automaton: Callable[[Any], object], schema: Any, place: Place) -> Shape:
         """Return the shape of numbers or strings, without the keywords that make the automaton too large."""
@@ -267,7 +267,7 @@ class Reader:
             except ValueError:                      # too large
                 for key in [key for key in keys.split() if key in schema and PLAIN[key][0] == kind]:
                     self._leave_out(place, key)
-                    schema = {each: value for each, value in schema.items() if each != key}
+                schema = {key: value for key, value in schema.items() if key not in keys.split()}
         return shape
 
     def _checked(self, schema: Any, place: Place) -> Any:

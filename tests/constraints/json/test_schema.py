@@ -361,6 +361,11 @@ def test_parse_returns_values_and_objects_of_a_type():
     ]:
         with pytest.raises(ValueError, match=message):
             JsonSchema(True).parse(text)
+    hundredths = JsonSchema({"type": "number", "not": {"const": 3}, "multipleOf": 0.01})
+    assert [hundredths.parse(text) for text in ("1e-99999999", "1.23e300")] == [0, 1.23e300]     # at once
+    odd = {"patternProperties": {r"^\p{L}$": {"type": "null"}}, "anyOf": [True], "unevaluatedProperties": False}
+    with pytest.raises(ValueError, match="beside a pattern that only ECMA-262 has"):
+        JsonSchema(odd).parse('{"1":null}')
     with pytest.raises(ValueError, match="#, 'not' does not hold"):
         JsonSchema({"type": "array", "not": {"maxItems": 2, "items": {"type": "null"}}}).parse("[null]")
 
