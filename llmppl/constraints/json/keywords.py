@@ -9,7 +9,7 @@ from __future__ import annotations
 import difflib
 import json
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from decimal import Decimal
 from typing import Any
 
@@ -78,6 +78,7 @@ NOTES = _IDENTIFIERS | frozenset(                   # annotations, including Ope
     "$comment $vocabulary $recursiveAnchor title description default examples example deprecated readOnly writeOnly "
     "contentEncoding contentMediaType contentSchema nullable discriminator xml externalDocs x-guidance".split()
 )
+HOLDERS = frozenset(key for key, (_, words) in RULES.items() if "schema" in words) - {"required"}
 NAMES = KEYWORDS | NOTES
 FOREIGN = {                                         # of other libraries, in plain letters
     "min": "minimum", "max": "maximum", "gt": "exclusiveMinimum", "ge": "minimum", "lt": "exclusiveMaximum",
@@ -100,19 +101,17 @@ def nodes(schema: Any, at: str = "#") -> Iterator[tuple[str, dict[str, Any]]]:
             raise ValueError(f"the schema is nested more than {MAX_DEPTH} deep; a $ref to $defs would work")
         if isinstance(node, dict):
             yield place, node
-            todo += [(place + way, part, depth + 1) for way, part in _inside(node)]
+            todo += [(f"{place}/{key}{step}", part, depth + 1) for key in node for step, part in _inside(key, node)]
 
 
-def _inside(node: dict[str, Any]) -> Iterator[tuple[str, Any]]:
-    """Yield (place, schema) of the schemas directly inside a schema; the place begins at this schema."""
-    for key, value in node.items():
-        if key not in KEYWORDS or key in ("enum", "const"):
-            continue
-        if isinstance(value, dict) and RULES[key][1].startswith("a schema"):
-            yield f"/{key}", value
-        elif isinstance(value, dict | list):
-            parts = value.items() if isinstance(value, dict) else enumerate(value)
-            yield from ((f"/{key}{pointer(step)}", part) for step, part in parts if isinstance(part, dict))
+def _inside(key: str, node: dict[str, Any]) -> Iterable[tuple[str, Any]]:
+    """Return (step, schema) of the schemas that are the value of a keyword, or are in it."""
+    value = node[key]
+    if key not in HOLDERS or not isinstance(value, dict | list):
+        return ()
+    if isinstance(value, dict) and RULES[key][1].startswith("a schema"):
+        return [("", value)]
+    return ((pointer(step), part) for step, part in (value.items() if isinstance(value, dict) else enumerate(value)))
 
 
 def check_keywords(schema: Any, at: str = "") -> None:
