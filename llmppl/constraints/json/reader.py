@@ -7,6 +7,7 @@ on the finished text. Places are JSON pointers, after the URI of the document if
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Callable, Iterator
 from fractions import Fraction
 from functools import reduce
@@ -18,7 +19,7 @@ from llmppl.constraints.json.ecma import found
 from llmppl.constraints.json.keywords import check_keywords, pointer
 from llmppl.constraints.json.objects import classes
 from llmppl.constraints.json.references import DRAFTS, draft_of, lookup
-from llmppl.constraints.json.scalars import numbers, quoted
+from llmppl.constraints.json.scalars import MAX_DIGITS, MAX_FRACTION, numbers, quoted
 from llmppl.constraints.json.shapes import ANY, TYPES, Array, Inexact, Lazy, Number, Object, Shape, String, intersect
 
 __all__ = ["Place", "Reader"]
@@ -53,6 +54,11 @@ OWN = PLAIN.keys() | set(                           # keywords for values of one
 LARGE = (                                           # are left out in this order if the automaton is too large
     "multipleOf", "minimum maximum exclusiveMinimum exclusiveMaximum minLength maxLength", "",
 )  # fmt: skip
+LIMITS = {                                          # remarks
+    "number": f"numbers without bounds have at most {MAX_DIGITS} digits before the point, {2 * MAX_DIGITS} as integers,"
+              f" and {MAX_FRACTION} after it; minimum and maximum would bound them",
+    "string": "strings without maxLength are as long as max_tokens allows; maxLength would bound them",
+}  # fmt: skip
 SINCE = {                                           # the first drafts of keywords that draft 4 lacks
     "const": 6, "contains": 6, "propertyNames": 6, "if": 7, "dependentRequired": 2019, "dependentSchemas": 2019,
     "unevaluatedItems": 2019, "unevaluatedProperties": 2019, "$recursiveRef": 2019, "prefixItems": 2020,
@@ -268,6 +274,8 @@ class Reader:
                 for key in [key for key in keys.split() if key in schema and PLAIN[key][0] == kind]:
                     self._leave_out(place, key)
                 schema = {key: value for key, value in schema.items() if key not in keys.split()}
+        if "type" in schema and _is_unbounded(shape):
+            self.notes[LIMITS[kind]] = None
         return shape
 
     def _checked(self, schema: Any, place: Place) -> Any:
@@ -334,6 +342,12 @@ class Reader:
 def _plain(kind: str, schema: dict[str, Any]) -> Iterator[Shape]:
     """Yield the shapes of the plain keywords for values of a type."""
     return (shape(schema[key]) for key, (of, shape) in PLAIN.items() if of == kind and key in schema)
+
+
+def _is_unbounded(shape: Shape) -> bool:
+    if isinstance(shape, Number):
+        return math.inf in (-shape.low[0], shape.high[0])
+    return isinstance(shape, String) and shape.most == math.inf and not shape.languages
 
 
 def _dependent(name: str, present: Shape) -> Shape:

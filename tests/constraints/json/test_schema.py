@@ -281,7 +281,17 @@ def test_unknown_formats_names_on_demand_and_keywords_of_later_drafts_are_remark
     old = {"$schema": "http://json-schema.org/draft-07/schema#", "prefixItems": [False]}
     constraint = JsonSchema({**old, "items": {"enum": ["a"], "format": "int33"}, "min": 3}, lenient=True)
     assert [warning.partition(" ")[0] for warning in constraint.warnings] == ["#:", "#,", "#/items,"]
-    assert JsonSchema(POINT).warnings == []
+    closed = {"items": [{"type": "integer", "minimum": 0, "maximum": 9}, {"type": "string", "maxLength": 3}], **old}
+    assert len(JsonSchema(closed).warnings) == 1
+
+
+def test_the_longest_numbers_and_strings_without_bounds_are_remarks():
+    schema = {"properties": {"a": {"type": "integer", "minimum": 0}, "b": {"type": "string"}}}
+    numbers, strings = JsonSchema(schema).warnings
+    assert "at most 20 digits before the point, 40 as integers, and 21 after it" in numbers
+    assert "strings without maxLength are as long as max_tokens allows" in strings
+    assert refusals({"type": "integer"}, ["9" * 40, "9" * 41]) == ["", "masks"]
+    assert refusals({"type": "number"}, ["9" * 20 + "." + "9" * 21, "9" * 21 + ".9"]) == ["", "masks"]
 
 
 def test_a_schema_that_is_too_deep_is_refused():
