@@ -35,7 +35,11 @@ def _is_schema(value: Any) -> bool:
 
 def _all(kind: type, holds: Callable[[Any], bool]) -> Callable[[Any], bool]:
     """Return the test of a list whose items, or of an object whose values, pass a test."""
-    return lambda value: isinstance(value, kind) and all(map(holds, value.values() if kind is dict else value))
+    def is_one(value: Any) -> bool:
+        inside: Any = value.values() if isinstance(value, dict) else value
+        return isinstance(value, kind) and all(map(holds, inside))
+
+    return is_one
 
 
 def _listed(value: Any) -> list[Any]:
