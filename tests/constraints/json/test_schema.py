@@ -288,10 +288,10 @@ def test_unknown_formats_names_on_demand_and_keywords_of_later_drafts_are_remark
 def test_the_longest_numbers_and_strings_without_bounds_are_remarks():
     schema = {"properties": {"a": {"type": "integer", "minimum": 0}, "b": {"type": "string"}}}
     numbers, strings = JsonSchema(schema).warnings
-    assert "at most 20 digits before the point, 40 as integers, and 21 after it" in numbers
+    assert "at most 21 digits before the point, 42 as integers, and 22 after it" in numbers
     assert "strings without maxLength are as long as max_tokens allows" in strings
-    assert refusals({"type": "integer"}, ["9" * 40, "9" * 41]) == ["", "masks"]
-    assert refusals({"type": "number"}, ["9" * 20 + "." + "9" * 21, "9" * 21 + ".9"]) == ["", "masks"]
+    assert refusals({"type": "integer"}, ["9" * 42, "9" * 43]) == ["", "masks"]
+    assert refusals({"type": "number"}, ["9" * 21 + "." + "9" * 22, "9" * 22 + ".9"]) == ["", "masks"]
 
 
 def test_a_schema_that_is_too_deep_is_refused():
