@@ -466,5 +466,5 @@ def deaths_of(step: int, particles: Iterable[Any]) -> Deaths:
     """Return the deaths among particles, those of log-weight -inf. The parts of long texts are bounded, as a run is."""
     dead = [particle for particle in particles if particle.log_weight == -np.inf]
     reasons = [without_middle(particle.death or "weight zero", MAX_REASON) for particle in dead]
-    texts = {reason: str(particle)[-MAX_END:] for reason, particle in [*zip(reasons, dead, strict=True)][::-1]}
+    texts = {reason: particle._drawn_text_[-MAX_END:] for reason, particle in [*zip(reasons, dead, strict=True)][::-1]}
     return Deaths(Death(step, reason, count, texts[reason]) for reason, count in Counter(reasons).most_common())

@@ -28,6 +28,7 @@ from typing import Any, NamedTuple, NoReturn, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
+from llmppl.constraints.vocabulary import Text, Token
 from llmppl.distributions import Distribution, Finite, Impossible, Proposal
 from llmppl.distributions.blocks import ArrayTable, Table
 from llmppl.report.progress import cell_of
@@ -165,6 +166,14 @@ NOTHING = Noted()
 def last_choices(particle: Any) -> list[Item]:
     """Return the choices of the last step of a particle."""
     return [*itertools.takewhile(lambda item: item is not None, particle._noted_)][::-1]
+
+
+def drawn_text(particle: Any) -> str:
+    """Return the text of a particle and the tokens of its last step that it has not added, as those of a span."""
+    values = [item[0] for item in last_choices(particle) if isinstance(item, Choice)]
+    drawn = Text(b"".join(value.bytes for value in values if isinstance(value, Token)))
+    text, added = str(particle), particle.s[len(particle._before_) :]
+    return text + drawn[next(n for n in range(len(drawn), -1, -1) if added.endswith(drawn[:n])) :]
 
 
 # ---- choosers

@@ -43,6 +43,7 @@ from llmppl.models.choices import (
     Steps,
     call_site,
     describe_site,
+    drawn_text,
     log_joints,
 )
 from llmppl.models.spans import Extent, Span, Until, extend
@@ -199,6 +200,7 @@ class Model:
     _death_: str | None = None
     _chooser_: Sampled | None = None
     _noted_: Noted = NOTHING
+    _before_: str = ""                                  # the text before the last step
     _stepping_: bool = False
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
@@ -447,6 +449,8 @@ class Model:
         """Return the text for the statement `verb` at `site`: of a death if there is a `reason`, else a label."""
         return f"{reason or verb} {describe_site(site)}"
 
+    _drawn_text_ = property(drawn_text)
+
     def __str__(self) -> str:
         if not isinstance(self.s, str):
             raise TypeError(f"{type(self).__name__}.s must be a str, not {self.s!r}: a token is added, self.s += token")
@@ -480,8 +484,7 @@ def wrap_step(cls: type[Model]) -> None:
         if self.finished:
             raise RuntimeError(f"step() of a particle that has finished: {self!r}")
         untwist(self)
-        self._noted_ = Noted(self._noted_)
-        self._stepping_ = True
+        self._noted_, self._before_, self._stepping_ = Noted(self._noted_), self.s, True
         try:
             _check_result(step(self), type(self).__name__)
         except Dead:

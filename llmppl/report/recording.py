@@ -6,17 +6,21 @@ A recording is a tree of *candidates*: those of step t descend from selected can
 *dead* if its weight is zero. It is *culled* if its weight is positive and it was not selected. Else it is kept,
 perhaps more than once.
 
-A file has a line of JSON for the run, `{"llmppl_trace": 2, "program": ..., "title": ..., "prompts": [...]}`, then a
-line for each step. If the recorder was used in a `with` block, the last line is `{"end": null}`, or has the exception
-that ended the run. A step is an object with `step` (from 1), `candidates`, `ancestors` (the place of each survivor
-among the candidates), `log_weights` (of the survivors, after selection), `log_ml`, and the figures `ess`,
-`num_unique_ancestors`, `num_finished` and `num_dead`. A log weight of -inf is null. A candidate has
+A file has a line of JSON for the run, with `llmppl_trace` (the format, 3), `program`, `title`, `prompts` and, for each
+prompt, its last message in `messages` ("" if it is no conversation). Then it has a line for each step. If the recorder
+was used in a `with` block, the last line is `{"end": null}`, or has the exception that ended the run. A step is an
+object with `step` (from 1), `candidates`, `ancestors` (the place of each survivor among the candidates), `log_weights`
+(of the survivors, after selection), `log_ml`, and the figures `ess`, `num_unique_ancestors`, `num_finished` and
+`num_dead`. A log weight of -inf is null. A candidate has
 
     parent : place of its parent among the survivors of the previous step
-    keep, text : number of characters of the parent's text that it kept, and the text that the step added
+    keep, text : number of characters of the parent's text that it kept, and the text that the step added; of a dead
+        candidate also the tokens that it had drawn for its text
     log_weight, twist : before selection, including the twist
     finished, death : true if it has finished; the statement that gave it weight zero, or null
     attribution : log-weight that each statement added in this step
+    values : attributes of the program that the step changed, as texts: short strings, int, bool and Enum
+    cut : true if the model's length or `max_tokens` ended it
 """
 
 from __future__ import annotations
@@ -27,17 +31,19 @@ import math
 import os
 import sys
 import warnings
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from enum import Enum
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, NamedTuple, Self
 
 import numpy as np
 
 from llmppl.support.arguments import text as text_of
 
-VERSION = 2
+VERSION = 3
+MAX_VALUE = 40                                          # characters of a value
 LARGEST = 1e300                                         # sums of such numbers are still finite
 FIGURES = "ess", "num_unique_ancestors", "num_finished", "num_dead"
 
@@ -49,6 +55,7 @@ class Candidate:
     parent : place of its parent among the candidates of the previous step; None at step 1
     text, keep : the whole text; the step added text[keep:]
     log_weight, twist, finished, death, attribution : as in the file
+    values, cut : as in the file; `values` has all that is known of the candidate
     copies : number of times it was selected; 0 if it is dead or culled
     log_weight_after : log of the total weight of these copies; -inf if there are none
     carried : True if it had finished before this step
@@ -62,12 +69,14 @@ class Candidate:
     finished: bool
     death: str | None
     attribution: dict[str, float]
+    values: dict[str, str]
+    cut: bool
     copies: int = 0
     log_weight_after: float = -math.inf
     carried: bool = False
 
 
-_ROOT = Candidate(None, "", 0, 0.0, 0.0, False, None, {})
+_ROOT = Candidate(None, "", 0, 0.0, 0.0, False, None, {}, {}, False)
 
 
 @dataclass
@@ -88,13 +97,16 @@ class RecordedStep:
 class Recording:
     """Recording of a run, as `load` returns it, with at least one step.
 
-    prompts : the text before the particles' own, one for each context that the program keeps; empty if none was found
+    prompts : the text before the particles' own, one for each context that the program keeps; empty if none was found.
+        Where the particles differ it ends with "…".
+    messages : the last message of each prompt; "" if it is no conversation
     ended : "" if the run came to its end, or the exception that ended it; None if the file has no end
     """
 
     program: str
     title: str
     prompts: list[str] = field(default_factory=list)
+    messages: list[str] = field(default_factory=list)
     steps: list[RecordedStep] = field(default_factory=list)
     ended: str | None = None
 
@@ -115,18 +127,9 @@ class Recording:
                 at = step.candidates[at].parent
         return dict(means)
 
-    def graves(self) -> dict[str, list[tuple[int, int]]]:
-        """Return the candidates that each statement killed, as pairs of a step's index and a place in the step."""
-        graves = defaultdict[str, list[tuple[int, int]]](list)
-        for step in self.steps:
-            for place, candidate in enumerate(step.candidates):
-                if candidate.death is not None:
-                    graves[candidate.death].append((step.index, place))
-        return dict(graves)
-
     def deaths(self) -> dict[str, int]:
         """Return the number of candidates that each statement killed."""
-        return {statement: len(killed) for statement, killed in self.graves().items()}
+        return dict(Counter(c.death for step in self.steps for c in step.candidates if c.death is not None))
 
     def status(self) -> str:
         """Return the last step and the end of the run, in a sentence."""
@@ -170,8 +173,8 @@ def parse(lines: Sequence[str], name: str) -> Recording:
             if number == 1:
                 if record["llmppl_trace"] != VERSION:
                     raise ValueError(f"this version of llmppl reads format {VERSION}: record the run again")
-                prompts = [*map(_text, record["prompts"])]
-                recording = Recording(_text(record["program"]), _text(record["title"]), prompts)
+                prompts, messages = ([*map(_text, record[name])] for name in ("prompts", "messages"))
+                recording = Recording(_text(record["program"]), _text(record["title"]), prompts, messages)
             elif "end" in record:
                 recording.ended = _text(record["end"] or "")
                 break
@@ -207,7 +210,9 @@ def _candidate(record: dict[str, Any], before: list[RecordedStep]) -> Candidate:
     return Candidate(
         place, parent.text[:keep] + _text(record["text"]), keep, _log(record["log_weight"]), _number(record["twist"]),
         bool(record["finished"]), _text(record["death"] or "") or None,
-        {_text(name): _number(log_w) for name, log_w in record["attribution"].items()}, carried=parent.finished,
+        {_text(name): _number(log_w) for name, log_w in record["attribution"].items()},
+        parent.values | {_text(name): _text(value)[:MAX_VALUE] for name, value in record["values"].items()},
+        bool(record["cut"]), carried=parent.finished,
     )  # fmt: skip
 
 
@@ -260,7 +265,7 @@ class Recorder:
         self.title = text_of("title", title)
         self.lines = list[str]()
         self._index = 0
-        self._before: list[tuple[str, dict[str, float]]] = []       # text and attribution of each particle
+        self._before: list[_State] = []
         if self.path is not None:
             self.path.write_text("", encoding="utf-8")
 
@@ -272,12 +277,15 @@ class Recorder:
             )
         if step.index == 1:
             header = {"llmppl_trace": VERSION, "program": type(step.candidates[0]).__name__, "title": self.title}
-            self._write(json.dumps({**header, "prompts": _prompts(step.candidates)}))
-        now = [(str(candidate), candidate.attribution) for candidate in step.candidates]
-        lines = zip(step.candidates, now, step.parents.tolist(), step.candidate_log_weights.tolist(), strict=True)
+            prompts, messages = _prompts(step.candidates)
+            self._write(json.dumps({**header, "prompts": prompts, "messages": messages}))
+        now = [*map(_state, step.candidates)]
+        parents = [self._before[i] if self._before else _State("", {}, {}) for i in step.parents.tolist()]
+        log_weights = step.candidate_log_weights.tolist()
+        lines = zip(step.candidates, step.parents.tolist(), log_weights, now, parents, strict=True)
         record = {
             "step": step.index,
-            "candidates": [self._candidate(each, *texts, *figures) for each, texts, *figures in lines],
+            "candidates": [_candidate_record(*each) for each in lines],
             "ancestors": step.ancestors.tolist(),
             "log_weights": step.log_chosen.tolist(),
             "log_ml": _null(step.log_ml),
@@ -290,7 +298,7 @@ class Recorder:
         """Continue the recording of a resumed run from its recorded lines and its particles."""
         for line in lines:
             self._write(line)
-        self._index, self._before = max(len(lines) - 1, 0), [(str(each), each.attribution) for each in particles]
+        self._index, self._before = max(len(lines) - 1, 0), [*map(_state, particles)]
 
     @property
     def recording(self) -> Recording:
@@ -308,24 +316,6 @@ class Recorder:
     def __exit__(self, kind: type[BaseException] | None, *error: object) -> None:
         self._write(json.dumps({"end": None if kind is None else kind.__name__}))
 
-    def _candidate(
-        self, candidate: Any, text: str, attribution: dict[str, float], parent: int, log_weight: float
-    ) -> dict[str, Any]:
-        old_text, old_attribution = self._before[parent] if self._before else ("", {})
-        keep = len(os.path.commonprefix([old_text, text]))
-        added = {name: total - old_attribution.get(name, 0.0) for name, total in attribution.items()}
-        died = log_weight == -math.inf
-        return {
-            "parent": parent,
-            "keep": keep,
-            "text": text[keep:],
-            "log_weight": _null(log_weight),
-            "twist": candidate.log_twist,
-            "finished": candidate.finished and not died,
-            "death": (candidate.death or "weight zero") if died else None,
-            "attribution": {name: log_w for name, log_w in added.items() if log_w},
-        }
-
     def _write(self, line: str) -> None:
         self.lines.append(line)
         if self._file is None:
@@ -339,18 +329,73 @@ class Recorder:
             warnings.warn(f"{self.path}: {message}", stacklevel=3)
 
 
+class _State(NamedTuple):
+    """Parts of a particle of which a recording has the changes."""
+
+    text: str
+    attribution: dict[str, float]
+    values: dict[str, str]
+
+
+def _state(particle: Any) -> _State:
+    own = vars(particle).items()
+    texts = {name: str(getattr(value, "name", value)) for name, value in own if isinstance(value, str | int | Enum)}
+    values = {name: value for name, value in texts.items() if name[0] != "_" and len(value) <= MAX_VALUE}
+    text = particle._drawn_text_ if particle.log_weight == -math.inf else str(particle)
+    return _State(text, particle.attribution, values)
+
+
+def _candidate_record(candidate: Any, parent: int, log_weight: float, now: _State, before: _State) -> dict[str, Any]:
+    keep, died = len(os.path.commonprefix([before.text, now.text])), log_weight == -math.inf
+    added = {name: total - before.attribution.get(name, 0.0) for name, total in now.attribution.items()}
+    return {
+        "parent": parent,
+        "keep": keep,
+        "text": now.text[keep:],
+        "log_weight": _null(log_weight),
+        "twist": candidate.log_twist,
+        "finished": candidate.finished and not died,
+        "death": (candidate.death or "weight zero") if died else None,
+        "attribution": {name: log_w for name, log_w in added.items() if log_w},
+        "values": dict(now.values.items() - before.values.items()),
+        "cut": candidate.cut,
+    }
+
+
 def _null(value: float) -> float | None:
     return value if math.isfinite(value) else None
 
 
-def _prompts(particles: Sequence[Any]) -> list[str]:
-    """Return the text in the contexts of a particle before its own text; none if they do not end with its text."""
-    for particle in filter(str, particles):
+def _prompts(particles: Sequence[Any]) -> tuple[list[str], list[str]]:
+    """Return the text in the contexts of the particles before their own text, and the last message of each.
+
+    Both are empty if a context does not end with the particle's text.
+    """
+    found, messages = list[list[str]](), list[str]()
+    for particle in particles:
         text, parts = str(particle), itertools.chain.from_iterable(map(_listed, vars(particle).values()))
-        whole = [str(each.text) for each in parts if hasattr(each, "next_token") and hasattr(each, "tokens")]
-        if all(each.endswith(text) for each in whole):
-            return list(filter(None, (each.removesuffix(text) for each in whole)))
-    return []
+        contexts = [each for each in parts if hasattr(each, "next_token") and hasattr(each, "tokens")]
+        if all(str(each.text).endswith(text) for each in contexts):
+            found.append([str(each.text).removesuffix(text) for each in contexts])
+            messages = messages or [_last_message(context.tokens, text) for context in contexts]
+    prompts = [(os.path.commonprefix(texts), len({*texts}) > 1) for texts in zip(*found, strict=False)]
+    kept = [(text + "…" * differ, message) for (text, differ), message in zip(prompts, messages, strict=False) if text]
+    return [text for text, _ in kept], [message for _, message in kept]
+
+
+def _last_message(tokens: Sequence[Any], text: str) -> str:
+    """Return the last message of a conversation before the answer `text`; "" if the tokens are no conversation.
+
+    Special tokens enclose messages. Most chat templates write a role between the last message and the answer.
+    """
+    parts = [b""]
+    for token in tokens:
+        parts += [b""] * (not token.bytes)
+        parts[-1] += token.bytes
+    *messages, role = (part.decode("utf-8", "replace") for part in parts)
+    written = [*filter(str.strip, messages)]
+    place = -2 if role.removesuffix(text).isspace() else -1         # the role may have a part of its own
+    return "".join(written[place:][:1]).strip()
 
 
 def _listed(value: Any) -> Sequence[Any]:

@@ -155,6 +155,7 @@ def test_only_the_five_most_common_deaths_are_listed():
 def test_deaths_in_one_step_are_grouped_by_reason_and_bounded():
     class Dead(Run):
         death = None
+        _drawn_text_ = property(str)
 
     reason = "observe: " + "x" * 500 + " (here.py, line 3)"
     dead = [Dead("a", -np.inf), Dead("b", 0.0), Dead("y" * 500 + "end", -np.inf), Dead("d", -np.inf)]

@@ -6,6 +6,7 @@ The expected contents come from the recording itself. Skipped without playwright
 import html
 import re
 import shutil
+from dataclasses import replace
 
 import pytest
 from helpers.common import HANG
@@ -56,11 +57,6 @@ def recorded(N, steps):
 @pytest.fixture(scope="module")
 def run():
     return recorded(8, 12)
-
-
-@pytest.fixture(scope="module")
-def large():
-    return recorded(100, 32)
 
 
 @pytest.fixture(scope="module")
@@ -158,7 +154,7 @@ def test_hovering_shows_the_fate_of_a_candidate(opened, run):
         tab.mouse.move(*place_of(tab, step, place))
         told = tab.inner_text("#tip")
         assert fate in told and run.steps[step - 1].candidates[place].text.strip() in told
-        assert f"(step {step})" in tab.inner_text("#ess")
+        assert tab.inner_text("#at") == f"step {step}" and tab.inner_text("#ess")
     tab.mouse.move(1300, 700)
     assert tab.is_hidden("#tip")
 
@@ -180,6 +176,61 @@ def test_a_click_shows_the_history_with_working_links(opened, run):
     assert tab.is_visible("#overview") and tab.is_hidden("#detail")
     tab.click("#overview .code a")                      # the first that died
     assert tab.inner_text(".fate").startswith("Died")
+
+
+class Lines(Model):
+    """Program of long lines with a common beginning and a latent, cut before its end."""
+
+    mood = ""
+
+    def step(self):
+        if not self.mood:
+            self.mood = self.sample(Categorical({"<b>angry": 0.5, "sad": 0.5}))
+        word = self.sample(Categorical(dict.fromkeys(("fine", "ill", "late", "<i>here"), 0.25)))
+        self.s += f"Ann asks again: How are you today? Bob says that he is {word} as always.\n"
+
+
+@pytest.fixture(scope="module")
+def lines():
+    recorder = Recorder(title="<b>lines")
+    smc_steer(Lines(), 6, 3, seed=1, max_steps=4, on_step=recorder)
+    return replace(recorder.recording, ended="")
+
+
+@pytest.mark.parametrize("size", SIZES)
+def test_long_lines_differ_and_show_latents_and_cuts(opened, size):
+    recorder = Recorder(title="<b>lines")
+    smc_steer(Lines(), 6, 3, seed=1, max_steps=4, on_step=recorder)
+    tab = opened(page(replace(recorder.recording, ended="")), size)
+    labels = {text for text in tab.locator("#all text").all_text_contents() if text.startswith("…")}
+    assert len({label[1:5] for label in labels}) == 4 and any("<i>" in label for label in labels)
+    assert tab.locator("#values li").all_inner_texts() == ["<b>angry", "sad"]
+    strokes = "new Set([...document.querySelectorAll('#all .kept')].map(e => getComputedStyle(e).stroke)).size"
+    assert tab.evaluate(strokes) == 2
+    tab.select_option("#colour", "none")
+    assert tab.evaluate(strokes) == 1
+    tab.click("#overview .text a >> nth=0")
+    assert tab.inner_text(".fate").startswith("Cut") and "mood: " in tab.inner_text("#detail")
+    assert tab.evaluate("document.documentElement.scrollWidth") <= SIZES[size][0]
+    assert tab.locator("b b, i i, aside i i, h1 b").count() == 0        # no text became markup
+
+
+class Forced(Model):
+    """Program of a choice, two forced words, and a choice."""
+
+    def step(self):
+        n = self.s.count(" ")
+        self.s += self.sample(Categorical({" and": 1.0} if n in (1, 2) else {" x": 0.5, " y": 0.5}))
+        if n == 3:
+            self.finish()
+
+
+def test_forced_steps_are_folded_until_asked_for(opened):
+    smc_steer(Forced(), 2, 2, seed=0, on_step=(recorder := Recorder()))
+    tab, width = opened(page(recorder.recording)), "columns.map((_, t) => right(t) - left(t))"
+    folded = tab.evaluate(width)
+    tab.uncheck("#folded")
+    assert [a < b for a, b in zip(folded[1:], tab.evaluate(width)[1:], strict=True)] == [True, True, False]
 
 
 def test_keys_move_along_the_tree_without_a_first_click(opened, run):
@@ -232,25 +283,6 @@ def test_the_filter_shows_only_ancestors_of_the_last_particles(opened, run):
     step, place = first(run, lambda c: c.death)
     tab.click("#overview .code a")                      # it is none: the others come back, so that it can be seen
     assert tab.inner_text("#detail h2") == f"Step {step}, candidate {place}" and not tab.is_checked("#survivors")
-
-
-def test_a_hundred_particles_are_visible_at_once_and_stay_findable(opened, large):
-    tab = opened(page(large))
-    stage = tab.evaluate("$('stage').clientWidth")
-    assert tab.evaluate("$('tree').getBoundingClientRect().width") > 2 * stage
-    tab.click("text=fit")
-    assert tab.evaluate("$('tree').getBoundingClientRect().width") <= stage
-    step, place = first(large, lambda c: c.death and len(c.text) > 30)
-    tab.mouse.move(*place_of(tab, step, place))
-    near = tab.inner_text("#tip")                       # where rows are 2 px high the pointer meets a neighbour
-    assert f"(step {step})" in tab.inner_text("#ess") and re.search("Died|Culled|Kept|Finished", near)
-    assert tab.locator("#tree text:visible").count() == 0
-    tab.check("#survivors")
-    assert tab.evaluate("columns.map(column => column.length)") == survivors(large)
-    for _ in range(12):
-        tab.keyboard.press("+")
-    assert tab.evaluate("scale") > 1 and tab.locator("#tree text:visible").count() > 100
-    tab.keyboard.press("-")
 
 
 def contrasts(tab):

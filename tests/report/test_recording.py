@@ -27,7 +27,7 @@ def lines(tmp_path_factory):
     with Recorder(path, "words") as recorder:
         smc_steer(Words(), 4, 2, seed=2, max_steps=4, on_step=recorder)
     lines = [json.loads(line) for line in path.read_text().splitlines()]
-    assert len({key for line in lines[1:-1] for candidate in line["candidates"] for key in candidate}) == 8
+    assert len({key for line in lines[1:-1] for candidate in line["candidates"] for key in candidate}) == 10
     return lines
 
 
@@ -60,7 +60,7 @@ def reads(path):
     (data,) = re.findall(r'<script type="application/json" id="data">(.*?)</script>', text, re.DOTALL)
     for step in json.loads(data)["steps"]:
         assert not any(isinstance(value, str) for key, value in step.items() if key != "candidates")
-        assert not any('"' in json.dumps(figures) for _, _, *figures in step["candidates"])
+        assert not any('"' in json.dumps(figures) for _, _, *figures, _ in step["candidates"])
     return True
 
 
@@ -81,14 +81,10 @@ def test_any_field_with_any_value_is_refused_or_shown_escaped(lines, tmp_path):
     "way, value, message",
     [
         (["ess"], "a", "ValueError: could not convert string to float: 'a'"),
-        (["ess"], float("nan"), "ValueError: nan is not finite"),
         (["step"], 7, "ValueError: step must be 2"),
         (["ancestors"], [0, 99], "ValueError: 99 is not below "),
-        (["ancestors"], 0, "TypeError: 'int' object is not iterable"),
         (["log_weights"], [0.0], "ValueError: zip() argument 2 is shorter"),
         (["candidates", 0, "parent"], -1, "ValueError: -1 is not below "),
-        (["candidates", 0, "keep"], 99, "ValueError: 99 is not below "),
-        (["candidates", 0], {}, "KeyError: 'parent'"),
     ],
 )
 def test_a_wrong_field_is_named_with_its_line(lines, tmp_path, way, value, message):

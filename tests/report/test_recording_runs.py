@@ -29,6 +29,7 @@ from llmppl import (
 )
 from llmppl.report import Recorder, load
 from llmppl.report.html_page import page
+from llmppl.report.recording import _last_message
 from llmppl.report.tables import bar
 
 
@@ -228,7 +229,7 @@ class Hostile(Model):
 def test_no_text_can_end_the_script_or_become_markup(tmp_path):
     smc_steer(Hostile(), 1, 1, on_step=Recorder(tmp_path / "run.jsonl", title="<b>{{data}}"))
     text = page(load(tmp_path / "run.jsonl"))
-    assert text.count("<script") == 2 and "alert(&quot;1&quot;)" in text and "<b>{{" not in text
+    assert text.count("<script") == 2 and "<b>{{" not in text
     assert page_data(text)["steps"][0]["candidates"][0][1] == '</script><script>alert("1")</script><!-- {{data}}'
 
 
@@ -241,18 +242,16 @@ def test_a_recorder_records_one_run_from_its_beginning(tmp_path):
     assert len(load(tmp_path / "run.jsonl").steps) == 2
 
 
-HEADER = '{"llmppl_trace": 2, "program": "", "title": "", "prompts": []}\n'
+HEADER = '{"llmppl_trace": 3, "program": "", "title": "", "prompts": [], "messages": []}\n'
 
 
 @pytest.mark.parametrize(
     "content, message",
     [
         ("", "has no whole step"),
-        ("hello\nworld\n", "line 1, is not as a Recorder writes it"),
         ('{"a": 1}\n', "line 1, is not as a Recorder writes it (KeyError: 'llmppl_trace')"),
-        ("[1]\n", "line 1, is not as a Recorder writes it"),
         (b"\xff\xfe\x00\n", "line 1, is not as a Recorder writes it"),
-        ('{"llmppl_trace": 9}\n', "this version of llmppl reads format 2"),
+        ('{"llmppl_trace": 9}\n', "this version of llmppl reads format 3"),
         (HEADER + '{"step": 1', "has no whole step"),
         (HEADER + '{"step": 1}\n', "line 2, is not as a Recorder writes it (KeyError: 'candidates')"),
         (HEADER + "[" * 100_000 + "\n", "line 2, is not as a Recorder writes it (RecursionError"),
@@ -318,10 +317,44 @@ def test_the_page_shows_the_prompts(tmp_path):
     for prompts in ["ab"], ["a", "b c"]:
         smc_steer(After(lm, *prompts), 2, 2, seed=0, on_step=Recorder(path))
         assert load(path).prompts == prompts
-        text = page(load(path))
-        assert all(f"<q>{prompt}</q>" in text for prompt in prompts) and page_data(text)["prompts"] == prompts
+        assert page_data(page(load(path)))["prompts"] == prompts
     smc_steer(Letters(), 2, 2, seed=0, max_steps=2, on_step=Recorder(path))
-    assert load(path).prompts == [] and '<div class="prompt"' not in page(load(path))
+    assert load(path).prompts == []
+
+
+class Piece(bytes):
+    bytes = property(lambda self: self)                 # as those of a token; special without any
+
+
+@pytest.mark.parametrize("parts", ["|system\nBe brief||\n||user\nHi|\n||assistant\n", "||user||\n\nHi|||assistant||\n",
+                                   "||Hello||Yes|||Hi||"], ids=["chatml", "llama", "mistral"])  # fmt: skip
+@pytest.mark.parametrize("answer", ["", "Fine"])
+def test_the_last_message_of_a_conversation_is_found(parts, answer):
+    tokens = [Piece(part.encode()) for part in [*parts.split("|"), *[answer] * bool(answer)]]
+    assert _last_message(tokens, answer).removeprefix("user\n") == "Hi" and _last_message(tokens[1:2], "") == ""
+
+
+class Spoken(Model):
+    """Program that dies after a span, before it adds it to the text."""
+
+    def step(self):
+        self.s += "Bob:"
+        self.spoken = self.extend(cold_lm().context("ab"), max_tokens=3).text
+        self.condition("a" not in self.spoken)
+        self.s += self.spoken
+        self.finish()
+
+
+def test_a_death_shows_the_span_that_was_not_added_yet():
+    dead, recorder = [], Recorder()
+
+    def on_step(step):
+        recorder(step)
+        dead.extend(f"Bob:{c.spoken}" for c in step.candidates if c.death)
+
+    posterior = smc_steer(Spoken(), 12, 3, seed=1, on_step=on_step)
+    assert [c.text for c in recorder.recording.steps[0].candidates if c.death] == dead and len({*dead}) > 2
+    assert {death.text for death in posterior.deaths} <= {*dead}
 
 
 def test_a_recorder_without_a_file_keeps_the_run_in_memory(tmp_path):
