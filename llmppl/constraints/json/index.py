@@ -15,7 +15,7 @@ import numpy.typing as npt
 from llmppl.constraints.constraint import Bools, Ints, State, VocabularyLike
 from llmppl.constraints.json.effects import Group, Node, effects_of, read_words
 from llmppl.constraints.json.frames import Local
-from llmppl.constraints.json.texts import Config, Texts
+from llmppl.constraints.json.texts import UNASSIGNED, Config, Texts
 from llmppl.constraints.masks.distances import SearchDistances
 from llmppl.constraints.masks.index import MOST, TokenIndex
 from llmppl.constraints.masks.mask_store import PackedMask
@@ -24,6 +24,8 @@ from llmppl.support.locks import locked
 
 __all__ = ["JsonIndex"]
 
+# bytes of JSON texts, but for planes of Unicode without characters, which tokenizers leave out
+WRITTEN = {bytes([byte]) for byte in (*b"\t\n\r", *range(32, 192), *range(194, 245)) if byte not in UNASSIGNED}
 Stack = Any                                         # a Config, or a local state and the stack below it
 Reading = tuple[Local, Stack, Node, bool]           # a state at the top of a stack, and the tokens to read
 
@@ -78,6 +80,10 @@ class JsonIndex(TokenIndex):
         self._effects, self._own = effects_of(self.trie), dict[Any, Any]()      # own: those of the frames of the schema
         self._distances = _Closing(self)
         self.graph = ConfigGraph(self.recognizer)
+        # bounds of the tokens to an end; bytes bound them only if each byte is a token
+        self._left, self._stack_left = self.recognizer.bytes_left, self.recognizer.stack_left
+        if not WRITTEN <= {*self.trie.tokens}:
+            self._left = self._stack_left = lambda _: math.inf
 
     def _work_out(self, state: Config, accepts: bool) -> PackedMask:
         return self.store.of_mask(self._mask_of(state), accepts)
@@ -100,14 +106,14 @@ class JsonIndex(TokenIndex):
 
     def _mask(self, todo: list[Reading], most: float = math.inf) -> Bools:
         """Return the mask of the tokens that may follow, (V,) bool; with `most`, those with an end within so many."""
-        mask, ids, texts = np.zeros(len(self.trie.tokens), bool), list[int](), self.recognizer
+        mask, ids = np.zeros(len(self.trie.tokens), bool), list[int]()
         while todo:
             local, below, node, is_closed = todo.pop()
             if node is self._effects.root and local.others is not None:
                 mask |= self._in_name(local, below, most)
                 continue
             effect = self._effects.of(local, node, is_closed, self._own)
-            if most == math.inf or effect.most(texts.bytes_left) + texts.stack_left(below) <= most:
+            if most == math.inf or effect.most(self._left) + self._stack_left(below) <= most:
                 ids += effect.ids
                 for group in effect.groups:
                     ids += group.ids
@@ -127,13 +133,12 @@ class JsonIndex(TokenIndex):
         return mask
 
     def _ends_within(self, state: Config, most: float) -> bool:
-        return self.recognizer.stack_left(state) <= most or bool(self._distances.of(self, state, most) <= most)
+        return self._stack_left(state) <= most or bool(self._distances.of(self, state, most) <= most)
 
     def _add(self, group: Group, below: Stack, most: float, mask: Bools) -> None:
         """Add the tokens of a group to a mask, if they have an end within `most` tokens."""
-        texts = self.recognizer
-        if most == math.inf or group.left(texts.bytes_left) + texts.stack_left(below) <= most or (
-            self._ends_within(texts.config((group.end, below)), most)
+        if most == math.inf or group.left(self._left) + self._stack_left(below) <= most or (
+            self._ends_within(self.recognizer.config((group.end, below)), most)
         ):  # fmt: skip
             mask[group.ids] = True
 

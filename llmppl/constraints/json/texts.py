@@ -45,6 +45,7 @@ __all__ = ["END", "Config", "Texts"]
 
 MAX_KEPT = 200_000                                  # configurations that are kept
 MAX_PATH = 2_000                                    # bytes and values of a way to an end
+UNASSIGNED = b"\xf1\xf2\xf4"                        # first bytes of planes without characters
 Pair = tuple[Local, "Config"]
 
 
@@ -145,7 +146,7 @@ class Texts:
                 local = calls[0][1]
             else:                                   # by the first byte that is no whitespace
                 path.append((local, 1))
-                local = next((after for _, hi, after in moves if hi > 32), local)
+                local = next((after for lo, hi, after in moves if hi > 32 and lo not in UNASSIGNED), local)
         left = self._left.get(local, math.inf)
         for each, bytes in reversed(path):
             left += bytes
