@@ -67,7 +67,7 @@ def test_the_document_lists_the_folders_in_their_order():
 MAX_LINES, MAX_CLASS, MAX_PARAMETERS = 900, 500, 8
 # branches per code line, as tools/shape.py counts them; the aims are 0.25 and 0.15
 MAX_DENSITY = {"llmppl": 0.294, "tests": 0.227}         # lines without branches went first
-MAX_TOTAL = {"llmppl": 27_500, "tests": 29_150}         # lines; the front door took 1,100 and 600
+MAX_TOTAL = {"llmppl": 27_510, "tests": 29_250}         # lines; the front door took 1,100 and 600
 MAX_PUBLIC = 37                                         # names of llmppl.__all__; two are the front door
 MAX_WHATS = 1.0                                         # relative "what" per 1,000 words
 MAX_WORDS = 12                                          # of a test's name
@@ -92,8 +92,8 @@ LINES = {
     "lm/embedded": 30,
     "lm/engines": 2150,                                # a tokenizer without transformers
     "models": 2040,                                     # greedy rules come last; the span of a death
-    "queries": 2160,                                    # extraction: verbatim and near-verbatim, with bounds
-    "report": 840,                                      # bars of probabilities
+    "queries": 2140,                                    # extraction: verbatim and near-verbatim, with bounds
+    "report": 830,                                      # bars of probabilities
     "support": 1000,
     "tasks": 1150,                                      # generate
 }
