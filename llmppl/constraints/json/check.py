@@ -7,10 +7,9 @@ from __future__ import annotations
 
 import json
 import math
-import re
-from collections.abc import Iterator
+from collections.abc import Container, Iterator
 from decimal import Decimal, localcontext
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Any
 
 from jsonschema import ValidationError, validators
@@ -18,8 +17,8 @@ from jsonschema.exceptions import best_match
 
 from llmppl.constraints.automata.formats import format_language
 from llmppl.constraints.json.ecma import found
-from llmppl.constraints.json.keywords import pointer
-from llmppl.constraints.json.references import draft_of
+from llmppl.constraints.json.keywords import KEYWORDS, pointer
+from llmppl.constraints.json.references import draft_of, lookup
 from llmppl.constraints.json.shapes import is_number
 from llmppl.support.arguments import shown
 
@@ -36,9 +35,8 @@ def read_json(text: str, *, exact: bool = False) -> Any:
     nested too deep.
     """
     try:
-        return json.loads(
-            text, object_pairs_hook=_object, parse_constant=_constant, parse_float=Decimal if exact else _float
-        )
+        number: Any = Decimal if exact else _float
+        return json.loads(text, object_pairs_hook=_object, parse_constant=_float, parse_float=number)
     except RecursionError:
         raise ValueError("the text is nested too deep to be read") from None
 
@@ -51,13 +49,9 @@ def _object(members: list[tuple[str, Any]]) -> dict[str, Any]:
     return value
 
 
-def _constant(name: str) -> Any:
-    raise ValueError(f"the text has {name}, which is not JSON")
-
-
 def _float(number: str) -> float:
-    if math.isinf(float(number)):
-        raise ValueError(f"the text has the number {shown(number, 40)}, which is beyond the range of doubles")
+    if not math.isfinite(float(number)):
+        raise ValueError(f"the text has {shown(number, 40)}, which is no number in the range of doubles")
     return float(number)
 
 
@@ -67,14 +61,11 @@ def failure(schema: Any, registry: Any, text: str) -> str:
     Raises ValueError if the text is not JSON, or too deep.
     """
     value = read_json(text, exact=True)
-    made: Any = _validator(draft_of(schema))
     try:
         with localcontext(prec=DIGITS):
-            error = best_match(made(schema, registry=registry).iter_errors(value))
+            error = best_match(_validator(draft_of(schema))(schema, registry=registry).iter_errors(value))
     except RecursionError:
         raise ValueError("the text is nested too deep for the check against its schema") from None
-    except re.error as failed:                      # jsonschema asks re for the names that unevaluatedProperties leaves
-        raise ValueError(f"'unevaluatedProperties' beside a pattern that only ECMA-262 has: {failed}") from None
     return f"#{''.join(map(pointer, list(error.absolute_schema_path)[:-1]))}, {error.validator!r}" if error else ""
 
 
@@ -88,7 +79,8 @@ def _validator(draft: int) -> Any:
 
     known = {
         "pattern": _pattern, "format": _format, "patternProperties": _pattern_properties,
-        "additionalProperties": _additional_properties,
+        "additionalProperties": partial(_rest, {"properties", "patternProperties"}),
+        "unevaluatedProperties": partial(_rest, KEYWORDS - {"unevaluatedProperties"}),
     }  # fmt: skip
     return validators.extend(official, known, type_checker=official.TYPE_CHECKER.redefine("integer", is_whole))
 
@@ -119,8 +111,28 @@ def _pattern_properties(validator: Any, given: Any, value: Any, schema: Any) -> 
                 yield from validator.descend(value[name], part, path=name, schema_path=pattern)
 
 
-def _additional_properties(validator: Any, given: Any, value: Any, schema: Any) -> Iterator[ValidationError]:
-    named, patterns = schema.get("properties", {}), schema.get("patternProperties", {})
-    for name in value if validator.is_type(value, "object") else ():
-        if name not in named and not any(name in found(pattern) for pattern in patterns):
+def _rest(keys: Container[str], validator: Any, given: Any, value: Any, schema: Any) -> Iterator[ValidationError]:
+    """Check the members that some other keywords do not evaluate."""
+    if validator.is_type(value, "object"):
+        evaluated = _evaluated(validator, value, {key: schema[key] for key in schema if key in keys})
+        for name in sorted(value.keys() - evaluated):
             yield from validator.descend(value[name], given, path=name)
+
+
+def _evaluated(validator: Any, value: dict[str, Any], schema: Any) -> set[str]:
+    """Return the names of the members that a schema evaluates in an object that is an instance of it."""
+    if isinstance(schema, bool):
+        return set()
+    if schema.keys() & {"additionalProperties", "unevaluatedProperties"}:
+        return set(value)
+    named, patterns = schema.get("properties", {}), schema.get("patternProperties", {})
+    names = {name for name in value if name in named or any(name in found(pattern) for pattern in patterns)}
+    for key in schema.keys() & {"$ref", "$dynamicRef", "$recursiveRef"} & validator.VALIDATORS.keys():
+        target = lookup(validator._resolver, schema[key], "#", key)
+        names |= _evaluated(validator.evolve(schema=target.contents, _resolver=target.resolver), value, target.contents)
+    parts = [part for key in ("allOf", "anyOf", "oneOf") for part in schema.get(key, ())]
+    parts += [part for name, part in schema.get("dependentSchemas", {}).items() if name in value]
+    if "if" in schema:
+        parts += [schema["if"], schema.get("else" if [*validator.descend(value, schema["if"])] else "then", True)]
+    valid = (part for part in parts if not [*validator.descend(value, part)])
+    return names.union(*(_evaluated(validator, value, part) for part in valid))

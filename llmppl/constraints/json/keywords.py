@@ -33,13 +33,9 @@ def _is_schema(value: Any) -> bool:
     return isinstance(value, bool | dict)
 
 
-def _all(kind: type, holds: Callable[[Any], bool]) -> Callable[[Any], bool]:
+def _all(kind: Any, holds: Callable[[Any], bool]) -> Callable[[Any], bool]:
     """Return the test of a list whose items, or of an object whose values, pass a test."""
-    def is_one(value: Any) -> bool:
-        inside: Any = value.values() if isinstance(value, dict) else value
-        return isinstance(value, kind) and all(map(holds, inside))
-
-    return is_one
+    return lambda value: isinstance(value, kind) and all(map(holds, value.values() if kind is dict else value))
 
 
 def _listed(value: Any) -> list[Any]:
@@ -80,7 +76,7 @@ _IDENTIFIERS = {"$schema", "$id", "id", "$anchor", "$dynamicAnchor"}
 KEYWORDS = frozenset(RULES.keys() - _IDENTIFIERS)   # that restrict instances, or hold schemas
 NOTES = _IDENTIFIERS | frozenset(                   # annotations, including OpenAPI's
     "$comment $vocabulary $recursiveAnchor title description default examples example deprecated readOnly writeOnly "
-    "contentEncoding contentMediaType contentSchema nullable discriminator xml externalDocs x-guidance".split()
+    "contentEncoding contentMediaType contentSchema discriminator xml externalDocs".split()
 )
 HOLDERS = frozenset(key for key, (_, words) in RULES.items() if "schema" in words) - {"required"}
 NAMES = KEYWORDS | NOTES
@@ -121,7 +117,7 @@ def _inside(key: str, node: dict[str, Any]) -> Iterable[tuple[str, Any]]:
 def check_keywords(schema: Any, at: str = "") -> None:
     """Check the value of each keyword, in time linear in the schema. Raises ValueError for the first wrong one."""
     if not _is_schema(schema):
-        raise ValueError(f"a JSON schema is an object or a boolean, not {shown(schema)}")
+        raise ValueError(f"a JSON schema is an object, true or false, not {shown(schema)}")
     for place, node in nodes(schema, f"{at}#"):
         for key, value in node.items():
             rule = RULES.get(key)
@@ -135,35 +131,39 @@ def check_keywords(schema: Any, at: str = "") -> None:
                 )
 
 
-def foreign(schema: Any) -> tuple[str | None, list[str]]:
-    """Return a message about the first name that is almost surely a wrong keyword, or None, and remarks about others.
+def foreign(schema: Any) -> tuple[list[str], list[str]]:
+    """Return messages about names that are almost surely wrong keywords, and remarks about others.
 
-    JSON Schema ignores unknown names. The message is about a name of another library, a name one edit from a keyword
-    with a value that the keyword could have, or a schema without any keyword. Remarks are about parts that may be any
-    JSON.
+    JSON Schema ignores unknown names. A message is about a name of another library, a name one edit from a keyword
+    with a value that the keyword could have, or a schema without any keyword. Remarks are about the first place of each
+    other name that does not begin with x-, and parts that may be any JSON.
     """
-    notes, wrong, found = list[str](), None, [*nodes(schema)]
+    wrong, notes, found = list[str](), dict[str, str](), [*nodes(schema)]
     refs = {node.get("$ref") for _, node in found}
     for place, node in found:
-        unknown = [key for key in node if key not in NAMES and key[:1].isalpha() and key[:2].lower() != "x-"]
+        is_group = place not in refs and place.rpartition("/")[0] in ("#/$defs", "#/definitions")
+        is_bare = not node.keys() & KEYWORDS - {"$defs", "definitions"}
+        if is_bare and (is_group or not node):
+            continue
+        unknown = [key for key in node if key not in NAMES and key[:2].lower() != "x-"]
         for key in unknown:
             if meant := _meant(key, node):
-                return f"{place}: {key!r} is no keyword: did you mean {meant!r}?", notes
-        is_group = place not in refs and place.rpartition("/")[0] in ("#/$defs", "#/definitions")
-        if is_group or not node or node.keys() & KEYWORDS - {"$defs", "definitions"}:
-            continue
-        if place == "#" or any(isinstance(node[key], dict) for key in unknown):
+                wrong.append(f"{place}: {key!r} is no keyword: did you mean {meant!r}?")
+            else:
+                notes.setdefault(key, f"{place}: {key!r} is no keyword, and is ignored")
+        if is_bare and (place == "#" or any(isinstance(node[key], dict) for key in unknown)):
             hint = f"are {', '.join(map(repr, unknown[:3]))} properties? " if unknown else ""
-            wrong = wrong or (
+            wrong.append(
                 f'{place} has no keyword, so that any JSON would do: {hint}{{"type": "object", "properties": {{...}}}} '
                 "or a $ref would work, and true for any JSON"
             )
-        notes.append(f"{place} has no keyword, and may be any JSON")
-    return wrong, notes
+        if is_bare:
+            notes[place] = f"{place} has no keyword, and may be any JSON"
+    return wrong, [*notes.values()]
 
 
 def _meant(name: str, node: dict[str, Any]) -> str | None:
     """Return the keyword that another name of a schema probably means, and whose value fits; None if none is near."""
-    plain = name.replace("_", "").replace("-", "").lower()
+    plain = name.replace("_", "").replace("-", "").lower() if name[:1].isalpha() else ""
     fits = [_PLAIN[word] for word in difflib.get_close_matches(plain, _PLAIN, 3, NEAR)]
     return next((key for key in fits if key not in node and RULES[key][0](node[name])), None)

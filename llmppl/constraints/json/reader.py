@@ -51,9 +51,8 @@ OWN = PLAIN.keys() | set(                           # keywords for values of one
     "type items prefixItems additionalItems unevaluatedItems contains uniqueItems properties patternProperties "
     "additionalProperties unevaluatedProperties propertyNames".split()
 )
-LARGE = (                                           # are left out in this order if the automaton is too large
-    "multipleOf", "minimum maximum exclusiveMinimum exclusiveMaximum minLength maxLength", "",
-)  # fmt: skip
+# Keywords that are left out, in this order, if the automaton is too large.
+LARGE = "multipleOf", "minimum maximum exclusiveMinimum exclusiveMaximum minLength maxLength", ""
 LIMITS = {                                          # remarks
     "number": f"numbers without bounds have at most {MAX_DIGITS} digits before the point, {2 * MAX_DIGITS} as integers,"
               f" and {MAX_FRACTION} after it; minimum and maximum would bound them",
@@ -100,12 +99,10 @@ class Reader:
             return shapes.EVERY if schema else shapes.NONE
         key = id(schema), _scope(place)
         if key not in self._lazies:
-            self._lazies[key] = Lazy(lambda: self._read(schema, place), self._weakened)
+            name = "#, 'allOf' (an intersection of too many alternatives)"
+            self._lazies[key] = Lazy(lambda: self._read(schema, place), lambda: self.left_out.update({name: None}))
             self.places.append((self._lazies[key], place.pointer))
         return self._lazies[key]
-
-    def _weakened(self) -> None:
-        self.left_out["#, 'allOf' (an intersection of too many alternatives)"] = None
 
     def _part(self, schema: Any, place: Place, *steps: object) -> Lazy:
         """Return the shape of a schema inside the schema at a place."""
@@ -152,6 +149,9 @@ class Reader:
             note = f"{place.pointer}, {key!r} is a keyword since draft {SINCE[key]}, and ignored in {place.draft}"
             self.notes[note] = None
             del given[key]
+        if "$schema" in schema and not draft_of(schema, 0):
+            note = f"{place.pointer}, '$schema': {schema['$schema']!r} is no known draft: read as {place.draft}"
+            self.notes[note] = None
         for key, of in EXCLUDED.items():
             if isinstance(given.get(key), bool) and given.pop(key) and of in given:         # as draft 4 has it
                 given[key] = given[of]

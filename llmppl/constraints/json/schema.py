@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import functools
 import json
-import os
 from collections.abc import Mapping
 from decimal import Decimal
 from pathlib import Path
@@ -89,10 +88,10 @@ class JsonSchema(Shared):
                    "lenient": (lenient, False)}     # fmt: skip
         self._options: dict[str, Any] = {name: each for name, (each, default) in options.items() if each != default}
         keywords.check_keywords(self._exact)
-        wrong, self._notes = keywords.foreign(self._exact)
+        wrong, notes = keywords.foreign(self._exact)
         if wrong and not lenient:
-            raise ValueError(f"JSON schema at {wrong} (lenient=True ignores it)")
-        self._notes += [f"{wrong}"] if wrong else []
+            raise ValueError(f"JSON schema at {wrong[0]} (lenient=True ignores it)")
+        self._notes = wrong + notes
         self._registry = references.registry_of(self._exact, resources)
         resolver = references.resolver_of(self._exact, self._registry)
         pattern = ANY_BLANKS if whitespace is True else whitespace or None
@@ -170,11 +169,9 @@ def _read(schema: Any) -> tuple[str, Any]:
     except RecursionError:
         raise ValueError("the schema is nested too deep") from None
     except (TypeError, ValueError) as error:
-        is_file = isinstance(schema, os.PathLike) or (isinstance(schema, str) and is_file_name(schema))
-        hint = f"; for a file, pass its content: JsonSchema(Path({str(schema)!r}).read_text())" if is_file else ""
+        name = str(schema)
+        hint = f"; for a file, pass its content: JsonSchema(Path({name!r}).read_text())" if is_file_name(name) else ""
         if callable(schema):
             hint = "; for the arguments of a function, a pydantic model or TypedDict with the same fields would work"
         raise ValueError(f"the schema is not JSON: {error}{hint}") from None
-    if not isinstance(value, (dict, bool)):
-        raise ValueError(f"a JSON schema is an object, true or false, not {json.dumps(value, default=str)}")
     return text, value

@@ -130,8 +130,8 @@ def _type_schema() -> Any:
                 self._warn(f"'__init__' or '__post_init__' of {schema['cls'].__name__!r}")
             if name in _PATTERNS:
                 node["pattern"] = f"^{_PATTERNS[node.pop('format')]}$"
-            if name in ("path", "file-path", "directory-path", "password", "binary", "json-string"):
-                node.pop("format")
+            if name in ("path", "file-path", "directory-path", "password", "binary", "json-string") or kind == "uuid":
+                node.pop("format", None)
             return node
 
         def tagged_union_schema(self, schema: Any) -> Node:
@@ -204,15 +204,6 @@ def _type_schema() -> Any:
 
         # ---- dates and times
 
-        def date_schema(self, schema: Any) -> Node:
-            return self._moment(schema, date)
-
-        def time_schema(self, schema: Any) -> Node:
-            return self._moment(schema, time)
-
-        def datetime_schema(self, schema: Any) -> Node:
-            return self._moment(schema, datetime)
-
         def _moment(self, schema: Any, kind: Any) -> Node:
             """Return dates or times; bounds compare days, or minutes of a time, and include the day or minute."""
             zone = schema.get("tz_constraint")
@@ -224,8 +215,7 @@ def _type_schema() -> Any:
                 bounds["le" if is_past else "ge"] = date.today() + timedelta(days=-2 if is_past else 2)
             if not bounds:
                 return node
-            is_exact = all(type(bound) is date for bound in bounds.values()) and not bounds.keys() & {"gt", "lt"}
-            if not is_exact:
+            if bounds.keys() & {"gt", "lt"} or any(type(bound) is not date for bound in bounds.values()):
                 self._warn("the bound of a date or time")
             if any(getattr(bound, "tzinfo", None) for bound in bounds.values()):
                 return node
@@ -235,6 +225,10 @@ def _type_schema() -> Any:
                 for choose, end, keys in ((max, first, ("ge", "gt")), (min, last, ("le", "lt")))
             )
             return node | {"allOf": [{"pattern": f"^{same_length(low, high) if low <= high else '[]'}"}]}
+
+        date_schema = functools.partialmethod(_moment, kind=date)
+        time_schema = functools.partialmethod(_moment, kind=time)
+        datetime_schema = functools.partialmethod(_moment, kind=datetime)
 
         def timedelta_schema(self, schema: Any) -> Node:
             if self._config.ser_json_timedelta == "float":
