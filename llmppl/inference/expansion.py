@@ -286,8 +286,9 @@ def choose(
       sum over blocks of min(d sum, 1) is `most`. Then d >= c, since the share of a block is at most the sum of the
       shares of its values. So it suffices to open the blocks whose sum is at least 1/d, which are fewer than
       `most`. The values in them, with the sums of the other blocks, have the same threshold as all values.
-    - *The others* are kept by the pivotal method, `meet`. A block that was not opened has a share below 1 and meets
-      others as one unit. If it is kept, one of its values is drawn in proportion to the weights.
+    - *Choice.* Values are kept by the pivotal method, `meet`: first in each opened block, then in each row, then across
+      rows. A block that was not opened has a share below 1 and meets others as one unit. If it is kept, one of its
+      values is drawn in proportion to the weights.
 
     No cumulative sum is involved: an error of 1e-6 in the weights changes about one meeting in a million.
 
@@ -313,47 +314,35 @@ def choose(
     units = np.concatenate([values.ravel(), sums])
     if np.count_nonzero(units > -np.inf) <= most:
         return (*np.divmod(ids[values > -np.inf], width * BLOCK), values[values > -np.inf])
-    log_c, reached = threshold(units, most)
-    certain = reached[reached < values.size]
-    kept, log_weights = ids.ravel()[certain], values.ravel()[certain]
-    values.flat[certain] = -np.inf
-    sums[opened] = logsumexp(values)
-
-    found, blocks = _meetings(rng, padded + log_c, values + log_c, ids)
-    inside = np.empty((blocks.size, BLOCK))
-    known = np.full(sums.size, -1)
-    known[opened] = np.arange(opened.size)
-    known = known[blocks]
-    inside[known >= 0] = values[known[known >= 0]]
-    if (known < 0).any():
-        inside[known < 0] = read(*np.divmod(blocks[known < 0], width))
-    kept = np.concatenate([kept, found, blocks * BLOCK + _draw(rng, inside)])
-    log_weights = np.concatenate([log_weights, np.full(kept.size - log_weights.size, -log_c)])
-    order = np.argsort(kept)
-    return (*np.divmod(kept[order], width * BLOCK), log_weights[order])
+    log_c, _ = threshold(units, most)
+    block_shares, shares = (np.exp(np.minimum(each + log_c, 0.0)) for each in (padded, values))
+    found, blocks = _meetings(rng, block_shares, shares, ids)
+    log_weights = np.maximum(values[np.searchsorted(opened, found // BLOCK), found % BLOCK], -log_c)
+    if blocks.size:
+        drawn = blocks * BLOCK + _draw(rng, read(*np.divmod(blocks, width)))
+        found, log_weights = np.append(found, drawn), np.append(log_weights, np.full(drawn.size, -log_c))
+    order = np.argsort(found)
+    return (*np.divmod(found[order], width * BLOCK), log_weights[order])
 
 
-def _meetings(rng: np.random.Generator, log_shares: Floats, values: Floats, ids: Ints) -> tuple[Ints, Ints]:
-    """Return the ids of the kept values, and the indices of the kept unopened blocks.
+def _meetings(rng: np.random.Generator, blocks: Floats, values: Floats, ids: Ints) -> tuple[Ints, Ints]:
+    """Return the ids of the kept values, and the indices of the kept blocks that were not opened.
 
     Parameters
     ----------
-    log_shares : (rows, blocks) float64
+    blocks : (rows, blocks) float64
+        Shares; 0 for an opened block, whose values meet each other first.
     values : (m, BLOCK) float64
-        Log-shares in the opened blocks. Blocks whose shares sum to more than one first meet within themselves.
+        Shares in the opened blocks.
     ids : (m, BLOCK) int64
     """
-    shares = np.exp(np.minimum(log_shares, 0.0))
-    units = np.arange(-shares.size, 0).reshape(shares.shape)        # negative ids stand for unopened blocks
-    places = ids[:, 0] // BLOCK
-    many = log_shares.ravel()[places] > 0.0
-    in_blocks, shares.ravel()[places[many]], units.ravel()[places[many]] = meet(
-        rng, np.exp(np.minimum(values[many], 0.0)), ids[many]
-    )
-    in_rows, left, units = meet(rng, shares, units)
+    units = np.arange(-blocks.size, 0).reshape(blocks.shape)        # negative ids stand for unopened blocks
+    opened = ids[:, 0] // BLOCK
+    in_blocks, blocks.ravel()[opened], units.ravel()[opened] = meet(rng, values, ids)
+    in_rows, left, units = meet(rng, blocks, units)
     across_rows, left, units = meet(rng, left[None], units[None])
     found = np.concatenate([in_blocks, in_rows, across_rows, units[left > 0.5]])    # left is 0 or 1, to rounding
-    return found[found >= 0], found[found < 0] + shares.size
+    return found[found >= 0], found[found < 0] + blocks.size
 
 
 def _draw(rng: np.random.Generator, log_weights: Floats) -> Ints:

@@ -91,11 +91,10 @@ def optimal(rng: np.random.Generator, log_weights: ArrayLike, N: int) -> Resampl
     alive, log_weights, N = _checked(log_weights, N)
     if alive.size <= N:
         return alive, log_weights
-    log_c, certain = threshold(log_weights, N)
-    undecided = np.delete(np.arange(alive.size), certain)
-    shares = np.exp(np.minimum(log_weights[undecided] + log_c, 0.0))
-    kept, left, last = meet(rng, shares[None], undecided[None])
-    kept = np.sort(np.concatenate([certain, kept, last[left > 0.5]]))       # left is 0 or 1, to rounding
+    log_c, _ = threshold(log_weights, N)
+    shares = np.exp(np.minimum(log_weights + log_c, 0.0))       # 1 to rounding does the same as 1
+    kept, left, last = meet(rng, shares[None], np.arange(alive.size)[None])
+    kept = np.sort(np.concatenate([kept, last[left > 0.5]]))    # left is 0 or 1, to rounding
     return alive[kept], np.maximum(log_weights[kept], -log_c)
 
 
@@ -121,8 +120,8 @@ def meet(
         both = a + b
         full = both >= 1.0
         # The last two sum to 1, to rounding: at a + b = 1 both cases must keep the same unit for the same uniform.
-        first = rng.random(both.shape) * np.where(full, 2.0 - both, both) < np.where(full, 1.0 - b, a)
-        kept.append(np.where(first, one, other)[full])
+        first = rng.random(both.shape) * np.where(full, (1.0 - a) + (1.0 - b), both) < np.where(full, 1.0 - b, a)
+        kept.append(np.where(first[full], one[full], other[full]))
         shares, ids = both - full, np.where(first ^ full, one, other)
         if odd.size:
             shares, ids = np.concatenate([shares, odd], axis=1), np.concatenate([ids, odd_ids], axis=1)

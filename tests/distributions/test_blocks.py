@@ -208,7 +208,7 @@ PROGRAMS = {
     "where": lambda lm: Where(lm, "ABC"),
 }
 ALGORITHMS = {
-    "steer": lambda model: smc_steer(model, 6, 3, seed=2),
+    "steer": lambda model: smc_steer(model, 6, 3, seed=1),
     "copies": lambda model: smc_steer(model, 6, 3, seed=1, expand="copies"),
     "standard": lambda model: smc_standard(model, 6, seed=1),
 }

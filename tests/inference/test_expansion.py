@@ -157,7 +157,7 @@ def test_a_twist_is_taken_back_before_candidates_are_chosen():
                 self.twist(0.5 * self.drawn[0])
 
     exact = enumerate_exact(Letters()).log_ml
-    runs = repetitions(4000, 600)
+    runs = repetitions(4000, 300)
     for expand in ("merged", "distinct"):
         Z = [math.exp(smc_steer(Twisted(), 3, 2, expand=expand, seed=i).log_ml - exact) for i in range(runs)]
         assert abs(np.mean(Z) - 1.0) <= 4.5 * np.std(Z) / math.sqrt(runs)

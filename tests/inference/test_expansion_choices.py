@@ -212,6 +212,13 @@ def test_rounding_hardly_ever_changes_a_choice():
     assert changed <= 1
 
 
+def test_a_candidate_that_rounding_moves_across_the_threshold_changes_no_choice():
+    rows = [sparse(3, {0: 4, 1: 2}), sparse(2, {0: 1, 1: 1})]
+    for seed in range(100):
+        near = [[row * (1 + shift) for row in rows] for shift in (-1e-15, 0.0, 1e-15)]
+        assert len({frozenset(chosen(np.random.default_rng(seed), each, 3)) for each in near}) == 1
+
+
 def test_frequencies_of_selection_are_the_shares():
     rng, runs, most = np.random.default_rng(0), repetitions(40_000, 1500), 12
     rows = [np.log(rng.dirichlet(np.full(700, spread)) * mass + 1e-300) for spread, mass in ((0.05, 1.0), (0.3, 0.5))]

@@ -205,6 +205,12 @@ def test_one_of_two_equal_neighbours_is_kept_independently_of_other_pairs():
 integer_weights = st.lists(st.sampled_from([0, 0, 1, 1, 1, 2, 2, 3, 5, 8, 100, 12345]), min_size=1, max_size=12)
 
 
+def test_a_weight_that_rounding_moves_across_the_threshold_changes_no_choice():
+    for seed in range(100):
+        near = [logs([4, 2, 1, 1]) * (1 + shift) for shift in (-1e-15, 0.0, 1e-15)]
+        assert len({tuple(optimal(np.random.default_rng(seed), each, 3)[0].tolist()) for each in near}) == 1
+
+
 @EXACT
 @given(integer_weights, st.data())
 def test_the_threshold_is_the_one_that_bisection_finds(counts, data):
