@@ -12,21 +12,21 @@ follow. For this reason they contain too many rare spellings and edits. A quarte
 with letters or other pieces that the model would write in two of a million texts. Most draws have the allowed edit. The
 difference between the groups is then not the model's: with all tokens and an edit it is less than half of it. The
 model's own draws are independent draws from its distribution given the language. A search sums this distribution, and
-its result is used if it finds at least 98% of the mass. X2 has nine degrees of freedom. p is from the chi-square
-distribution, "drawn" is the p of 10,000 permutations, and tv is the total variation.
+its result is used if it finds at least 98% of the mass. X2 has nine degrees of freedom. p is of 10,000 permutations,
+and tv is the total variation.
 
     The boy|girl wanted to be a ...: 200 draws of each (embedded)
 
-                                          local draws                              draws of the model's own, by search
-                                               X2        p    drawn    tv  edited       X2        p    drawn    tv
-    all tokens, prefix                         49    2e-07   1e-04  0.31                21    1e-02   7e-03  0.14
-    all tokens, 1 edit, prefix                 17    6e-02   5e-02  0.14     89%        66    8e-11   1e-04  0.38
-    canonical tokens, prefix                   37    3e-05   1e-04  0.26                21    1e-02   7e-03  0.14
-    canonical tokens, 1 edit, prefix           53    3e-08   1e-04  0.32     66%        67    6e-11   1e-04  0.38
-    all tokens, no prefix                      22    8e-03   6e-03  0.21                16    6e-02   4e-02  0.15
-    all tokens, 1 edit, no prefix              11    3e-01   3e-01  0.14    100%     not found by search
-    canonical tokens, no prefix                25    3e-03   1e-03  0.22                16    6e-02   4e-02  0.15
-    canonical tokens, 1 edit, no prefix        24    4e-03   4e-03  0.21     98%        47    4e-07   1e-04  0.34
+                                          local draws                     draws of the model's own, by search
+                                               X2       p    tv  edited        X2       p    tv
+    all tokens, prefix                         49   1e-04  0.31                21   7e-03  0.14
+    all tokens, 1 edit, prefix                 17   5e-02  0.14     89%        66   1e-04  0.38
+    canonical tokens, prefix                   37   1e-04  0.26                21   7e-03  0.14
+    canonical tokens, 1 edit, prefix           53   1e-04  0.32     66%        67   1e-04  0.38
+    all tokens, no prefix                      22   6e-03  0.21                16   4e-02  0.15
+    all tokens, 1 edit, no prefix              11   3e-01  0.14    100%     not found by search
+    canonical tokens, no prefix                25   1e-03  0.22                16   4e-02  0.15
+    canonical tokens, 1 edit, no prefix        24   4e-03  0.21     98%        47   1e-04  0.34
 
     without a prefix, in other tokens than the tokenizer's own: 26.2% of local draws, 2e-06 of the model's
        2.75%   9e-07  The| b|oy| wanted| to| be| a
@@ -116,10 +116,10 @@ class Sentences:
 
 
 def tested(sides: list[dict[str, int]], seed: int) -> str:
-    """Return as text the chi-square of two sides, its p by that distribution and by permutations, and tv."""
+    """Return as text the chi-square of two sides, its p, and tv."""
     result = compare(*sides, seed=seed)
     test = result.test
-    return f"{test.statistic:7.0f}  {test.p_asymptotic:7.0e}  {test.p:6.0e}  {result.tv:4.2f}"
+    return f"{test.statistic:7.0f}  {test.p:6.0e}  {result.tv:4.2f}"
 
 
 def ask(
@@ -131,8 +131,8 @@ def ask(
     """
     shares: Shares = {}
     spellings: list[Match] = []
-    print(f"{'':38}{'local draws':41}draws of the model's own, by search")
-    print(f"{'':38}{'     X2        p    drawn    tv  edited':41}     X2        p    drawn    tv")
+    print(f"{'':38}{'local draws':32}draws of the model's own, by search")
+    print(f"{'':38}{'     X2       p    tv  edited':32}     X2       p    tv")
     for setting in SETTINGS:
         prefix, tokens, edits = setting
         num = nums[0] if prefix else nums[-1]
@@ -152,7 +152,7 @@ def ask(
             draws = np.random.default_rng(seed).multinomial(num, own).tolist()
             cells.append(tested([dict(zip(asked.things, row, strict=True)) for row in draws], seed))
         name = f"{tokens} tokens{', 1 edit' * edits}{', prefix' if prefix else ', no prefix'}"
-        print(f"{name:38}{cells[0]:41}{cells[1]}", flush=True)
+        print(f"{name:38}{cells[0]:32}{cells[1]}", flush=True)
         tables = (np.array([side[thing] for thing in asked.things]) for side in sides)
         shares[name] = [table / max(1, table.sum()) for table in tables]
         if setting == SPELLINGS:

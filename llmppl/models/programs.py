@@ -193,7 +193,8 @@ class ConstrainedText(Program):
     mask : callable, optional
         `mask(text) -> (V,) bool` returns the tokens that may follow the text so far; EOS is True if the text may end.
     **options
-        The options of `Program`.
+        The options of `Program`. If a constraint has infinitely many texts, the default of `max_tokens` is 160 more
+        than its shortest text takes, or than `min_tokens` if that is more. With complete=False there is no default.
     """
 
     @with_program_options
@@ -207,7 +208,7 @@ class ConstrainedText(Program):
         if mask is not None:
             arguments.function("mask", mask, "short_words(vocab, 5)")
         self.context = as_context(lm, prompt)
-        self._guide = guide = Guide(constraint, lm.vocab, complete, self.max_tokens, self.context.room)
+        self._guide = guide = Guide(constraint, lm.vocab, complete, self.max_tokens, self.context.room, self.min_tokens)
         self.constraint, self.index, self.mask, self.state = guide.function, guide.index, mask, guide.start
         if self.index is not None:
             if self.stop:

@@ -22,6 +22,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from llmppl.constraints.automata.dfa import DFA
 from llmppl.constraints.constraint import Index
 from llmppl.constraints.values import index_of
 from llmppl.constraints.vocabulary import EOS, Text, Token, Vocabulary
@@ -33,7 +34,9 @@ from llmppl.support.runtime import mask_timer
 from llmppl.support.shared import Shared
 
 MAX_NAME = 48                           # characters of a constraint's repr that is used as its name
-NEAR = 64                               # tokens left in the model's length from which on a text plans its end
+NEAR = 64                               # tokens left, beside the shortest text, from which on a text plans its end
+MAX_EXPLORED = 20_000                   # states that are read to find the shortest text
+MORE_TOKENS = 160                       # than the shortest text takes, for a text that could go on without end
 Until = Callable[[str], bool | np.bool_]
 
 
@@ -67,6 +70,7 @@ class Guide(Shared):
 
     constraint, complete, max_tokens : as in `Model.extend`, with the same errors
     room : float, number of tokens that the model can still read
+    least : int or None, the shortest text that is wanted; None if there is no default of `max_tokens`
     index : Index of the constraint, or None
     function : the constraint if it is a function of the text, or None
     start : state of the constraint before the text
@@ -75,14 +79,20 @@ class Guide(Shared):
     """
 
     def __init__(
-        self, constraint: Any, vocab: Vocabulary, complete: bool | None, max_tokens: int | None, room: float = math.inf
-    ) -> None:
+        self, constraint: Any, vocab: Vocabulary, complete: bool | None, max_tokens: int | None, room: float = math.inf,
+        least: int | None = None,
+    ) -> None:  # fmt: skip
         self.index, self.vocab, self.max_tokens, self.room = _index_of(constraint, vocab), vocab, max_tokens, room
         self.function = constraint if self.index is None else None
         self.start: Any = getattr(self.index, "start", None)
         self.fits = getattr(self.index, "fits", None)
+        self._given, shortest = max_tokens is not None, math.inf
+        if least is not None and self.index is not None and max_tokens is None and complete is not False:
+            shortest = (_cached_shortest if arguments.is_hashable(self.index) else _shortest)(self.index)
+            if shortest < math.inf:
+                self.max_tokens = max(int(shortest), least) + MORE_TOKENS
+        self._plans_from = sys.maxsize if self._given else NEAR + (shortest if shortest < math.inf else 0)
         self.must_end_by = self._must_end_by(complete)
-        self._plans_from = NEAR if max_tokens is None else sys.maxsize  # tokens left
 
     def _must_end_by(self, complete: bool | None) -> float:
         index, bound = self.index, min(self.room, math.inf if self.max_tokens is None else self.max_tokens)
@@ -92,7 +102,7 @@ class Guide(Shared):
             return math.inf
         if bound == math.inf:
             raise ValueError("complete=True wants max_tokens, after which the text must have ended")
-        is_far = self.max_tokens is None and bound > NEAR               # the shortest text would take longer to find
+        is_far = bound > self._plans_from               # the shortest text would take longer to find
         if index is None or is_far or index.mask_within(index.start, bound).any():
             return bound
         shortest = index.tokens_to_accept(index.start, 4 * bound)       # the question of an error is bounded
@@ -118,13 +128,13 @@ class Guide(Shared):
     def bound(self) -> str:
         """Bound on the tokens, in words."""
         if self.max_tokens is not None and self.max_tokens <= self.room:
-            return f"max_tokens={self.max_tokens}"
+            return f"max_tokens={self.max_tokens}" + ", the default" * (not self._given)
         return f"the {self.room:g} token{'s' * (self.room != 1)} that the model can read after the prompt"
 
     @property
     def demands(self) -> list[str]:
         """Names of the restrictions that the masks express."""
-        plans_its_end = self.must_end_by < math.inf and self.max_tokens is not None
+        plans_its_end = self.must_end_by < math.inf and self._given
         return [self.name] * (self.index is not None) + [f"an end within {self.bound}"] * plans_its_end
 
     def draw(
@@ -207,7 +217,7 @@ class Extent(Guide):
         elif until is not None:
             arguments.function("until", until, "ends_sentence")
         max_tokens = arguments.optional_count("max_tokens", max_tokens)
-        super().__init__(constraint, context.lm.vocab, complete, max_tokens)
+        super().__init__(constraint, context.lm.vocab, complete, max_tokens, least=None if until is not None else 0)
         if until is None and max_tokens is None and self.index is None:
             raise ValueError(
                 "extend wants to know where the span ends: give until='.', a constraint such as Regex(...), or "
@@ -259,3 +269,17 @@ def _index_of(constraint: Any, vocab: Vocabulary) -> Index | None:
 
 
 _cached_index_of: Callable[[Any, Any], Index | None] = functools.lru_cache(16)(index_of)
+
+
+def _shortest(index: Index) -> float:
+    """Return the number of tokens of the shortest text; inf if the language is finite, or too large to read."""
+    recognizer = getattr(index, "recognizer", None)
+    try:
+        if isinstance(recognizer, DFA) and recognizer.explore(MAX_EXPLORED).is_finite():
+            return math.inf
+        return index.tokens_to_accept(index.start, MAX_EXPLORED)
+    except ValueError:                                  # it is too large
+        return math.inf
+
+
+_cached_shortest: Callable[[Any], float] = functools.lru_cache(16)(_shortest)

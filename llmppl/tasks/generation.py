@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     import pandas
 
 Method = Literal["auto", "sample", "greedy", "beam", "best_of", "importance", "steer", "exact"]
-MAX_TOKENS = 160                                        # of a text that can go on without end
+MAX_TOKENS = 160                                        # of a free text
 MAX_ALTERNATIVES = 5                                    # that are shown
 UNSURE = 0.25                                           # a larger standard error says nothing about a probability
 
@@ -314,8 +314,8 @@ def generate(
         - "auto": "exact" for a list or dict of texts, a bool, an Enum or a Literal, without a limit; "best_of" under
           other constraints; "steer" under a function of the text; "sample" without one; "greedy" at temperature 0.
     max_tokens : int, optional
-        Default: 160 tokens, or fewer if the model reads no more; for listed texts their own length. A text under a
-        constraint is complete within it, as with `complete=True`.
+        Default: 160 for free text and under a function, else that of `ConstrainedText`. A text under a constraint is
+        complete within it.
     budget, timeout : optional
         Tokens that the model runs, and seconds, for each prompt. The answer is then that of the step that reached it.
     seed : int, optional
@@ -392,8 +392,8 @@ class _Plan:
         listed = isinstance(constraint, list | tuple | EnumMeta) or constraint is bool
         listed = listed or get_origin(constraint) is Literal
         self.constraint, self.seed = constraint, seed
+        is_function = callable(constraint) and not is_type(constraint) and not hasattr(constraint, "index")
         if method == "auto":                            # docs/generate.md, "The methods", has the measurements
-            is_function = callable(constraint) and not is_type(constraint) and not hasattr(constraint, "index")
             method = "steer" if is_function else "best_of"
             if is_greedy(given.get("rule", NO_RULE)):
                 method = "greedy"
@@ -409,7 +409,7 @@ class _Plan:
         self.limits = {name: given[name] for name in ("budget", "timeout", "power") if name in given}
         self.with_greedy = method == "best_of" and self.limits.keys() <= {"power"}      # it would double a limit
         self.program_options = {name: given[name] for name in _OF_PROGRAM if name in given}
-        if not listed and method != "exact":
+        if constraint is None or is_function or given.get("complete") is False:
             self.program_options.setdefault("max_tokens", MAX_TOKENS)
 
     def context(self, prompt: Any) -> Any:

@@ -193,6 +193,26 @@ def test_an_unknown_end_is_refused_with_the_valid_ones():
 # ---- a promise
 
 
+@pytest.mark.parametrize("near", [0, 64])               # tokens from the end from which on the masks plan it
+@each_end
+@each_constraint
+def test_a_text_that_can_go_on_ends_within_a_default(name, end, near, monkeypatch):
+    monkeypatch.setattr(spans, "NEAR", near)
+    monkeypatch.setattr(spans, "MORE_TOKENS", {"regex": 3, "words": 0, "grammar": 3, "recognizer": 4}[name])
+    text = ConstrainedText(tiny_lm(V), "a", CONSTRAINTS[name][0](), end=end)
+    assert text.must_end_by == (31 if name == "words" else 4)       # the model reads 32 tokens
+    assert weighed(enumerate_exact(text)) == pytest.approx(by_hand(name, end), rel=1e-9)
+
+
+def test_the_default_limit_leaves_room_and_is_not_for_finite_languages():
+    def bound(constraint, complete=None, room=math.inf, least=0):
+        return spans.Guide(constraint, tiny_vocab(V), complete, None, room, least).must_end_by
+
+    assert bound(Regex("c{7}a*")) == 167 and bound(Regex("a*"), least=30) == 190 and bound(Regex("a*"), room=9) == 9
+    assert bound(Regex("a{0,900}")) == bound(Regex("a*"), complete=False) == bound(lambda text: True) == math.inf
+    assert bound(Regex("(a|b|c)*a(a|b|c){14}")) == math.inf         # too many states to read
+
+
 def test_a_constraint_implies_complete_unless_complete_is_False():
     for constraint in (Regex("(ab|c)+"), ["ab", "cab", "ccc"], Grammar('start: "a" start "b" | "c"')):
         posterior = enumerate_exact(ConstrainedText(tiny_lm(V), "a", constraint, max_tokens=3))

@@ -91,8 +91,8 @@ LINES = {
     "lm": 1700,
     "lm/embedded": 30,
     "lm/engines": 2150,                                # a tokenizer without transformers
-    "models": 2040,                                     # greedy rules come last; the span of a death
-    "queries": 2140,                                    # extraction: verbatim and near-verbatim, with bounds
+    "models": 2070,                                     # the default of `max_tokens`; greedy rules come last
+    "queries": 2120,                                    # extraction: verbatim and near-verbatim, with bounds
     "report": 830,                                      # bars of probabilities
     "support": 1000,
     "tasks": 1150,                                      # generate

@@ -8,9 +8,9 @@ from collections import Counter
 import numpy as np
 import pytest
 from helpers.common import repetitions
-from scipy.stats import chi2, chi2_contingency, chisquare, multinomial
+from scipy.stats import chi2_contingency, chisquare, multinomial
 
-from llmppl.queries import Comparison, Exact, chi_square_tail, compare
+from llmppl.queries import Comparison, Exact, compare
 
 RUNS = repetitions(4000, 1000)
 NAMES = [f"s{i:02}" for i in range(50)]
@@ -49,7 +49,6 @@ def compared(shares_a, shares_b, n_a, n_b, runs, seed, **options) -> list[Compar
 def test_two_samples_have_the_statistic_of_scipy(a, b):
     found, truth = compare(named(a), named(b), seed=0), chi2_contingency([a, b], correction=False)
     assert found.test.statistic == pytest.approx(truth.statistic) and found.test.df == truth.dof
-    assert found.test.p_asymptotic == pytest.approx(truth.pvalue)
     assert found.cramers_v == pytest.approx(math.sqrt(truth.statistic / (sum(a) + sum(b))))
     assert (found.num_a, found.num_b) == (sum(a), sum(b)) == (found.a.sum(), found.b.sum())
     assert found.tv == pytest.approx(np.abs(np.array(a) / sum(a) - np.array(b) / sum(b)).sum() / 2)
@@ -58,13 +57,13 @@ def test_two_samples_have_the_statistic_of_scipy(a, b):
 def test_goodness_of_fit_has_the_statistic_of_scipy():
     known, truth = Exact({"a": 0.5, "b": 0.3, "c": 0.2}), chisquare([18, 42, 0], [30, 18, 12])
     found = compare({"a": 18, "b": 42}, known, seed=0)
-    assert (found.test.statistic, found.test.p_asymptotic) == pytest.approx((truth.statistic, truth.pvalue))
+    assert found.test.statistic == pytest.approx(truth.statistic)
     assert found.test.df == 2 and found.tv == pytest.approx(0.4) and found.cramers_v is None
     other = compare(known, {"a": 18, "b": 42}, seed=0)
     assert other.test == found.test and other.tv_interval == pytest.approx(found.tv_interval)
     assert other.num_a is None and other.num_b == 60
     impossible = compare(["a", "b"], Exact({"a": 1}), permutations=99)
-    assert impossible.test.statistic == math.inf and impossible.p == 0.01 and impossible.test.p_asymptotic == 0
+    assert impossible.test.statistic == math.inf and impossible.p == 0.01
 
 
 def test_two_known_distributions_are_not_tested():
@@ -87,8 +86,7 @@ def test_the_table_shows_counts_shares_and_results():
         [
             "Comparison(a: 2,000 drawn, b: exact, strings: 3)",
             "total variation 0.0350, between 0.0115 and 0.0552 at 95 %",
-            "p = 0.0001 by 10,000 draws (the least they can show); X2 = inf, for which the chi-square distribution "
-            "of 1 df has 0",
+            "p = 0.0001 by 10,000 draws (the least they can show); X2 = inf, 1 df",
             "",
             "             a       b   a - b  string",
             "1,430 (71.5 %)  75.0 %  -3.5 %  'yes'",
@@ -160,16 +158,6 @@ def test_a_shift_is_found_as_often_as_the_normal_distribution_says():
     rate = rejections(np.array([0.5, 0.5]), np.array([0.6, 0.4]), 500, 500)
     assert abs(rate - 0.889) < 4 * math.sqrt(0.889 * 0.111 / RUNS) + 0.02     # permutations are few, ties are counted
     assert rejections(skewed(10), skewed(10)[::-1], 100, 100, runs=50) == 1
-
-
-# ---- the chi-square distribution
-
-
-@pytest.mark.parametrize("df", [1, 2, 3, 4, 9, 10, 51, 400])
-@pytest.mark.parametrize("statistic", [0.01, 0.5, 3.0, 43.773, 480.0, 1000.0, math.inf])
-def test_the_chi_square_tail_is_that_of_scipy(df, statistic):
-    assert chi_square_tail(statistic, df) == pytest.approx(chi2.sf(statistic, df), rel=1e-9)
-    assert chi_square_tail(0, df) == chi_square_tail(statistic, 0) == 1
 
 
 # ---- the interval

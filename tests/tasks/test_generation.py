@@ -175,7 +175,7 @@ def test_a_list_of_prompts_gives_the_answers_of_each_in_order():
     found = generate(LM, prompts, WORDS, method="steer", N=4, K=2, seed=7)
     for i, (prompt, each) in enumerate(zip(prompts, found, strict=True)):
         rng = np.random.default_rng(np.random.SeedSequence(7, spawn_key=(i,)))
-        program = ConstrainedText(LM, prompt, WORDS, max_tokens=160)
+        program = ConstrainedText(LM, prompt, WORDS)
         assert each.posterior.texts == smc_steer(program, 4, 2, rng=rng).texts
     exact = generate(LM, ["a", "b"], ["ab", "c"])
     assert [each.value for each in exact] == [generate(LM, each, ["ab", "c"]).value for each in ("a", "b")]
