@@ -86,12 +86,13 @@ class Guide(Shared):
         self.function = constraint if self.index is None else None
         self.start: Any = getattr(self.index, "start", None)
         self.fits = getattr(self.index, "fits", None)
-        self._given, shortest = max_tokens is not None, math.inf
+        self._given = max_tokens is not None
+        self._plans_from = sys.maxsize if self._given else NEAR         # tokens left
         if least is not None and self.index is not None and max_tokens is None and complete is not False:
             shortest = (_cached_shortest if arguments.is_hashable(self.index) else _shortest)(self.index)
             if shortest < math.inf:
                 self.max_tokens = max(int(shortest), least) + MORE_TOKENS
-        self._plans_from = sys.maxsize if self._given else NEAR + (shortest if shortest < math.inf else 0)
+                self._plans_from += int(shortest)
         self.must_end_by = self._must_end_by(complete)
 
     def _must_end_by(self, complete: bool | None) -> float:

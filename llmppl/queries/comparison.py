@@ -103,21 +103,15 @@ class Comparison(TableView):
         """Total variation between the frequencies or probabilities; on average too large for samples."""
         return float(np.abs(np.subtract(*self.shares)).sum() / 2)
 
-    @property
-    def cramers_v(self) -> float | None:
-        """sqrt(X2 / (num_a + num_b)), from 0 to 1; None unless both sides are samples."""
-        return math.sqrt(self.test.statistic / (self.num_a + self.num_b)) if self.num_a and self.num_b else None
-
     def _header(self) -> str:
         sizes = ["exact" if num is None else f"{num:,} drawn" for num in (self.num_a, self.num_b)]
         head = f"Comparison(a: {sizes[0]}, b: {sizes[1]}, strings: {len(self.categories):,})\ntotal variation"
         if self.test is None:
             return f"{head} {self.tv:.4f}; both sides are exact: there is nothing to test"
         interval = "{:.4f}, between {:.4f} and {:.4f} at {:g} %".format(self.tv, *self.tv_interval, 100 * self.level)
-        effect = "" if self.cramers_v is None else f"; Cramer's V {self.cramers_v:.4f}"
         p, statistic, df, draws = self.test
         least = " (the least they can show)" * (p < 1.5 / (1 + draws))
-        return f"{head} {interval}{effect}\np = {p:.2g} by {draws:,} draws{least}; X2 = {statistic:.2f}, {df} df"
+        return f"{head} {interval}\np = {p:.2g} by {draws:,} draws{least}; X2 = {statistic:.2f}, {df} df"
 
     def _table(self) -> tuple[list[str], list[tuple[str, ...]]]:
         columns = [[f"{100 * x:.1f} %" if num is None else f"{x:,} ({100 * x / num:.1f} %)" for x in side.tolist()]
