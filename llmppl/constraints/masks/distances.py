@@ -233,7 +233,7 @@ def _least_steps(edges: Ints, distance: Floats) -> Floats:
     begin = np.cumsum(degrees) - degrees
     order = np.argsort(distance, kind="stable")[: np.count_nonzero(distance < np.inf)]
     depths, first = np.unique(distance[order], return_index=True)
-    given = dict(zip(depths.tolist(), np.split(order, first[1:]), strict=True))
+    given = dict(zip(depths.tolist(), np.split(order, first[1:]), strict=False))    # one piece of an empty order
     distance, nearer, depth = distance.copy(), order[:0], 0.0
     while given or nearer.size:
         depth = depth if nearer.size else next(iter(given))

@@ -112,6 +112,8 @@ def test_a_schema_accepts_exactly_its_instances(text, inside):
         ({"properties": {"R[int]": {"$ref": "#/$defs/R[int]"}}, "$defs": {"R[int]": {"type": "integer"}}},
          ['{"R[int]":1}'], ['{"R[int]":"x"}']),
         ({"$ref": "#/$defs/g/P\u00abU\u00bb", "$defs": {"g": {"P\u00abU\u00bb": {"type": "null"}}}}, ["null"], ["1"]),
+        ({"propertyNames": False}, ["{}", "1"], ['{"a":1}']),
+        ({"patternProperties": {"^a": False}, "additionalProperties": False}, ["{}"], ['{"a":1}', '{"b":1}']),
         ({"oneOf": [{"type": "integer"}, {"type": "number", "minimum": 2}]}, ["1", "2.5"], ["3", "1.5"]),
         ({"if": {"required": ["k"]}, "then": {"properties": {"k": {"pattern": "^[0-9]+$"}}}},
          ['{"k":"1"}', "[]"], ['{"k":"a"}']),
