@@ -84,7 +84,7 @@ class CachedTransformer(Shared):
             )
         self._limits = cache_bytes, max_batch_tokens
         self._use(_engine(model, self.vocab, max_batch_tokens))
-        self._siblings = {} if self._adapted is None else {self._adapted.names: self}       # by their adapters
+        self._siblings = dict[tuple[str, ...], CachedTransformer]()      # by their adapters, from the first on
 
     def _use(self, engine: Engine) -> None:
         """Set the engine, with an empty cache."""
@@ -226,6 +226,7 @@ class CachedTransformer(Shared):
         if self._adapted is None:
             raise ValueError(f"adapter {name!r}: only transformers models have adapters, and this is {self!r}")
         with self._adapted.turn.lock:
+            self._siblings.setdefault(self._adapted.names, self)
             lm = self._siblings.get(names)
             if lm is None:
                 engine = _engine(self.model, self.vocab, self._limits[1], names)

@@ -100,7 +100,8 @@ class Space:
     @cached_property
     def indices(self) -> Memo[DFA, Index]:
         """Indices of the languages; roots share them."""
-        return Memo(lambda language: language.index(self.lm.vocab))
+        vocab = self.lm.vocab                           # not `self`, so that no cycle keeps the language model
+        return Memo(lambda language: language.index(vocab))
 
     # ---- prefixes
 

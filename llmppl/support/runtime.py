@@ -176,8 +176,8 @@ class Runtime:
 
     def __init__(self) -> None:
         worker = _worker()
-        outer: Iterable[Runtime] = () if worker is None else worker.runtime._nested
-        self._nested: list[Runtime] = [self, *outer]    # runs that contain this one, innermost first
+        outer = () if worker is None else (worker.runtime, *worker.runtime._outer)
+        self._outer: tuple[Runtime, ...] = outer            # runs that contain this one, innermost first
         self.seconds_masks = 0.0
         self._start = time.perf_counter()
         self._watched: dict[int, tuple[Evaluator, Stats]] = {}
@@ -185,12 +185,12 @@ class Runtime:
     def watch(self, evaluator: Evaluator) -> None:
         """Count the work of `evaluator` from now on."""
         if id(evaluator) not in self._watched:
-            for runtime in self._nested:
+            for runtime in (self, *self._outer):
                 runtime._watched.setdefault(id(evaluator), (evaluator, evaluator.done()))
 
     def add_mask_seconds(self, seconds: float) -> None:
         """Count time spent in masks."""
-        for runtime in self._nested:
+        for runtime in (self, *self._outer):
             runtime.seconds_masks += seconds
 
     @property

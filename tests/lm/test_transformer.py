@@ -1,5 +1,6 @@
 """Language models for users: loading, contexts, errors, drawings."""
 
+import gc
 import itertools
 import operator
 import os
@@ -20,7 +21,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from transformers.utils import logging
 
-from llmppl import ConstrainedText, Regex, enumerate_exact, search, smc_steer
+from llmppl import ConstrainedText, Regex, beam_search, choose, enumerate_exact, generate, search, smc_steer
 from llmppl.constraints import EOS, Vocabulary
 from llmppl.lm import Engine, NextToken, SlotEngine, cache
 from llmppl.lm.embedded import PATH as EMBEDDED
@@ -589,3 +590,27 @@ STRICT = (
 def test_an_invalid_conversation_is_refused_with_the_reason(template, messages, options, error, said):
     with pytest.raises(error, match=said):
         chat_lm(template).chat(messages, **options)
+
+
+USES = {
+    "a run": lambda lm: smc_steer(ConstrainedText(lm, "Once", Regex(" [a-z]+"), max_tokens=3), 3, 2, seed=0),
+    "beams": lambda lm: beam_search(ConstrainedText(lm, "Once", Regex(" [a-z]+"), max_tokens=3), 2, 2),
+    "a text": lambda lm: str(lm("Once", Regex(" [a-z]{2}"), seed=0)),
+    "several": lambda lm: [*generate(lm, ["Once", "The"], Regex(" [a-z]{2}"), seed=0)],
+    "a choice": lambda lm: str(choose(lm, "Once", [" upon", " a"])),
+}
+
+
+@pytest.mark.parametrize("use", USES)
+def test_the_last_reference_to_a_language_model_frees_it(use):
+    USES[use](CachedTransformer.from_pretrained(engine="transformers"))     # what is imported may leave cycles
+    gc.collect()
+    gc.disable()
+    try:
+        lm = CachedTransformer.from_pretrained(engine="transformers")
+        USES[use](lm)
+        kept = weakref.ref(lm), weakref.ref(lm.engine), weakref.ref(lm.trie)
+        del lm
+        assert [each() for each in kept] == [None, None, None]
+    finally:
+        gc.enable()
