@@ -11,19 +11,23 @@ adds the sign to any of them.
 
 from __future__ import annotations
 
+import itertools
 import math
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from fractions import Fraction
 from functools import lru_cache
+from typing import Any
 
 import numpy as np
 
 from llmppl.constraints.automata.dfa import DFA
 from llmppl.constraints.automata.regex import Regex
 from llmppl.support import arguments
+from llmppl.support.graphs import Numbering
 
-ZEROS, NINES = (str.maketrans("0123456789", 10 * digit) for digit in "09")
+DIGITS = "0123456789"
+ZEROS, NINES = (str.maketrans(DIGITS, 10 * digit) for digit in "09")
 Magnitude = Callable[[float, float, bool, bool], str]               # low, high, and whether each is included
 
 
@@ -76,7 +80,7 @@ def same_length(low: str, high: str) -> str:
 
 
 Bound = float | Fraction
-DIGITS = 18                                         # of the integer part of a number without a bound
+MAX_DIGITS = 18                                     # of the integer part of a number without a bound
 _YEAR = "(?:[0-9]{3}[1-9]|[0-9]{2}[1-9]0|[0-9][1-9]00|[1-9]000)"       # not 0000
 _FOURTH = "(?:0[48]|[2468][048]|[13579][26])"       # two digits, a multiple of 4 above 0
 _DAY = (                                            # in a common year
@@ -175,7 +179,7 @@ def number_range(low: Bound | None = None, high: Bound | None = None, decimals: 
         No such number lies between them.
     """
     scale = 10 ** arguments.count("decimals", decimals, least=0)
-    least, most = -(10**DIGITS) * scale + 1, 10**DIGITS * scale - 1
+    least, most = -(10**MAX_DIGITS) * scale + 1, 10**MAX_DIGITS * scale - 1
     if low is not None:
         least = math.ceil(_exact("low", low) * scale)
     if high is not None:
@@ -186,15 +190,53 @@ def number_range(low: Bound | None = None, high: Bound | None = None, decimals: 
     return numerals(least, most, decimals)
 
 
-def numerals(least: int, most: int, decimals: int) -> DFA:
-    """Return the numerals of k / 10**decimals for least <= k <= most, also without zeros at their end; perhaps none."""
-    def magnitude(low: float, high: float, low_in: bool, high_in: bool) -> str:
-        return either(digits_between(int(low) + (not low_in), int(high), decimals))
+def numerals(least: int, most: int, decimals: int, zero: bool = False) -> DFA:
+    """Return the numerals of k / 10**decimals for least <= k <= most, also without zeros at their end; perhaps none.
 
-    if least > most:
-        return DFA.from_strings([])
-    numbers = Regex(signed(least, most, True, True, magnitude)).explore()
-    return (_shortened(numbers) if decimals else numbers).minimise()
+    With `zero`, -0 is a numeral of 0. States before the point: the sign, the number of digits and of those that may
+    follow, and for either bound whether the digits are less (-1), equal or greater than as many of its first ones.
+    States after it: the least and the greatest digits that may follow; there are none from ":" on or up to "/".
+    """
+    def edges(state: Any) -> Iterator[tuple[str, Any]]:
+        if len(state) == 2:
+            low, high = state
+            for digit in (each for each in DIGITS if low[:1] <= each <= high[:1]):
+                zeros, nines = ((len(low) - 1) * each for each in "09")
+                yield digit, (low[1:] if digit == low[0] else zeros, high[1:] if digit == high[0] else nines)
+            return
+        sign, place, room, signs = state
+        yield ".", after_point(sign, place, signs)
+        if state == start:
+            yield "-", (1, 0, len(bounds[1][1][0]), signs)
+        for digit in DIGITS * (room > 0):
+            now = [before or _compare(digit, end[place : place + 1])
+                   for before, (end, _) in zip(signs, bounds[sign], strict=True)]       # fmt: skip
+            yield digit, (sign, place + 1, (room - 1) * (place + int(digit) > 0), tuple(now))
+
+    def after_point(sign: int, place: int, signs: tuple[int, int]) -> tuple[str, str]:
+        (low, low_rest), (high, high_rest) = bounds[sign]
+        lower, upper = _compare((place, signs[0]), (len(low), 0)), _compare((place, signs[1]), (len(high), 0))
+        return (
+            {0: low_rest, 1: "0" * decimals}.get(lower, ":"), {0: high_rest, -1: "9" * decimals}.get(upper, "/")
+        )  # fmt: skip
+
+    sides = (max(least, 0), most), (max(int(not zero), -most), -least)      # of the numbers without their sign
+    texts = [[str(each).zfill(decimals + 1) for each in (side if side[0] <= side[1] else (1, 0))] for side in sides]
+    bounds = [[(text[: len(text) - decimals], text[len(text) - decimals :]) for text in side] for side in texts]
+    start: Any = 0, 0, len(bounds[0][1][0]), (0, 0)
+    states, rows, accepting = Numbering[Any]([(), start]), [np.zeros(256, np.int32)], [False]
+    for state in itertools.islice(states.keys_in_order, 1, None):       # grows
+        row = np.zeros(256, np.int32)
+        for char, after in edges(state):
+            row[ord(char)] = states[after]
+        rows.append(row)
+        low, high = state if len(state) == 2 else after_point(state[0], state[1], state[3])
+        accepting.append(low <= "0" * len(high) <= high and (len(state) > 2 or len(low) < decimals))
+    return DFA.from_table(np.stack(rows), np.array(accepting), 1).minimise()
+
+
+def _compare(a: Any, b: Any) -> int:
+    return int(a > b) - int(a < b)
 
 
 def _exact(name: str, bound: Bound) -> Fraction:
@@ -202,19 +244,6 @@ def _exact(name: str, bound: Bound) -> Fraction:
     if math.isinf(arguments.number(name, float(bound) if isinstance(bound, Fraction) else bound)):
         raise ValueError(f"{name} must be finite, or None for no bound, not {bound!r}")
     return Fraction(str(bound))
-
-
-def _shortened(numbers: DFA) -> DFA:
-    """Return the numbers also without zeros at their end, and without a point at their end."""
-    table, accepting = numbers.table, numbers.accepting.copy()
-    while (more := accepting | accepting[table[:, ord("0")]]).sum() > accepting.sum():
-        accepting = more
-    after_point = np.unique(table[:, ord(".")])
-    whole = accepting[table[:, ord(".")]]           # before a point and zeros
-    accepting[after_point] = False
-    digit = np.flatnonzero(table[:, ord(".")])
-    accepting[digit] = whole[digit]
-    return DFA.from_table(table, accepting, numbers.start)
 
 
 # ---- formats of JSON Schema

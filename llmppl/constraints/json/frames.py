@@ -22,10 +22,11 @@ from llmppl.support.graphs import Memo
 from llmppl.support.locks import cached_property
 
 __all__ = [
-    "BLANK", "DONE", "MAX_LOCALS", "Automaton", "Expansion", "Frame", "Key", "Local", "Move", "Text", "Whitespace",
-    "Words", "spaces",
+    "BLANK", "DONE", "MAX_LOCALS", "Automaton", "Container", "Expansion", "Frame", "Key", "Local", "Move", "Text",
+    "Whitespace", "Words", "spaces",
 ]  # fmt: skip
 
+COMMA = ord(",")
 BLANK = " ?"                                        # whitespace of a record in one line
 
 MAX_LOCALS = 1 << 16                                # local states that are kept, of one frame
@@ -138,6 +139,48 @@ class Frame:
     def after_text(self, key: Key, state: int, number: int) -> Key | None:
         """Return the key after `number` characters of a text that lead to `state`; None if they do not fit."""
         raise NotImplementedError
+
+
+class Container(Frame):
+    """Arrays and objects: parts with commas between them, in brackets.
+
+    A key (kind, blank, at) has whitespace and the progress; the next token of JSON is the `first` part or the end, the
+    `next` part after a comma, or what comes `after` a part.
+    """
+
+    brackets: tuple[int, int]
+    _begin: Any                                     # the progress before the first part
+
+    def __init__(self, blank: Whitespace) -> None:
+        super().__init__()
+        self._blank = blank
+
+    def parts(self, at: Any) -> tuple[Expansion, bool]:
+        """Return the moves and calls by which one more part begins, and whether none must come."""
+        raise NotImplementedError
+
+    def expand(self, key: Key) -> Expansion:
+        if key == "open":
+            return Expansion([(self.brackets[0], self.brackets[0], ("first", 0, self._begin))])
+        if key == "end":
+            return DONE
+        kind, blank, *rest = key
+        moves: list[Move] = [(lo, hi, (kind, to, *rest)) for lo, hi, to in self._blank.moves[blank]]
+        return self._after_blank(moves, kind, *rest) if self._blank.may_end(blank) else Expansion(moves)
+
+    def _after_blank(self, moves: list[Move], kind: str, at: Any) -> Expansion:
+        begun, may_end = self.parts(at)
+        if may_end and kind != "next":
+            moves.append((self.brackets[1], self.brackets[1], "end"))
+        if kind != "after":
+            return Expansion(moves + begun.moves, begun.calls)
+        return Expansion(moves + [(COMMA, COMMA, ("next", 0, at))] * bool(begun.moves or begun.calls))
+
+    def closing(self, key: Key) -> Expansion:
+        found = self.expand(key)
+        if any(after == "end" for *_, after in found.moves):
+            return Expansion([move for move in found.moves if move[2] == "end" or move[2][0] == key[0]])
+        return found
 
 
 class Automaton(Frame):

@@ -70,7 +70,7 @@ class JsonIndex(TokenIndex):
         super().__init__(texts, vocab)
 
     def __reduce__(self) -> Any:
-        return _index_of, (self.constraint, self.vocab)
+        return type(self.constraint).index, (self.constraint, self.vocab)
 
     @property
     def name(self) -> str:
@@ -157,11 +157,6 @@ class JsonIndex(TokenIndex):
         for group in groups:
             self._add(group, below, most, mask)
         return mask | self._mask([(after, below, end, False) for after, end in ends if after], most)
-
-
-def _index_of(constraint: Any, vocab: VocabularyLike) -> JsonIndex:
-    index: JsonIndex = constraint.index(vocab)
-    return index
 
 
 class _Closing(SearchDistances):

@@ -21,7 +21,7 @@ from llmppl.constraints.automata.budget import TooLarge
 from llmppl.constraints.automata.dfa import DFA, anything
 from llmppl.constraints.constraint import Bools, Ints
 from llmppl.constraints.json.ecma import found
-from llmppl.constraints.json.frames import DONE, MAX_LOCALS, Expansion, Frame, Key, Local, Move, Text, Whitespace
+from llmppl.constraints.json.frames import MAX_LOCALS, Container, Expansion, Key, Local, Move, Text, Whitespace
 from llmppl.constraints.json.scalars import ESCAPED, cut, escapes, spelled, texts_of
 from llmppl.constraints.json.shapes import Lazy, Object, Shape, String, both, fits, intersect
 from llmppl.constraints.masks.distances import bytes_to_accept
@@ -30,7 +30,7 @@ from llmppl.support.locks import cached_property
 
 __all__ = ["Members", "classes"]
 
-QUOTE, COMMA, COLON, CLOSE, BACKSLASH = b'",:}\\'
+QUOTE, COLON, BACKSLASH = b'":\\'
 MAX_STATES = 5_000                                  # of all patterns of an object together
 MAX_RESTS = 64                                      # names that are listed
 
@@ -134,12 +134,14 @@ class Name(NamedTuple):
     escape: str | None
 
 
-class Members(Frame):
+class Members(Container):
     """Objects of a shape."""
 
+    brackets = ord("{"), ord("}")
+
     def __init__(self, shape: Object, blank: Whitespace, is_live: Callable[[Lazy], bool], in_order: bool) -> None:
-        super().__init__()
-        self._shape, self._blank, self._is_live_part, self._in_order = shape, blank, is_live, in_order
+        super().__init__(blank)
+        self._shape, self._is_live_part, self._in_order = shape, is_live, in_order
         self._listed = list(dict.fromkeys([*shape.properties, *shape.required]))
         self._num_ordered = len(self._listed) if in_order else 0
         self._parts = Memo(shape.of_name)
@@ -263,36 +265,19 @@ class Members(Frame):
         return bool(key[0] == "name")
 
     def expand(self, key: Key) -> Expansion:
-        match key:
-            case "open":
-                return Expansion([(123, 123, ("first", 0, self._begin))])
-            case "end":
-                return DONE
-            case "name", at, name:
-                return Expansion(self._in_name(at, name))
-        return self._between(*key)
+        return Expansion(self._in_name(*key[1:])) if key[0] == "name" else super().expand(key)
 
-    def _between(self, kind: str, blank: int, at: Progress, part: Lazy | None = None) -> Expansion:
-        """Return the moves between two tokens of JSON, where whitespace may stand."""
-        rest = (at,) if part is None else (at, part)
-        moves: list[Move] = [(lo, hi, (kind, to, *rest)) for lo, hi, to in self._blank.moves[blank]]
-        if not self._blank.may_end(blank):
-            return Expansion(moves)
+    def parts(self, at: Progress) -> tuple[Expansion, bool]:
+        named, others, may_end = self._choices[at]
+        begun = "name", at, Name(b"", self._others.start if others and self._others else 0, None)
+        return Expansion([(QUOTE, QUOTE, begun)] * bool(named or others)), may_end
+
+    def _after_blank(self, moves: list[Move], kind: str, at: Progress, part: Lazy | None = None) -> Expansion:
+        if part is None:
+            return super()._after_blank(moves, kind, at)
         if kind == "colon":
-            moves.append((COLON, COLON, ("value", 0, *rest)))
-        elif kind == "value":
-            assert part is not None
-            return Expansion(moves, [(part, ("after", 0, at))])
-        else:
-            named, others, may_end = self._choices[at]
-            if (named or others) and kind == "after":
-                moves.append((COMMA, COMMA, ("next", 0, at)))
-            elif named or others:
-                begun = Name(b"", self._others.start if others and self._others else 0, None)
-                moves.append((QUOTE, QUOTE, ("name", at, begun)))
-            if may_end and kind != "next":
-                moves.append((CLOSE, CLOSE, "end"))
-        return Expansion(moves)
+            return Expansion([*moves, (COLON, COLON, ("value", 0, at, part))])
+        return Expansion(moves, [(part, ("after", 0, at))])
 
     def _like(self, name: Name) -> tuple[int, int]:
         """Return the range of the sorted listed names that begin so."""
@@ -394,17 +379,13 @@ class Members(Frame):
             yield BACKSLASH, BACKSLASH, state, ""
 
     def closing(self, key: Key) -> Expansion:
-        found = self.expand(key)
-        kind = key[0]
-        if kind in ("first", "after") and self._choices[key[2]][2]:
-            return Expansion([move for move in found.moves if move[2][0] not in ("name", "next")])
-        if kind == "name":
-            missing = self._missing(key[1])
-            ends = [move for move in found.moves if move[2][0] == "colon"]
-            wanted = [move for move in found.moves if move[2][0] == "colon" or self._leads_to(missing, move[2][2])]
-            moves = wanted if missing else ends
-            return Expansion(moves) if moves else found
-        return found
+        if key[0] != "name":
+            return super().closing(key)
+        found, missing = self.expand(key), self._missing(key[1])
+        ends = [move for move in found.moves if move[2][0] == "colon"]
+        wanted = [move for move in found.moves if move[2][0] == "colon" or self._leads_to(missing, move[2][2])]
+        moves = wanted if missing else ends
+        return Expansion(moves) if moves else found
 
     def _leads_to(self, missing: int, name: Name) -> bool:
         return any(missing >> self._order[1][i] & 1 for i in range(*self._like(name)))

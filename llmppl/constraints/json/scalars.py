@@ -21,7 +21,7 @@ from decimal import Decimal
 from fractions import Fraction
 from functools import lru_cache, reduce
 from operator import and_, or_
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -56,10 +56,10 @@ def numbers(shape: Number) -> DFA:
 
     Raises ValueError if the multiples need an automaton that is too large.
     """
-    low, high = (None if math.isinf(bound) else Fraction(bound) for bound, _ in (shape.low, shape.high))
-    if low is high is None and not shape.steps:
+    (low, low_out), (high, high_in) = shape.low, shape.high
+    bounds = [Fraction(each) for each in (low, high) if abs(each) != math.inf]
+    if not bounds and not shape.steps:
         return Regex(_INTEGER if shape.integer else f"{_ANY}|-?(?:{_HUGE}|{_TINY})")
-    bounds = [each for each in (low, high) if each is not None]
     known = [abs(each) for each in (*bounds, *shape.steps)]
     width = max(MAX_DIGITS * (1 + shape.integer), 1 + max(len(str(math.ceil(each))) for each in known))
     is_huge = any(abs(bound) > 10 ** (2 * MAX_DIGITS) for bound in bounds)
@@ -67,29 +67,30 @@ def numbers(shape: Number) -> DFA:
 
     def between(digits: int) -> tuple[Fraction, Fraction]:
         """Return the least and the greatest number with at most so many digits after the point."""
-        least = Fraction(1 - 10**width) if low is None else _inwards(low, not shape.low[1], digits)
-        return least, Fraction(10**width - 1) if high is None else -_inwards(-high, shape.high[1], digits)
+        most = Fraction(10**width - 1)
+        return (-most if low == -math.inf else _inwards(Fraction(low), not low_out, digits),
+                most if high == math.inf else -_inwards(-Fraction(high), high_in, digits))      # fmt: skip
 
     least, most = between(digits)
-    found = numerals(math.ceil(least * 10**digits), math.floor(most * 10**digits), digits)
+    found = numerals(math.ceil(least * 10**digits), math.floor(most * 10**digits), digits, zero=True)
     if digits and any(abs(bound) > 2**53 for bound in bounds):
         first, last = between(0)                    # without a point, a number is exact
         found = found | numerals(math.ceil(first), math.floor(last), 0)
-    if least <= 0 <= most:
-        found = found | Regex(rf"-0(?:\.0{{1,{digits}}})?" if digits else "-0")
     for step in shape.steps:
         found = (found & _multiples(step)).minimise()
     if shape.steps or shape.integer:
         return found
-    small = Fraction(1, 10**4)
+    small, large = Fraction(1, 10**4), 10**16
     ends = {
-        _HUGE: high is None and least <= 10**16,
-        _TINY: (low is None or low <= 0) and most >= small,
-        "-" + _HUGE: low is None and most >= -(10**16),
-        "-" + _TINY: (high is None or high >= 0) and least <= -small,
-    }
-    some = [pattern for pattern, is_in in ends.items() if is_in]
-    return (found | Regex("|".join(some))).minimise() if some else found
+        _HUGE: high == math.inf and least <= large, "-" + _HUGE: low == -math.inf and most >= -large,
+        _TINY: low <= 0 and most >= small, "-" + _TINY: high >= 0 and least <= -small,
+    }  # fmt: skip
+    return found | _exponents("|".join(pattern for pattern, is_in in ends.items() if is_in))
+
+
+@lru_cache(16)
+def _exponents(pattern: str) -> DFA:
+    return Regex(pattern).minimise() if pattern else DFA.from_strings([])
 
 
 def _inwards(bound: Fraction, is_in: bool, digits: int) -> Fraction:
@@ -141,8 +142,10 @@ def _multiples(step: Fraction) -> DFA:
     return DFA.from_table(table, accepting, 1)
 
 
-def spellings(given: int | Decimal) -> set[str]:
-    """Return the texts of a constant: a plain decimal, and those that Python, JavaScript and pydantic write."""
+def spellings(given: Any) -> set[str]:
+    """Return the texts of a constant; of a number, a plain decimal, and those that common writers choose."""
+    if given is None or isinstance(given, bool | str):
+        return {json.dumps(given, ensure_ascii=False)}
     found = {str(given).lower()}
     value = Decimal(given)
     if value == value.to_integral_value() and value.adjusted() < 40:

@@ -12,7 +12,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 from functools import lru_cache
-from itertools import pairwise
+from itertools import islice, pairwise
 from typing import Any
 
 import numpy as np
@@ -22,7 +22,7 @@ from llmppl.constraints.automata.budget import TooLarge
 from llmppl.constraints.json.arrays import Items
 from llmppl.constraints.json.frames import Automaton, Frame, Local, Whitespace, Words
 from llmppl.constraints.json.objects import Members
-from llmppl.constraints.json.scalars import numbers, quoted, spelled, spellings
+from llmppl.constraints.json.scalars import numbers, quoted, spellings
 from llmppl.constraints.json.shapes import (
     ANY,
     NONE,
@@ -76,7 +76,6 @@ class Texts:
     def __init__(self, blank: Whitespace, in_order: bool) -> None:
         self._blank, self._in_order = blank, in_order
         self._frames: dict[int, tuple[Shape, Frame | None]] = {}
-        self._live: dict[Lazy, bool] = {}
         self._open: set[int] = set()
         self._left: dict[Local, float] = {}
         self._least: dict[Lazy, float] = {}
@@ -93,35 +92,29 @@ class Texts:
 
     def is_live(self, part: Lazy) -> bool:
         """Return whether some finite value has a shape (or cannot be refuted while the shape is read)."""
-        known = self._live.get(part)
-        if known is None:
-            try:
-                shape = part.shape
-            except Busy:
-                return True
-            is_outermost, known = not self._open, self._is_live(shape)
-            if known or is_outermost:
-                self._live[part] = known
-        return known
+        try:
+            shape = part.shape
+        except Busy:
+            return True
+        return self._is_live(shape)
 
     def _is_live(self, shape: Shape) -> bool:
-        if shape is ANY or isinstance(shape, Constants):
-            return True
         if isinstance(shape, Choice):
             return any(map(self._is_live, shape.options))
-        if id(shape) in self._open:                 # only an infinite value would need itself
-            return False
-        if id(shape) in self._frames:
-            return self._frames[id(shape)][1] is not None
-        is_outermost = not self._open
-        self._open.add(id(shape))
-        try:
-            frame = self._frame(shape)
-        finally:
-            self._open.discard(id(shape))
-        if frame is not None or is_outermost or not isinstance(shape, Array | Object):
-            self._frames[id(shape)] = shape, frame
-        return frame is not None
+        return shape is ANY or isinstance(shape, Constants) or self._frame(shape) is not None
+
+    def _frame(self, shape: Shape) -> Frame | None:
+        """Return the frame of a shape; None if it has no instances."""
+        key, is_outermost = id(shape), not self._open
+        if key not in self._frames and key not in self._open:       # only an infinite value would need itself
+            self._open.add(key)
+            try:
+                frame = self._new_frame(shape)
+            finally:
+                self._open.discard(key)
+            if frame is not None or is_outermost or not isinstance(shape, Array | Object):
+                self._frames[key] = shape, frame
+        return self._frames.get(key, (shape, None))[1]
 
     # ---- bounds
 
@@ -166,11 +159,10 @@ class Texts:
 
     # ---- frames of shapes
 
-    def _frame(self, shape: Shape) -> Frame | None:
-        """Return the frame of a shape; None if it has no instances."""
+    def _new_frame(self, shape: Shape) -> Frame | None:
         match shape:
             case Constants():                       # strings, numbers and words
-                return Words(text for value in shape.values for text in _written(value))
+                return Words(text for value in shape.values for text in spellings(value))
             case Number():
                 dfa = numbers(shape)
                 return _automaton(dfa) if dfa.start else None
@@ -197,10 +189,8 @@ class Texts:
                 plain = tuple(value for value in shape.values if not isinstance(value, list | dict))
                 todo += [_parts(value) for value in shape.values if isinstance(value, list | dict)]
                 todo += [Constants(plain)] if plain else []
-            elif self._is_live(shape):
-                known = self._frames.get(id(shape)) or self._frames.setdefault(id(shape), (shape, self._frame(shape)))
-                assert known[1] is not None
-                found.append(known[1].start)
+            elif frame := self._frame(shape):
+                found.append(frame.start)
         return tuple(found)
 
     # ---- configurations
@@ -282,9 +272,7 @@ class Texts:
         )
         states = Numbering([Config((), False), self.start])         # the first stands for the dead state
         rows, accepting = [np.zeros(256, np.int32)], [False]
-        for config in states.keys_in_order:         # grows
-            if config is states.keys_in_order[0]:
-                continue
+        for config in islice(states.keys_in_order, 1, None):            # grows
             for local, below in config.items:
                 if local.frame.remembers:
                     raise ValueError('an object may have names that it does not list; "additionalProperties": false '
@@ -299,14 +287,6 @@ class Texts:
             if len(rows) > limit:
                 raise TooLarge("the schema", f"more than {limit:,} states", "fewer or shorter parts would work")
         return np.stack(rows), np.array(accepting), 1
-
-
-def _written(value: Any) -> Iterable[str]:
-    """Return the texts of a constant that is no array or object."""
-    if isinstance(value, str):
-        return [f'"{spelled(value).decode()}"']
-    words = {None: "null", False: "false", True: "true"}
-    return [words[value]] if value is None or isinstance(value, bool) else spellings(value)
 
 
 def _parts(value: Any) -> Shape:
