@@ -18,6 +18,7 @@ from llmppl.support.arguments import shown
 __all__ = ["KEYWORDS", "TYPES", "check_keywords", "foreign", "nodes", "pointer"]
 
 TYPES = "string", "number", "integer", "boolean", "object", "array", "null"
+OTHER_TYPES = {"float": "number", "double": "number", "list": "array", "dict": "object", "none": "null"}
 MAX_DEPTH = 200                                     # of schemas inside each other
 
 
@@ -124,7 +125,7 @@ def check_keywords(schema: Any, at: str = "") -> None:
             if rule and not rule[0](value):
                 text = json.dumps(value, ensure_ascii=False, default=float)
                 words = [each for each in _listed(value) if key == "type" and _is_name(each) and each not in TYPES]
-                near = difflib.get_close_matches(words[0], TYPES, 1) if words else []
+                near = difflib.get_close_matches(OTHER_TYPES.get(words[0], words[0]), TYPES, 1) if words else []
                 raise ValueError(
                     f"JSON schema at {place}, {key!r}: {text if len(text) <= 60 else text[:57] + '...'} should be "
                     f"{rule[1]}{f'; did you mean {near[0]!r}?' if near else ''}"

@@ -250,6 +250,8 @@ class Reader:
         kinds = schema.get("type", list(TYPES))
         kinds = [kinds] if isinstance(kinds, str) else kinds
         kinds = [kind for kind in kinds if kind != "integer" or "number" not in kinds]
+        if (name := schema.get("format", "regex")) != "regex" and format_language(name) is None:
+            self.notes[f"{place.pointer}, 'format': {name!r} is no known format, and is ignored"] = None
         return shapes.choice(self._of_kind(kind, schema, place) for kind in kinds)
 
     def _of_kind(self, kind: str, schema: Any, place: Place) -> Shape:
@@ -284,14 +286,10 @@ class Reader:
             found(schema.get("pattern", ""))
         except ValueError as error:
             raise ValueError(f"JSON schema at {place.pointer}, 'pattern': {error}") from None
-        name = schema.get("format", "date")
-        if format_language(name) is not None:
-            return schema
-        if name == "regex":
+        if schema.get("format") == "regex":
             self._leave_out(place, "format")
-        else:
-            self.notes[f"{place.pointer}, 'format': {name!r} is no known format, and is ignored"] = None
-        return {key: value for key, value in schema.items() if key != "format"}
+        is_known = format_language(schema.get("format", "date")) is not None
+        return {key: value for key, value in schema.items() if is_known or key != "format"}
 
     def _array(self, schema: Any, place: Place) -> Shape:
         first, rest = "prefixItems", "items"

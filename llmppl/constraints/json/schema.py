@@ -170,7 +170,9 @@ def _read(schema: Any) -> tuple[str, Any]:
         raise ValueError("the schema is nested too deep") from None
     except (TypeError, ValueError) as error:
         name = str(schema)
-        hint = f"; for a file, pass its content: JsonSchema(Path({name!r}).read_text())" if is_file_name(name) else ""
+        hint = "; a dict, the JSON of one, or a type would work"
+        if is_file_name(name):
+            hint = f"; for a file, pass its content: JsonSchema(Path({name!r}).read_text())"
         if callable(schema):
             hint = "; for the arguments of a function, a pydantic model or TypedDict with the same fields would work"
         raise ValueError(f"the schema is not JSON: {error}{hint}") from None
