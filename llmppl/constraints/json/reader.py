@@ -276,7 +276,7 @@ class Reader:
                 for key in [key for key in keys.split() if key in schema and PLAIN[key][0] == kind]:
                     self._leave_out(place, key)
                 schema = {key: value for key, value in schema.items() if key not in keys.split()}
-        if "type" in schema and _is_unbounded(shape):
+        if "type" in schema and not schema.keys() & {"const", "enum"} and _is_unbounded(shape):
             self.notes[LIMITS[kind]] = None
         return shape
 

@@ -313,6 +313,7 @@ def test_the_longest_numbers_and_strings_without_bounds_are_remarks():
     numbers, strings = JsonSchema(schema).warnings
     assert "at most 21 digits before the point, 42 as integers, and 22 after it" in numbers
     assert "strings without maxLength are as long as max_tokens allows" in strings
+    assert JsonSchema({"type": ["integer", "string"], "enum": [1, "a"]}).warnings == []
     assert refusals({"type": "integer"}, ["9" * 42, "9" * 43]) == ["", "masks"]
     assert refusals({"type": "number"}, ["9" * 21 + "." + "9" * 22, "9" * 22 + ".9"]) == ["", "masks"]
 
