@@ -93,8 +93,8 @@ def is_file_name(value: str) -> bool:
 
 
 def is_type(value: object) -> bool:
-    """Check whether `value` is a class or another type: int, list[int], Literal["a"], int | None."""
-    return isinstance(value, type) or typing.get_origin(value) is not None or type(value).__module__ == "typing"
+    """Check whether `value` is a class or another type: int, list[int], Literal["a"], int | None, an alias."""
+    return isinstance(value, type) or typing.get_origin(value) is not None or type(value).__module__[:6] == "typing"
 
 
 def is_hashable(value: object) -> bool:

@@ -269,7 +269,7 @@ _POINTER = "(?s:/(?:[^/~]|~[01])*)*"
 _VARIABLE = rf"(?:[A-Za-z0-9_]|%{_HEX}{{2}})(?:\.?(?:[A-Za-z0-9_]|%{_HEX}{{2}}))*(?::[1-9][0-9]{{0,3}}|\*)?"
 
 
-def _ipv6() -> str:
+def ipv6() -> str:
     before = [f"{_GROUP}(?::{_GROUP}){{{n}}}" for n in range(7)]        # n + 1 groups
     short = [f"{first}::(?:{_GROUP}(?::{_GROUP}){{0,{5 - n}}})?" for n, first in enumerate(before[:6])]
     mixed = [f"{first}::(?:{_GROUP}:){{0,{4 - n}}}" for n, first in enumerate(before[:5])]
@@ -282,7 +282,7 @@ def _uri(ucs: str = "", reference: bool = False) -> str:
     def some(more: str, count: str = "*") -> str:
         return f"(?:[A-Za-z0-9._~!$&'()*+,;=\\-{ucs}{more}]|%{_HEX}{{2}}){count}"
 
-    authority = rf"//(?:{some(':')}@)?(?:\[{_ipv6()}\]|{some('')})(?::[0-9]*)?"
+    authority = rf"//(?:{some(':')}@)?(?:\[{ipv6()}\]|{some('')})(?::[0-9]*)?"
     rooted = f"{authority}(?:/{some(':@')})*|/(?:{some(':@', '+')}(?:/{some(':@')})*)?"
     after = rf"(?:\?{some(':@/?')})?(?:#{some(':@/?')})?"
     absolute = rf"[A-Za-z][A-Za-z0-9+.\-]*:(?:{rooted}|{some(':@', '+')}(?:/{some(':@')})*)?{after}"
@@ -311,7 +311,7 @@ def format_language(name: str) -> DFA | None:
         "uri-template": rf"(?:[!#$&(-;=?-\[\]_a-z~{_UCS}]|%{_HEX}{{2}}|\{{[+#./;?&]?{_VARIABLE}(?:,{_VARIABLE})*\}})*",
     }  # fmt: skip
     if name == "ipv6":
-        found[name] = _ipv6()
+        found[name] = ipv6()
     if name in ("uri", "uri-reference", "iri", "iri-reference"):
         found[name] = _uri(_UCS * name.startswith("iri"), name.endswith("reference"))
     return Regex(found[name]).minimise() if name in found else None

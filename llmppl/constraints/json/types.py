@@ -12,12 +12,13 @@ import math
 import re
 import sys
 import typing
+import zoneinfo
 from collections.abc import Callable
 from datetime import date, datetime, time, timedelta
 from decimal import Decimal
 from typing import Any
 
-from llmppl.constraints.automata.formats import FORMATS, digits_between, either, same_length, signed
+from llmppl.constraints.automata.formats import FORMATS, digits_between, either, ipv6, same_length, signed
 from llmppl.constraints.json.ecma import found
 from llmppl.constraints.json.keywords import nodes
 from llmppl.support.arguments import is_hashable, shown
@@ -40,11 +41,19 @@ _DURATION = (
     rf"P(?:{_YEARS}|[0-9]{{1,8}}D)?(?:T(?:[0-9]{{1,2}}H)?(?:[0-9]{{1,2}}M)?(?:[0-9]{{1,2}}(?:\.[0-9]{{1,6}})?S)?)?"
 )
 _OTHER = "(?!(?:https?|wss?|ftp|file):)[a-z][a-z0-9+.-]*"
-_MASK = "(?:/(?:3[0-2]|[12]?[0-9]))?"
-_PATTERNS = {                                       # by pydantic's formats
-    "ipv4interface": FORMATS["ipv4"] + _MASK, "ipv4network": FORMATS["ipv4"] + "/32",
-    "ipvanyaddress": FORMATS["ipv4"], "ipvanyinterface": FORMATS["ipv4"] + _MASK,
-    "ipvanynetwork": FORMATS["ipv4"] + "/32",
+_INTERFACE = FORMATS["ipv4"] + "(?:/(?:3[0-2]|[12]?[0-9]))?"
+_NETWORK = either(                                  # n + 1 bits of an address, and zeros
+    r"\.".join([either(digits_between(0, 255))] * (n // 8) + [either(map(str, range(0, 256, 128 >> n % 8)))]
+               + ["0"] * (3 - n // 8)) + f"/{n + 1}" for n in range(32)
+)  # fmt: skip
+_PART = r"(?:0|[1-9][0-9]{0,20})(?:\.[0-9]{1,18})?(?:e[+-]?[0-9]{1,2})?"
+_PATTERNS = {                                       # by pydantic's formats and kinds
+    "ipv4interface": _INTERFACE, "ipvanyinterface": _INTERFACE, "ipv4network": _NETWORK, "ipvanynetwork": _NETWORK,
+    "ipvanyaddress": FORMATS["ipv4"], "ipv6interface": f"{ipv6()}(?:/{either(digits_between(0, 128))})?",
+    "ipv6network": either(f"(?:[0-9a-f]{{1,4}}:){{{n}}}:/{either(digits_between(16 * n, 128))}" for n in range(1, 8)),
+    "fraction": r"-?[0-9]{1,18}(?:/[1-9][0-9]{0,17})?", "complex": f"-?{_PART}(?:[+-]{_PART}j)?|-?{_PART}j",
+    **{name: f"(?:{char}{{4}})*(?:{char}{{2}}==|{char}{{3}}=)?"
+       for name, char in (("base64", "[A-Za-z0-9+/]"), ("base64url", "[A-Za-z0-9_-]"))},
 }  # fmt: skip
 _SPACES = r"\t-\r \x85\xa0\u1680\u2000-\u200a\u2028\u2029\u202f\u205f\u3000"
 _KINDS = {r"\d": r"\p{Nd}", r"\w": r"\p{L}\p{Mn}\p{Mc}\p{Nd}\p{Nl}\p{Pc}", r"\s": _SPACES}
@@ -119,17 +128,21 @@ def _type_schema() -> Any:
 
         def generate_inner(self, schema: Any) -> Node:
             node, kind = super().generate_inner(schema), schema["type"]
-            name = node.get("format")
+            name = node.get("format", kind)
             if kind.startswith("function-"):
                 function = schema["function"]["function"]
                 name_of, module = getattr(function, "__qualname__", repr(function)), getattr(function, "__module__", "")
                 is_masked = str(module).startswith(("pydantic.", "ipaddress", "typing"))
-                if not is_masked or name_of.startswith(("ByteSize", "PathType", "import_string")):
+                if not is_masked or name_of.startswith(("ByteSize", "EncodedStr", "PathType", "import_string")):
                     self._warn(f"the validator {name_of!r}")
             if kind in ("model", "dataclass") and (schema.get("custom_init") or schema.get("post_init")):
                 self._warn(f"'__init__' or '__post_init__' of {schema['cls'].__name__!r}")
             if name in _PATTERNS:
-                node["pattern"] = f"^{_PATTERNS[node.pop('format')]}$"
+                return _text(_PATTERNS[name])
+            if kind == "is-subclass":
+                raise PydanticInvalidForJsonSchema("a class has no JSON")
+            if name == "zoneinfo":
+                return {"enum": sorted(zoneinfo.available_timezones())}
             if name in ("path", "file-path", "directory-path", "password", "binary", "json-string") or kind == "uuid":
                 node.pop("format", None)
             return node
@@ -159,10 +172,6 @@ def _type_schema() -> Any:
                 high = min(limit, ends.get("le", limit), ends.get("lt", limit))
                 found += [f"(?:{_between(low, high, n)}){'0*' if n else r'(?:[.]0+)?'}"] if low <= high else []
             return _text(either(found) if found else "[]")
-
-        def complex_schema(self, schema: Any) -> Node:
-            number = r"(?:0|[1-9][0-9]{0,20})(?:\.[0-9]{1,18})?(?:e[+-]?[0-9]{1,2})?"
-            return _text(f"-?{number}(?:[+-]{number}j)?|-?{number}j")
 
         def str_schema(self, schema: Any) -> Node:
             given = schema.get("pattern")
@@ -196,6 +205,7 @@ def _type_schema() -> Any:
             rest = "[A-Za-z0-9]*(?:-[A-Za-z0-9]+)*"
             host = rf"(?:(?:(?![-.]){rest}\.)*[A-Za-z]{rest}|{FORMATS['ipv4']})(?::{either(digits_between(1, 65535))})?"
             user, part = (rf"(?:[A-Za-z0-9._~!$&()*+;={more}-]|%[0-9A-Fa-f]{{2}})*" for more in ("", r"',:@/|[\]?#"))
+            host += f"(?:,{host})*" * (schema["type"] == "multi-host-url")
             given = [*map(re.escape, schema.get("allowed_schemes") or [])] or ["http", "https", "ftp", _OTHER]
             after = f"{'' if given == ['file'] else f'(?:{user}(?::{user})?@)?{host}'}(?:[/?#]{part})?"
             return _text(f"(?:{'|'.join(given)})://{after}" + f"|{_OTHER}:(?!/){part}" * (_OTHER in given))

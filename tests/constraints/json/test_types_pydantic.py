@@ -2,9 +2,11 @@
 
 import datetime as dt
 import enum
+import fractions
 import ipaddress
 import re
 import uuid
+import zoneinfo
 from decimal import Decimal
 from typing import Annotated, Literal
 
@@ -51,7 +53,15 @@ VALUES = [
     (pydantic.PostgresDsn, [pydantic.PostgresDsn("postgresql+asyncpg://u:p@localhost:5432/db")]),
     (ipaddress.IPv4Address, [ipaddress.IPv4Address("1.2.3.4")]),
     (ipaddress.IPv6Address, [ipaddress.IPv6Address("::1")]),
-    (ipaddress.IPv4Network, [ipaddress.IPv4Network("1.2.3.4/32")]),
+    (ipaddress.IPv4Network, [*map(ipaddress.IPv4Network, ("1.2.3.4/32", "10.0.0.0/8", "1.2.128.0/17"))]),
+    (ipaddress.IPv6Network, [*map(ipaddress.IPv6Network, ("2001:db8::/32", "fe80::/128"))]),
+    (ipaddress.IPv6Interface, [ipaddress.IPv6Interface("fe80::1/64")]),
+    (zoneinfo.ZoneInfo, [zoneinfo.ZoneInfo("Europe/Vienna")]),
+    (pydantic.Base64Bytes, []),
+    (pydantic.Base64Str, []),
+    (fractions.Fraction, [fractions.Fraction(-1, 3), fractions.Fraction(5)]),
+    (pydantic.JsonValue, [{"a": [1, None]}]),
+    (pydantic.MongoDsn, [pydantic.MongoDsn("mongodb://a:b@h1:1,h2:2/db")]),
     (pydantic.AwareDatetime, [dt.datetime(2024, 2, 29, 12, tzinfo=dt.UTC)]),
     (pydantic.NaiveDatetime, [dt.datetime(2024, 2, 29, 12, 1, 2, 345)]),
     (bounded(dt.date, **YEAR), [dt.date(2024, 1, 1), dt.date(2024, 12, 31)]),
@@ -165,3 +175,5 @@ def test_an_enum_without_a_value_that_json_can_hold_is_refused():
 
     with pytest.raises(TypeError, match="no value of it can be read from JSON"):
         JsonSchema(Pair)
+    with pytest.raises(TypeError, match="a class has no JSON"):
+        JsonSchema(type[int])
