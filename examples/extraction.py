@@ -47,7 +47,7 @@ from itertools import islice
 from pathlib import Path
 
 from llmppl import CachedTransformer
-from llmppl.queries import Edits, Match, QueryOptions, Rule, can_generate, explain, search
+from llmppl.queries import Edits, Match, QueryOptions, Rule, explain, search
 
 TEXT = """
 The little boy was silly. The old woman called the cat a greedy thing. "You are very naughty," said his mom. Tom's
@@ -133,8 +133,8 @@ def main() -> None:
 
     print("\nwhat stands in the way of the plain word, prompted")
     for before, word in cases[:12]:
-        if not can_generate(lm, word, RULE, prefix=before):
-            worst = next(each for each in explain(lm, word, RULE, prefix=before) if each.excluded_by)
+        if not (found := explain(lm, word, RULE, prefix=before)):
+            worst = next(each for each in found if each.excluded_by)
             why = f"{str(worst.token)!r}, p {math.exp(worst.log_prob):.1g}, rank {worst.rank}"
             print(f"  {before[-40:]:>40}|{word:9} {why}")
 

@@ -68,8 +68,8 @@ OPTIONS = {
         "The text ends with a match, begins with one, or leaves the language after it.",
     ),
     "strategy": _option(
-        Literal["shortest_path", "beam", "sample", "local", "distinct"], "shortest_path",
-        "Best first, a beam, weighted samples, the samples of ReLM, or distinct samples.",
+        Literal["shortest_path", "sample", "local", "distinct"], "shortest_path",
+        "Best first, weighted samples, the samples of ReLM, or distinct samples.",
     ),
     "edits": _option(int, 0, "Also texts within N edits after the prefix.", min=0, metavar="N"),
     "matches": _option(int, 10, "Stop after N matches.", "--matches", "-n", min=1, metavar="N"),

@@ -58,7 +58,7 @@ def _matches(pattern: str, given: Given) -> Matches:
         return query.samples(seed=given.seed, local=given.strategy == "local")
     if given.strategy == "distinct":
         return query.distinct(seed=given.seed)
-    return query.best(beam_width=32 if given.strategy == "beam" else None)
+    return query.best()
 
 
 def _edited(edits: Any) -> str:

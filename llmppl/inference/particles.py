@@ -130,6 +130,8 @@ class Particles(Shared, Sequence[P]):
 
     def __getitem__(self, index: int | slice) -> P | list[P]:
         """Return a particle for an index, and a list for a slice (part of the weights estimates nothing)."""
+        if isinstance(index, str):
+            raise TypeError(f"particles have indices: by({index!r}) is the posterior of an attribute")
         return self._particles[index]
 
     @property
@@ -304,6 +306,8 @@ class Particles(Shared, Sequence[P]):
         `f` returns a float, a bool, or an ndarray of one shape, which is also the shape of the mean.
         """
         self._need_one()
+        if not callable(f):
+            raise TypeError(f"f must be a function of a particle, as lambda p: p.s == 'yes' is, not {shown(f)}")
         values = [f(particle) for particle in self]
         try:
             array = np.asarray(values)

@@ -11,7 +11,6 @@ import itertools
 import math
 import operator
 import re
-import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Literal, TypedDict, Unpack
 
@@ -28,7 +27,7 @@ from llmppl.models.model import Model
 from llmppl.models.spans import Guide, Until
 from llmppl.support import arguments
 from llmppl.support.options import list_options, unknown_option
-from llmppl.support.runtime import mask_timer
+from llmppl.support.runtime import mask_timer, warn
 
 Mask = NDArray[np.bool_]
 BLANK = "[BLANK]"
@@ -292,10 +291,9 @@ def _warn_of_seam(prompt: Context, guide: Guide) -> None:
         return                                          # a word begins after a special token, as in a chat
     first = index.next_bytes(index.start)
     if re.fullmatch(rb"[0-9A-Za-z]+", first) and not index.accepts(index.start):
-        warnings.warn(
+        warn(
             f"the texts of {guide.name} go on inside the last word of the prompt, as in "
-            f"{word[-20:] + chr(first[0])!r}: begin them with a blank, unless that is meant",
-            stacklevel=3,
+            f"{word[-20:] + chr(first[0])!r}: begin them with a blank, unless that is meant"
         )
 
 
@@ -434,10 +432,9 @@ def _warn_of_blanks(before_holes: Sequence[str]) -> None:
     """Warn of a blank before a hole. Tokens bring the blank of a word, so the hole would begin inside a word."""
     for fragment in before_holes:
         if fragment.endswith(" "):
-            warnings.warn(
+            warn(
                 f"{fragment[-40:]!r} ends with a blank before a hole, and what fills a hole brings its own, as in "
-                f"' dog': leave the blank out, {fragment[-40:].rstrip() + BLANK!r}",
-                stacklevel=3,
+                f"' dog': leave the blank out, {fragment[-40:].rstrip() + BLANK!r}"
             )
 
 

@@ -15,13 +15,13 @@ from llmppl.queries.compile import Edits
 from llmppl.queries.matches import Match, Matches, MatchList
 from llmppl.queries.near_verbatim import Extraction, extraction
 from llmppl.queries.query import (
-    Certificate, Explanation, Query, QueryOptions, can_generate, explain, probability, search,
+    Certificate, Explanation, Query, QueryOptions, explain, probability, search,
 )  # fmt: skip
 from llmppl.queries.sampling import Probability
 from llmppl.support import lazy
 
 __all__ = [
-    "any_case", "any_whitespace", "can_generate", "Certificate", "ChiSquare", "Choice", "choose",
+    "any_case", "any_whitespace", "Certificate", "ChiSquare", "Choice", "choose",
     "compare", "Comparison", "DecisionRule", "Edits", "Exact", "explain", "Explanation", "extraction", "Extraction",
     "homoglyphs", "Match", "Matches", "MatchList", "optional_punctuation", "probability", "Probability", "Query",
     "QueryOptions", "rewrite", "Rule", "search", "synonyms",

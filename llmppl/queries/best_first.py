@@ -282,16 +282,13 @@ class StringBound:
 class Search:
     """Matches of a query, the most probable first. The search can be stopped and continued at any time.
 
-    `order`, `batch` and `max_expansions` are those of `Query.best`. A node pushes `width` children at once.
+    `order`, `batch` and `max_expansions` are those of `Query.best`.
     """
 
     lists_prefixes = False                              # True if all prefixes must be known at the start
 
-    def __init__(
-        self, space: Space, order: str, batch: int, max_expansions: int | None, width: int = MAX_PUSHED
-    ) -> None:
-        self.space, self.order, self.batch, self.width = space, order, batch, width
-        self.max_expansions = max_expansions
+    def __init__(self, space: Space, order: str, batch: int, max_expansions: int | None) -> None:
+        self.space, self.order, self.batch, self.max_expansions = space, order, batch, max_expansions
         self.expansions = self.fruitful = 0             # next-token distributions, and those before the last match
         self.heap: list[Item] = []
         self.bound: StringBound | None = None
@@ -316,7 +313,7 @@ class Search:
         data = node.data if token is None else node.data + self.space.lm.vocab.tokens[token]
         if cost is None:
             cost = -(self.base(node.start) + node.log_prob + log_prob)
-        return Item(cost, kind, next(self._numbers), node, token, log_prob, self.width, log_prob, log_prob, data)
+        return Item(cost, kind, next(self._numbers), node, token, log_prob, MAX_PUSHED, log_prob, log_prob, data)
 
     def _push(self, items: list[Item]) -> None:
         for item in items:
@@ -402,7 +399,7 @@ class Search:
         raise ValueError(
             f"no {'further ' * bool(self.fruitful)}match in {barren:,} expansions; further matches have probability "
             f"{self.open_mass():.2g} at most, all together. To search on, give a larger max_expansions. A rule or "
-            "max_tokens leave less to search, and best(beam_width=...) searches the best contexts only"
+            "max_tokens leave less to search"
         )
 
     # ---- matches
@@ -463,25 +460,6 @@ class Search:
     def match(self, item: Item) -> Match:
         """Return the match of an item, as one token sequence."""
         return self.space.match(item.node, item.node.log_prob + item.log_prob)
-
-
-def beam(
-    space: Space, order: str, width: int, max_expansions: int | None, results: str, tolerance: float
-) -> Iterator[Match]:
-    """Yield the best matches of a beam search, the most probable first."""
-    search = Search(space, order, width, max_expansions, width)
-    search.add_all()
-    matches: list[Item] = []
-    while search.heap and not search.given_up():
-        search.expand()
-        matches = heapq.nsmallest(width, [*matches, *(item for item in search.heap if item.kind is MATCH)])
-        least = matches[-1].cost if len(matches) == width else math.inf     # children are less probable
-        tokens = heapq.nsmallest(width, (item for item in search.heap if item.kind is TOKEN))
-        search.heap = [item for item in tokens if item.cost < least]
-    if results == "tokens":
-        yield from map(search.match, matches)
-    else:
-        yield from sorted(search.summed(matches, tolerance), key=lambda match: -match.log_joint)
 
 
 def _total(space: Space, start: Start, data: bytes, batch: int, tolerance: float) -> tuple[float, float]:

@@ -27,6 +27,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from llmppl.queries.matches import Match
 from llmppl.report.tables import TableView
 from llmppl.support import arguments
 from llmppl.support.options import readable_tuple
@@ -137,9 +138,10 @@ def compare(
 
     Parameters
     ----------
-    a, b : iterable of str, mapping of str to int, or Exact
-        Samples, their counts, or a known distribution. Samples must be independent. Draws from one set of weighted
-        particles are not: many are copies of a few, and the test would reject far too often.
+    a, b : iterable of str or Match, mapping of str to int, or Exact
+        Samples, their counts, or a known distribution; of matches, the texts after the prefix count. Samples must be
+        independent. Draws from one set of weighted particles are not: many are copies of a few, and the test would
+        reject far too often.
     permutations : int, at least 1
         Number R of tables to draw for p.
     level : float between 0 and 1
@@ -171,7 +173,7 @@ def _side(name: str, given: Iterable[str] | Mapping[str, int] | Exact) -> tuple[
         return given.probabilities, None
     if isinstance(given, str):
         raise TypeError(f"{name} is the str {given!r}; samples are strings in a list, as in [{given!r}]")
-    counts: Counter[str] = Counter(given if isinstance(given, Mapping) else list(given))
+    counts: Counter[str] = Counter(given) if isinstance(given, Mapping) else Counter(map(_text, given))
     for text, times in counts.items():
         arguments.text(f"{name}: each string", text)
         arguments.count(f"{name}: the number of {text!r} (known probabilities need Exact({{...}}))", times, least=0)
@@ -179,6 +181,13 @@ def _side(name: str, given: Iterable[str] | Mapping[str, int] | Exact) -> tuple[
     if not found:
         raise ValueError(f"{name} has no sample; at least one is needed")
     return found, int(sum(found.values()))
+
+
+def _text(drawn: Any) -> Any:
+    """Return the text of a match, after its prefix. ValueError for a weighted sample."""
+    if getattr(drawn, "log_weight", 0.0):
+        raise ValueError("weighted samples have no counts: draw with Query.distinct(seed=...), or compare Exact")
+    return str(drawn)[len(drawn.prefix) :] if isinstance(drawn, Match) else drawn
 
 
 def _homogeneity(left: Array, right: Array, draws: int, rng: np.random.Generator) -> ChiSquare:

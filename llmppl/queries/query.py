@@ -7,15 +7,15 @@
 from __future__ import annotations
 
 import contextlib
+import inspect
 import itertools
 import math
 import operator
-import warnings
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import KW_ONLY, dataclass, fields, replace
 from functools import cached_property
 from itertools import repeat
-from typing import Literal, TypedDict, Unpack, cast, get_args
+from typing import Any, Literal, TypedDict, Unpack, get_args
 
 import numpy as np
 
@@ -23,13 +23,14 @@ from llmppl.constraints.vocabulary import EOS, Token
 from llmppl.distributions import NO_RULE, DecisionRule, Rule
 from llmppl.lm import ENDS, CachedTransformer, Context, End, TokenDistribution
 from llmppl.models.programs import as_context
-from llmppl.queries.best_first import DistinctSearch, Search, Space, beam
+from llmppl.queries.best_first import DistinctSearch, Search, Space
 from llmppl.queries.compile import Compiled, EditsLike, Language, Rewrite, compile_query
 from llmppl.queries.matches import Matches
 from llmppl.queries.sampling import Probability, bounded, samples
 from llmppl.support import arguments
 from llmppl.support.arguments import count, generator, number, one_of, optional_count
-from llmppl.support.options import list_options
+from llmppl.support.options import list_options, unknown_option
+from llmppl.support.runtime import warn
 
 Tokenization = Literal["all", "canonical", "canonical_prefix"]
 Results = Literal["strings", "tokens"]
@@ -117,15 +118,13 @@ class Query:
     # ---- answers
 
     def best(
-        self, *, beam_width: int | None = None, results: Results = "strings", order: Order = "joint",
-        tolerance: float = 1e-8, batch: int = 32, max_expansions: int | None = None, progress: bool | None = None,
+        self, *, results: Results = "strings", order: Order = "joint", tolerance: float = 1e-8, batch: int = 32,
+        max_expansions: int | None = None, progress: bool | None = None,
     ) -> Matches:  # fmt: skip
         """Search the matches in the order of their probability; the iterator can be stopped at any time.
 
         Parameters
         ----------
-        beam_width : int, optional
-            Run a beam search of this width, which ends but may miss matches. The search is exact if left out.
         results : str
             "strings": each string once, with the sum over all token sequences that spell it, in the order of the sums.
             "tokens": each token sequence by itself.
@@ -134,7 +133,7 @@ class Query:
         tolerance : float
             Stop summing the spellings of a string when the rest is at most this share of the sum.
         batch : int
-            Contexts in a round of the language model; the order does not depend on it. A beam is one round.
+            Contexts in a round of the language model; the order does not depend on it.
         max_expansions : int, optional
             Stop after so many next-token distributions. If left out, the iterator raises a ValueError after 10,000 in a
             row without a match.
@@ -142,9 +141,6 @@ class Query:
             Show on stderr the number of matches and expansions; if left out, only on a terminal.
         """
         _check_search(results, order, tolerance, batch, max_expansions)
-        if beam_width is not None:
-            width = count("beam_width", beam_width)
-            return Matches(self.lm, beam(self.space, order, width, max_expansions, results, tolerance), progress)
         return self._matches(Search(self.space, order, batch, max_expansions), results, tolerance, progress)
 
     def distinct(
@@ -228,19 +224,6 @@ class Query:
             search.add(start._replace(log_prob=start.log_prob - log_total))
         return bounded(search, tolerance, particles, runs, generator(seed, rng))
 
-    def explain(self, whole: str) -> Explanation:
-        """Explain why a decoder with this rule would or would not write a text: `llmppl.queries.explain`.
-
-        `whole` begins with a prefix string, the longest one if there are several. The rule must be a `Rule`.
-        """
-        prefixes = self.compiled.prefixes
-        begun = [whole[:n] for n in range(len(arguments.text("whole", whole)) + 1) if whole[:n] in prefixes]
-        if not begun:
-            raise ValueError(f"{whole!r} begins with no string of the prefix {self.prefix!r}")
-        end: ExplainedEnd = "eos" if self.end == "eos" else "prefix"
-        rule = cast(Rule, self.rule)                    # explain checks it
-        return explain(self.lm, whole[len(begun[-1]) :], rule, prefix=begun[-1], end=end)
-
     def plan(self) -> str:
         """Describe the compiled query; the language model reads nothing but prefixes."""
         lines = ["ignored strings are left out during the search"] * (self.compiled.ignored is not None)
@@ -252,8 +235,11 @@ class Query:
 
 
 class QueryOptions(TypedDict, total=False):
-    """Options that `search` and `probability` pass to `Query`."""
+    """Options of `Query`."""
 
+    prefix: Language
+    end: End
+    rule: DecisionRule
     edits: EditsLike
     rewrite: Iterable[Rewrite]
     ignore: Language | None
@@ -262,30 +248,56 @@ class QueryOptions(TypedDict, total=False):
     max_chars: int | None
 
 
+class SearchOptions(QueryOptions, total=False):
+    """Options of `Query`, and of its method `best`."""
+
+    results: Results
+    order: Order
+    tolerance: float
+    batch: int
+    max_expansions: int | None
+    progress: bool | None
+
+
+class ProbabilityOptions(QueryOptions, total=False):
+    """Options of `Query`, and of its method `probability`."""
+
+    tolerance: float
+    max_expansions: int
+    particles: int
+    runs: int
+    batch: int
+    seed: int | None
+    rng: np.random.Generator | None
+
+
 _DEFAULTS = {field.name: field.default for field in fields(Query)}
 
 
-@list_options(QueryOptions, _DEFAULTS)
-def search(
-    lm: CachedTransformer, pattern: Language, *, prefix: Language = "", end: End = "boundary",
-    rule: DecisionRule = NO_RULE,
-    results: Results = "strings", max_expansions: int | None = None, progress: bool | None = None,
-    **options: Unpack[QueryOptions],
-) -> Matches:  # fmt: skip
+def _defaults(answer: Any) -> dict[str, Any]:
+    return _DEFAULTS | {name: each.default for name, each in inspect.signature(answer).parameters.items()}
+
+
+@list_options(SearchOptions, _defaults(Query.best))
+def search(lm: CachedTransformer, pattern: Language, **options: Unpack[SearchOptions]) -> Matches:
     """Search the strings of a language that a model would write, most probable first: `Query(...).best(...)`."""
-    query = Query(lm, pattern, prefix=prefix, end=end, rule=rule, **options)
-    return query.best(results=results, max_expansions=max_expansions, progress=progress)
+    query, rest = _query("search", SearchOptions, lm, pattern, options)
+    return query.best(**rest)
 
 
-@list_options(QueryOptions, _DEFAULTS)
-def probability(
-    lm: CachedTransformer, pattern: Language, *, prefix: Language = "", end: End = "boundary",
-    rule: DecisionRule = NO_RULE,
-    max_expansions: int = 2000, runs: int = 32, seed: int | None = None, **options: Unpack[QueryOptions],
-) -> Probability:  # fmt: skip
+@list_options(ProbabilityOptions, _defaults(Query.probability))
+def probability(lm: CachedTransformer, pattern: Language, **options: Unpack[ProbabilityOptions]) -> Probability:
     """Compute the probability that a text of a model is in a language: `Query(...).probability(...)`."""
-    query = Query(lm, pattern, prefix=prefix, end=end, rule=rule, **options)
-    return query.probability(max_expansions=max_expansions, runs=runs, seed=seed)
+    query, rest = _query("probability", ProbabilityOptions, lm, pattern, options)
+    return query.probability(**rest)
+
+
+def _query(name: str, known: Any, lm: Any, pattern: Any, options: Mapping[str, Any]) -> tuple[Query, dict[str, Any]]:
+    """Return the query of a short form, and the options of its answer."""
+    if unknown := options.keys() - known.__annotations__.keys():
+        raise unknown_option(name, unknown, known.__annotations__)
+    own = {key: value for key, value in options.items() if key in _DEFAULTS}
+    return Query(lm, pattern, **own), {key: value for key, value in options.items() if key not in own}
 
 
 def warn_of_seam(lm: CachedTransformer, prefix: str, texts: Iterable[str]) -> None:
@@ -302,10 +314,9 @@ def warn_of_seam(lm: CachedTransformer, prefix: str, texts: Iterable[str]) -> No
                 joined.append((text, b"".join(token.bytes for token in own[:same]).decode(errors="ignore")))
     if joined and (len(looked) < MAX_LOOKED or len(joined) > MAX_LOOKED / 2):
         text, better = joined[0]
-        warnings.warn(
+        warn(
             f"the tokenizer joins the end of {prefix[-30:]!r} and the beginning of {text[:30]!r}. The model would "
-            f"hardly write them apart, so the probability is far too small: take the prefix {better[-30:]!r}",
-            stacklevel=4,
+            f"hardly write them apart, so the probability is far too small: take the prefix {better[-30:]!r}"
         )
 
 
@@ -375,13 +386,6 @@ def explain(
     if ends:                                            # the most probable eos token stands for all
         ids.append(max(lm.vocab.eos_ids, key=dists[-1].log_prob))
     return Explanation([_certificate(dist, id, rule) for dist, id in zip(dists, ids, strict=True)])
-
-
-def can_generate(
-    lm: CachedTransformer, text: str, rule: Rule = NO_RULE, *, prefix: str | Context = "", end: ExplainedEnd = "prefix"
-) -> bool:
-    """Return True if a decoder with this rule can write `text` after `prefix`: `bool(explain(...))`."""
-    return bool(explain(lm, text, rule, prefix=prefix, end=end))
 
 
 def _certificate(dist: TokenDistribution, id: int, rule: Rule) -> Certificate:

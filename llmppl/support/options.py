@@ -17,6 +17,8 @@ def unknown_option(owner: str, given: Iterable[str], known: Iterable[str]) -> Ty
     name, known = next(iter(given)), sorted(known)
     close = difflib.get_close_matches(name, known, 1)
     hint = f"did you mean {close[0]}?" if close else f"it takes {', '.join(known)}"
+    if "rule" in known and name in ("temperature", "top_k", "top_p", "min_p"):
+        hint = f"give it in rule=Rule({name}=...)"
     return TypeError(f"{owner} takes no {name}: {hint}")
 
 

@@ -12,8 +12,10 @@ from __future__ import annotations
 
 import contextvars
 import operator
+import sys
 import threading
 import time
+import warnings
 from collections import defaultdict, deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -23,6 +25,20 @@ from typing import Any, NamedTuple, Protocol, TypeVar
 from greenlet import getcurrent, greenlet
 
 T = TypeVar("T")
+_PACKAGE = __name__.partition(".")[0] + "."
+
+
+def warn(message: str) -> None:
+    """Warn at the line outside of this package that led here, also from within a run."""
+    here, frame = getcurrent(), sys._getframe()
+    while frame.f_globals.get("__name__", "").startswith(_PACKAGE):
+        while frame.f_back is None and here.parent is not None:         # the first frame of a greenlet
+            here = here.parent
+            frame = here.gr_frame
+        frame = frame.f_back or frame
+    names = frame.f_globals
+    registry = names.setdefault("__warningregistry__", {})
+    warnings.warn_explicit(message, UserWarning, frame.f_code.co_filename, frame.f_lineno, names["__name__"], registry)
 
 
 class ContextTooLong(ValueError):

@@ -335,8 +335,6 @@ def generate(
         If no text is left, with the reasons. In a list, the `error` of an answer has them.
     """
     if unknown := options.keys() - GenerateOptions.__annotations__.keys():
-        if of_rule := unknown & vars(NO_RULE).keys():
-            raise TypeError(f"generate takes no {min(of_rule)}: give it in rule=Rule({min(of_rule)}=...)")
         raise unknown_option("generate", sorted(unknown), inspect.signature(generate).parameters)
     on_answer = function("on_answer", options.pop("on_answer", lambda answer: None), "print", takes=1)
     limits = {"max_tokens": max_tokens, "budget": budget, "timeout": timeout}
@@ -387,6 +385,8 @@ class _Plan:
             given["rule"] = Rule(given.pop("temperature"))
         self.lm, self.options, self.labels = lm, constraint, dict[Any, Any]()
         if isinstance(constraint, Mapping):
+            if constraint.keys() & {"type", "properties", "$ref", "anyOf"}:
+                raise TypeError("a dict maps labels to texts: give JsonSchema(schema) for a JSON schema")
             self.labels = {text: label for label, text in constraint.items()}
             constraint = [*constraint.values()]
         listed = isinstance(constraint, list | tuple | EnumMeta) or constraint is bool

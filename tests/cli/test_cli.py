@@ -293,7 +293,7 @@ def test_query_prints_the_matches_of_search_in_their_order(embedded):
     assert [line.split(maxsplit=1)[1] for line in lines] == [row["text"] for row in rows]
 
 
-@pytest.mark.parametrize("strategy", ["shortest_path", "beam", "sample", "local", "distinct"])
+@pytest.mark.parametrize("strategy", ["shortest_path", "sample", "local", "distinct"])
 def test_query_stops_after_n_matches_and_reports_its_work(strategy):
     arguments = ["--prefix", "The", "--strategy", strategy, "-n", "2", "--seed", "1"]
     result = run("query", "The (cat|dog|man)", *arguments)

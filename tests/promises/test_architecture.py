@@ -86,15 +86,15 @@ LINES = {
     "constraints/masks": 970,
     "constraints/vocabulary": 1900,
     "distributions": 1130,
-    "inference": 2340,                                  # columns of values, draws for ArviZ, a check of `start`
+    "inference": 2330,                                  # columns of values, draws for ArviZ, a check of `start`
     "inference/resuming": 240,
     "lm": 1700,
     "lm/embedded": 30,
     "lm/engines": 2150,                                # a tokenizer without transformers
-    "models": 2070,                                     # the default of `max_tokens`; greedy rules come last
-    "queries": 2120,                                    # extraction: verbatim and near-verbatim, with bounds
+    "models": 2060,                                     # the default of `max_tokens`; greedy rules come last
+    "queries": 2110,                                    # extraction: verbatim and near-verbatim, with bounds
     "report": 830,                                      # bars of probabilities
-    "support": 1000,
+    "support": 1020,                                    # warnings at the caller's line, also from within a run
     "tasks": 1150,                                      # generate
 }
 

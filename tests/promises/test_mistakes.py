@@ -20,6 +20,7 @@ from llmppl import (
     Rule,
     Vocabulary,
     enumerate_exact,
+    generate,
     importance_sampling,
     repeat,
     smc_steer,
@@ -61,6 +62,10 @@ def letters(text: str) -> CachedTransformer:
 MISTAKES = [
     # ---- the language model and the prompt
     (lambda: ConstrainedText("abc", LM), TypeError, "prompt must be .*, and the language model comes before"),
+    (lambda: program(temperature=0.5), TypeError, r"takes no temperature: give it in rule=Rule\(temperature=...\)"),
+    (lambda: importance_sampling(program(), 3).expect("s"), TypeError, "f must be a function of a particle, as lambda"),
+    (lambda: importance_sampling(program(), 3)["s"], TypeError, r"by\('s'\) is the posterior of an attribute"),
+    (lambda: generate(LM, "a", {"type": "object"}), TypeError, "give JsonSchema"),
     (lambda: ConstrainedText("gpt2", "a"), TypeError, r"not 'gpt2': CachedTransformer.from_pretrained\(name\)"),
     (lambda: ConstrainedText(tiny_model(V), "a"), TypeError, r"not a Llama\w+: .* CachedTransformer\(model, tokeni"),
     (lambda: ConstrainedText(LM, None), TypeError, "prompt must be a str or a Context, not None"),

@@ -10,8 +10,8 @@ import pytest
 from helpers import tiny
 from helpers.queries import truth
 
-from llmppl import CachedTransformer, Rule, Vocabulary, choose, search
-from llmppl.queries import explain
+from llmppl import CachedTransformer, ConstrainedText, Rule, Vocabulary, choose, generate, search
+from llmppl.queries import Query, explain
 
 LM = tiny.cold_lm_with_bos(6, 0)
 
@@ -108,6 +108,17 @@ def test_a_token_across_the_end_of_the_prompt_is_a_warning(embedded, prompt, opt
             ask()
         said = [str(each.message) for each in found]
         assert [f"take the prefix {better!r}" in each for each in said] == [True] * (better is not None), said
+
+
+def test_the_warning_is_at_the_line_of_the_caller(embedded):
+    for ask in (lambda: search(embedded, "Tim was happy", prefix="Tim was "),
+                lambda: Query(embedded, "Tim was happy", prefix="Tim was "),
+                lambda: choose(embedded, "Tim was ", ["happy", "sad"]),
+                lambda: generate(embedded, "Tim was ", ["happy", "sad"]),
+                lambda: ConstrainedText(embedded, "Tim", ["othy", "mie"])):  # fmt: skip
+        with pytest.warns(UserWarning) as caught:
+            ask()
+        assert {each.filename for each in caught} == {__file__}
 
 
 def test_the_warning_names_the_prefix_after_which_the_order_is_right(embedded):

@@ -8,9 +8,10 @@ from collections import Counter
 import numpy as np
 import pytest
 from helpers.common import repetitions
+from helpers.tiny import tiny_lm
 from scipy.stats import chi2_contingency, chisquare, multinomial
 
-from llmppl.queries import Comparison, Exact, compare
+from llmppl.queries import Comparison, Exact, Query, compare
 
 RUNS = repetitions(4000, 1000)
 NAMES = [f"s{i:02}" for i in range(50)]
@@ -77,6 +78,14 @@ def test_samples_are_counted_and_seeds_repeat():
     assert repr(first) == repr(again) and first.test == again.test and "never" not in first.categories
     assert compare(iter(np.array(samples)), Counter(x=5, y=1), rng=np.random.default_rng(3)).test == first.test
     assert not first.a.flags.writeable
+
+
+def test_matches_count_by_their_text_and_weighted_ones_are_refused():
+    query = Query(tiny_lm(), "a(b|c)", prefix="a")
+    drawn = list(query.distinct(seed=0)) * 3
+    assert compare(drawn, {"b": 3, "c": 3}).categories == ("b", "c")
+    with pytest.raises(ValueError, match="weighted samples have no counts"):
+        compare(itertools.islice(query.samples(seed=0), 9), {"b": 3})
 
 
 def test_the_table_shows_counts_shares_and_results():

@@ -21,7 +21,7 @@ from scipy.stats import chisquare
 
 from llmppl import CachedTransformer, Regex, smc_standard
 from llmppl.constraints import DFA, Vocabulary
-from llmppl.queries import Edits, Query, Rule, any_case, can_generate, explain, probability, search
+from llmppl.queries import Edits, Query, Rule, any_case, explain, probability, search
 from llmppl.queries.sampling import Sampled
 
 V, LETTERS, LONGEST = 6, "abc ", 4
@@ -172,7 +172,6 @@ def test_probabilities_below_the_least_float_keep_their_order(results):
     matches = list(query.best(results=results))
     assert [str(m) for m in matches] == ["aaa", "aab", "abb"]
     np.testing.assert_allclose([m.log_prob for m in matches], [-1600.0, -1700.0, -1800.0])
-    assert list(query.best(beam_width=32, results=results)) == matches
 
 
 def test_memory_does_not_grow_with_the_vocabulary():
@@ -312,15 +311,6 @@ def test_matches_begin_each_other_only_after_the_prefix():
         Query(lm, "ab?", prefix="a", end="prefix").distinct()
 
 
-def test_a_wide_beam_agrees_with_the_shortest_path():
-    lm = language_model()
-    query = Query(lm, "a[abc]{1,2}")
-    exact = [str(m) for m in query.best(results="tokens")]
-    assert [str(m) for m in query.best(beam_width=64, results="tokens")] == exact
-    narrow = list(query.best(beam_width=1))
-    assert len(narrow) == 1 and str(narrow[0]) in exact
-
-
 # ---- rules and certificates
 
 RULES = [{}, {"top_k": 3}, {"top_p": 0.8}, {"temperature": 1.4, "top_k": 4, "top_p": 0.9}]
@@ -341,7 +331,6 @@ def test_certificates_agree_with_the_distribution(text, rule, end):
     assert [c.rank for c in found] == [1 + sum(dist > dist[i]) for dist, i in zip(dists, ids, strict=True)]
     assert [c.excluded_by is None for c in found] == possible
     assert bool(found) == all(possible)
-    assert bool(found) == can_generate(lm, text, Rule(**rule), prefix="a", end="eos" if end else "prefix")
 
 
 @pytest.mark.parametrize(
@@ -353,15 +342,18 @@ def test_an_excluded_token_names_the_part_of_the_rule(rule, part):
     assert f"excluded by {part}" in str(explain(lm, "b", rule, prefix="a"))
 
 
-@pytest.mark.parametrize(("end", "ends"), [("eos", "eos"), ("prefix", "prefix"), ("boundary", "prefix")])
-def test_a_query_explains_a_text_after_its_longest_prefix(end, ends):
-    lm, rule = language_model(), Rule(top_k=2)
-    query = Query(lm, "(a|ab)[abc]*", prefix=["a", "ab"], end=end, rule=rule)
-    assert query.explain("abcb") == explain(lm, "cb", rule, prefix="ab", end=ends)
-    with pytest.raises(ValueError, match=r"'cab' begins with no string of the prefix \['a', 'ab'\]"):
-        query.explain("cab")
-    with pytest.raises(TypeError, match="explain names the part of a Rule"):
-        Query(lm, "ab", prefix="a", rule=lambda dist: dist.top_k(2)).explain("ab")
+def test_short_forms_take_the_options_of_both_parts():
+    lm, rng = language_model(), {"seed": 3}
+    query = Query(lm, "ab*", prefix="a", end="prefix")
+    options = {"tolerance": 0.3, "max_expansions": 3, "batch": 2}
+    assert probability(lm, "ab*", prefix="a", end="prefix", particles=2, runs=4, **options, **rng) == (
+        query.probability(particles=2, runs=4, **options, **rng)
+    )
+    found = search(lm, "ab*", prefix="a", end="prefix", order="conditional", results="tokens", **options)
+    assert list(found) == list(query.best(order="conditional", results="tokens", **options))
+    for call, option in ((search, "seed"), (search, "max_result"), (probability, "order")):
+        with pytest.raises(TypeError, match=f"^{call.__name__} takes no {option}: (did you mean|it takes) "):
+            call(lm, "ab*", **{option: 1})
 
 
 def test_a_query_repeats_its_answers_for_a_seed_or_stream():
@@ -395,7 +387,7 @@ def answered(lm, answer, **options):
 
 
 def explained(lm, **options):
-    return can_generate(**{"lm": lm, "text": "b", "prefix": "a"} | options)
+    return explain(**{"lm": lm, "text": "b", "prefix": "a"} | options)
 
 
 @pytest.mark.parametrize(
@@ -429,7 +421,6 @@ def explained(lm, **options):
         (asked, {"rule": "top_k"}, TypeError, r"rule must be a function, as Rule\(top_k=40\) is"),
         (asked, {"lm": "gpt2"}, TypeError, "a query wants a CachedTransformer first, not 'gpt2'"),
         (answered, {"answer": "best", "order": "random"}, ValueError, "order must be one of"),
-        (answered, {"answer": "best", "beam_width": 0}, ValueError, "beam_width must be at least 1, not 0"),
         (answered, {"answer": "distinct", "results": "all"}, ValueError, "results must be one of"),
         (answered, {"answer": "distinct", "seed": 1, "rng": np.random.default_rng()}, ValueError, "not both"),
         (answered, {"answer": "samples", "prefixes": "some"}, ValueError, "prefixes must be one of 'model', 'uniform'"),
@@ -482,10 +473,6 @@ def test_a_search_without_a_match_ends_with_the_remaining_probability(monkeypatc
         assert next(longer, None) is None and longer.expansions == 99 and not longer.complete
     with pytest.raises(ValueError, match="no match in 40 expansions; .* all together. To search on"):
         next(Query(only_a, "a*b", prefix="a").distinct(batch=1))
-    with pytest.raises(ValueError, match="no match in 40 expansions"):
-        next(Query(only_a, "a*b", prefix="a").best(beam_width=1))
-    beam = Query(only_a, "a*", prefix="a").best(beam_width=9, max_expansions=3)
-    assert [str(m) for m in beam] == ["a", "aa", "aaa"]
 
 
 def test_the_patience_restarts_after_every_match(monkeypatch):
