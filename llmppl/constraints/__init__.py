@@ -8,7 +8,7 @@ from llmppl.constraints.automata.formats import (
 )  # fmt: skip
 from llmppl.constraints.automata.regex import Regex
 from llmppl.constraints.automata.rewrites import (
-    Edit, alignment, any_case, any_whitespace, distance, homoglyphs, optional_punctuation, rewrite, synonyms,
+    Edit, alignment, any_case, any_whitespace, optional_punctuation, rewrite, synonyms,
     within,
 )  # fmt: skip
 from llmppl.constraints.constraint import Constraint, Index, Recognizer, TabledRecognizer, VocabularyLike
@@ -24,7 +24,7 @@ from llmppl.support import lazy
 
 __all__ = [
     "alignment", "any_case", "any_whitespace", "Canonical", "CanonicalState", "Constraint", "constraint_of", "DFA",
-    "distance", "Edit", "email", "encode_fragment", "END", "EndOfText", "EOS", "Grammar", "homoglyphs", "Index",
+    "Edit", "email", "encode_fragment", "END", "EndOfText", "EOS", "Grammar", "Index",
     "index_of", "ipv4", "iso_date", "iso_datetime", "iso_time", "JsonSchema", "number_range",
     "optional_punctuation", "Pattern", "phone", "PrecomputedIndex", "Recognizer", "Regex", "rewrite", "synonyms",
     "TabledRecognizer", "Text", "Token", "TokenIndex", "TooLarge", "UnsupportedTokenizer", "url", "uuid", "Values",

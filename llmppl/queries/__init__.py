@@ -7,7 +7,7 @@ Source: Kuchnik, Smith & Amvrosiadis 2023, "Validating Large Language Models wit
 """
 
 # isort: off
-from llmppl.constraints import any_case, any_whitespace, homoglyphs, optional_punctuation, rewrite, synonyms
+from llmppl.constraints import any_case, any_whitespace, optional_punctuation, rewrite, synonyms
 from llmppl.distributions import DecisionRule, Rule
 from llmppl.queries.choice import Choice, choose
 from llmppl.queries.comparison import ChiSquare, Comparison, Exact, compare
@@ -23,7 +23,7 @@ from llmppl.support import lazy
 __all__ = [
     "any_case", "any_whitespace", "Certificate", "ChiSquare", "Choice", "choose",
     "compare", "Comparison", "DecisionRule", "Edits", "Exact", "explain", "Explanation", "extraction", "Extraction",
-    "homoglyphs", "Match", "Matches", "MatchList", "optional_punctuation", "probability", "Probability", "Query",
+    "Match", "Matches", "MatchList", "optional_punctuation", "probability", "Probability", "Query",
     "QueryOptions", "rewrite", "Rule", "search", "synonyms",
 ]  # fmt: skip
 __dir__ = lazy.public_names(__name__)

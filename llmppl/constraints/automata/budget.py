@@ -27,12 +27,15 @@ class TooLarge(ValueError):
 
 
 class Budget:
-    """Count of the states and steps that an automaton has taken. Errors name it, `what`, and a `remedy`."""
+    """Count of the states and steps that an automaton has taken. Errors name it, `what`, and a `remedy`.
 
-    __slots__ = ("remedy", "states", "steps", "what")
+    A part of the construction may have a budget of its own: half of the steps, which also count for the `whole`.
+    """
 
-    def __init__(self, what: str, remedy: str = REMEDY) -> None:
-        self.what, self.remedy, self.states, self.steps = what, remedy, 0, 0
+    __slots__ = ("remedy", "states", "steps", "what", "whole")
+
+    def __init__(self, what: str, remedy: str = REMEDY, whole: Budget | None = None) -> None:
+        self.what, self.remedy, self.whole, self.states, self.steps = what, remedy, whole, 0, 0
 
     def spend(self, states: int = 0, steps: int = 0) -> None:
         """Count `states` and `steps` before they are made. Raises TooLarge above MAX_STATES or MAX_STEPS."""
@@ -40,8 +43,10 @@ class Budget:
         self.steps += steps
         if self.states > MAX_STATES:
             raise self.refusal(f"more than {MAX_STATES:,} states")
-        if self.steps > MAX_STEPS:
+        if self.steps > MAX_STEPS // (1 + (self.whole is not None)):
             raise self.refusal(f"more than {MAX_STEPS:,} steps to make its states")
+        if self.whole:
+            self.whole.spend(steps=steps)
 
     def refusal(self, count: str) -> TooLarge:
         """Return the error for a passed limit; `count` names the limit."""

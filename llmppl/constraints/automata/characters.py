@@ -26,9 +26,9 @@ from llmppl.constraints.automata.budget import Budget
 from llmppl.constraints.automata.nfa import (  # isort: skip
     ACCEPT, DEAD, LEAD_BYTES, LEADS, MAX_CODE_POINT, NFA, Fragment, Ranges, merged, utf8,
 )  # fmt: skip
-from llmppl.constraints.automata.operations import joined, trimmed
+from llmppl.constraints.automata.operations import joined, merging, trimmed
 from llmppl.constraints.constraint import TabledRecognizer
-from llmppl.support.graphs import Memo, Numbering, reachable
+from llmppl.support.graphs import Memo, Numbering, reachable, reversed_edges
 
 op: Any = import_module("re._constants")            # of Python's own pattern parser, which has no types
 
@@ -163,7 +163,11 @@ def include_intersection(nfa: NFA, factors: Sequence[tuple[TabledRecognizer, boo
     ends = [dfa.accepting[column] == inside for column, (dfa, inside) in zip(columns, factors, strict=True)]
     accepting = np.append(False, np.logical_and.reduce(ends))
     table, accepting, start = trimmed(np.array(rows, np.int32), accepting, 1)
-    return _include(nfa, classes, table[1:].tolist(), accepting[1:].tolist()) if start else DEAD
+    if not start:
+        return DEAD
+    edges = [[(c, c, t) for c, t in enumerate(row) if t] for row in table.tolist()]
+    number, kept = merging(edges, accepting, budget)
+    return _include(nfa, classes, number[table[kept[1:]]].tolist(), accepting[kept[1:]].tolist())
 
 
 def _over_characters(
@@ -227,16 +231,15 @@ def _between(dfa: TabledRecognizer, budget: Budget) -> list[int]:
 def _include(nfa: NFA, classes: list[Ranges], rows: list[list[int]], accepting: list[bool]) -> int:
     """Add `rows` over classes to `nfa` as states over bytes, and return the first. Targets count from 1; 0 is dead."""
 
-    def fragment(some: tuple[int, ...]) -> Fragment:
-        return utf8(merged(itertools.chain(*(classes[c] for c in some))))
+    def halves(some: tuple[int, ...]) -> list[Fragment]:
+        """Return the characters of one byte, and the others, which more states have in common."""
+        others = negated(merged(itertools.chain(*map(classes.__getitem__, some))))
+        return [utf8(negated(merged([*others, half]))) for half in ((0x80, MAX_CODE_POINT), (0, 0x7F))]
 
-    fragments = Memo(fragment)
+    fragments = Memo(halves)
     entries = [nfa.add(()) for _ in rows]
     for entry, row, accepts in zip(entries, rows, accepting, strict=True):
-        classes_to: dict[int, list[int]] = {}
-        for c, target in enumerate(row):
-            classes_to.setdefault(target, []).append(c)
-        classes_to.pop(0, None)
-        reads = [(fragments[tuple(some)], entries[target - 1]) for target, some in classes_to.items()]
+        classes_to = reversed_edges((c, [target]) for c, target in enumerate(row) if target)
+        reads = [(half, entries[t - 1]) for t, some in classes_to.items() for half in fragments[tuple(some)] if half]
         nfa.defer(entry, reads, (ACCEPT,) * accepts)
     return entries[0]

@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from llmppl.constraints.automata.budget import Budget
 from llmppl.constraints.automata.determinise import Machine, Subsets, Threads, unguarded
 from llmppl.constraints.automata.nfa import ACCEPT, DEAD, LEAD_BYTES, NFA
-from llmppl.constraints.automata.operations import Edge, automaton_of, classes_of, product, trimmed
+from llmppl.constraints.automata.operations import Edge, automaton_of, merging, product, trimmed
 from llmppl.constraints.constraint import VocabularyLike
 from llmppl.constraints.masks import TokenIndex
 from llmppl.support import arguments
@@ -282,15 +282,7 @@ class DFA(Machine):
 
     def star(self) -> DFA:
         """Return the concatenations of any number of texts, none included."""
-        nfa = NFA(Budget(f"{arguments.shown(self)}.star()"))
-        nfa.start = nfa.star(lambda again: nfa.include(self, again), ACCEPT)
-        return DFA(nfa)
-
-    def optional(self) -> DFA:
-        """Return the language with the empty text added."""
-        nfa = NFA(Budget(f"{arguments.shown(self)}.optional()"))
-        nfa.start = nfa.split([nfa.include(self, ACCEPT), ACCEPT])
-        return DFA(nfa)
+        return self.times(0, math.inf)
 
     def times(self, least: int, most: float | None = None) -> DFA:
         """Return the concatenations of `least` to `most` texts; `most` is `least` if None, and may be inf."""
@@ -323,11 +315,7 @@ class DFA(Machine):
         if not self.start:
             return self
         budget = Budget(f"{arguments.shown(self)}.minimise()", remedy="a language of fewer states would work")
-        classes = classes_of(rows, self.accepting, budget)
-        number = np.zeros(len(rows), np.int32)
-        for new, part in enumerate(classes, 1):
-            number[list(part)] = new
-        kept = [0, *(min(part) for part in classes)]
+        number, kept = merging(rows, self.accepting, budget)
         return DFA.from_table(number[self.table[kept]], self.accepting[kept], int(number[self.start]))
 
 

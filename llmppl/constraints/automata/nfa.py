@@ -18,7 +18,7 @@ import numpy as np
 from llmppl.constraints.automata.budget import MAX_PARTS, Budget
 from llmppl.constraints.automata.operations import Edge, joined
 from llmppl.constraints.constraint import TabledRecognizer
-from llmppl.support.graphs import Numbering
+from llmppl.support.graphs import Memo, Numbering
 
 MAX_CODE_POINT = 0x10FFFF
 DEAD = -1                                           # stands for a state from which nothing is accepted
@@ -119,6 +119,7 @@ class NFA:
         self._follow: list[int] = [DEAD, DEAD]      # where its target -1 leads
         self._closures: dict[int, tuple[int, ...]] = {}
         self._deferred: dict[int, tuple[list[tuple[Fragment, int]], tuple[int, ...]]] = {}
+        self._made = Memo(self._read_once)          # states that several states defer are built once
 
     def __len__(self) -> int:
         return len(self.epsilon)
@@ -155,7 +156,7 @@ class NFA:
             return DEAD
         if not greedy:
             self.epsilon[again] = (follow, entry)
-        elif again in (choices := self._ordered(entry)) and not self.guards.keys() & set(choices):
+        elif again in (choices := self.unread(entry)) and not self.guards.keys() & set(choices):
             # An iteration that reads nothing is the last: `re` continues after the loop before it tries other choices.
             self.epsilon[again] = tuple(dict.fromkeys(follow if q == again else q for q in [*choices, follow]))
         else:
@@ -231,11 +232,13 @@ class NFA:
         for state in list(self._deferred):
             self._choices(state)
 
+    def _read_once(self, read: tuple[Fragment, int]) -> int:
+        return self.read(*read)
+
     def _choices(self, state: int) -> tuple[int, ...]:
-        found = self._deferred.get(state)
-        if found is not None:
-            self.reserve(sum(len(fragment) for fragment, _ in found[0]))
-            self.epsilon[state] = (*[self.read(*read) for read in found[0]], *found[1])
+        if state in self._deferred:
+            reads, others = self._deferred[state]
+            self.epsilon[state] = (*map(self._made.__getitem__, reads), *others)
             del self._deferred[state]
         return self.epsilon[state]
 
@@ -258,11 +261,11 @@ class NFA:
             return (state,)
         found = self._closures.get(state)
         if found is None:
-            found = self._closures[state] = tuple(self._ordered(state))
+            found = self._closures[state] = tuple(self.unread(state))
         return found
 
-    def _ordered(self, state: int) -> list[int]:
-        """Return the same states as `closure`, computed anew."""
+    def unread(self, state: int) -> list[int]:
+        """Return the same states as `closure`, computed anew, also while an epsilon edge may still be added."""
         seen, stack, order = set[int](), [state], []
         while stack:
             q = stack.pop()
@@ -273,5 +276,5 @@ class NFA:
                 order.append(q)
             else:
                 stack.extend(reversed(self._choices(q)))
-        self.budget.spend(steps=len(seen))
+        self.budget.spend(steps=2 * len(seen))
         return order

@@ -124,8 +124,12 @@ def _reached(todo: list[int], target: NDArray[Any], begin: list[int]) -> tuple[l
     return todo, bytes(seen)
 
 
-def classes_of(rows: list[list[Edge]], accepting: NDArray[np.bool_], budget: Budget) -> list[set[int]]:
-    """Return the classes of states that no text distinguishes. State i has the edges rows[i]; state 0 is dead.
+def merging(
+    rows: list[list[Edge]], accepting: NDArray[np.bool_], budget: Budget
+) -> tuple[NDArray[np.int32], list[int]]:
+    """Return the numbers of the states after those that no text distinguishes are merged, and a state of each number.
+
+    State i has the edges rows[i]; state 0 is dead, and keeps its number. Numbers follow the first states.
 
     Moore's refinement splits a class where the rows of its states lead to different classes. Only predecessors of
     states that changed class are examined again, and the largest part of a class keeps its number.
@@ -153,7 +157,10 @@ def classes_of(rows: list[list[Edge]], accepting: NDArray[np.bool_], budget: Bud
                 members.append(part)
                 changed += part
         unsettled = set().union(*(before[state] for state in changed))
-    return [part for part in members if part]
+    kept = [0, *sorted(min(part) for part in members if part)]
+    number = np.zeros(len(members), np.int32)
+    number[[classes[state] for state in kept[1:]]] = np.arange(1, len(kept))
+    return np.append(np.int32(0), number[classes[1:]]), kept
 
 
 Signature = tuple[Edge, ...]

@@ -17,18 +17,18 @@ import re
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from functools import cache
+from functools import cache, lru_cache
 from importlib import import_module
 from typing import Any
 
 from llmppl.constraints.automata.budget import Budget, TooLarge
 
 from llmppl.constraints.automata.characters import (  # isort: skip
-    characters, general_category, include_intersection, negated, properties,
+    category, characters, general_category, include_intersection, negated, properties,
 )  # fmt: skip
 from llmppl.constraints.automata.determinise import Leftmost
 from llmppl.constraints.automata.dfa import DFA
-from llmppl.constraints.automata.nfa import ACCEPT, ANY, DEAD, FOUND, NFA, Ahead, Behind, Fragment, merged, utf8
+from llmppl.constraints.automata.nfa import ACCEPT, DEAD, FOUND, NFA, Ahead, Behind, Ranges, merged, utf8
 from llmppl.constraints.automata.operations import automaton_of
 from llmppl.support.arguments import shown
 
@@ -36,7 +36,7 @@ _compiler: Any = import_module("re._compiler")       # Python's own pattern pars
 _parser: Any = import_module("re._parser")
 op: Any = import_module("re._constants")
 
-NEWLINE = ((10, 10),)
+NOTHING, NEWLINE = Ranges(), ((10, 10),)            # characters
 WORDS = re.compile(r"[\w ]+(?:\|[\w ]+){7,}")       # read as a list of strings, which is faster
 ITEM_STEPS, INTERSECTION_STEPS = 20, 20_000         # that building a copy of an item, or an intersection, costs
 MAX_AROUND = 40                                     # characters of a pattern shown on either side of an error
@@ -89,9 +89,10 @@ class _Builder:
 
     def __init__(self, pattern: str, flags: int, to_end: bool) -> None:
         self.pattern, self.to_end = pattern, to_end
-        self.nfa = NFA(Budget(f"regex {shown(pattern)}"))
-        self.intersection_budget = Budget(f"regex {shown(pattern)}")    # intersections may fail
+        self.nfa = NFA(budget := Budget(f"regex {shown(pattern)}"))
+        self.intersection_budget = Budget("an intersection", whole=budget)      # intersections may fail
         self.complete = to_end                      # True if `follow` is finished, up to the end of the text
+        self.firsts = dict.fromkeys([ACCEPT] * to_end, NOTHING)     # characters that states read first, where known
         self.made: dict[tuple[Any, ...], Any] = {}  # what the copies of an item in repeats share
         text, self.properties = _without_properties(pattern)
         if flags & op.SRE_FLAG_LOCALE:
@@ -129,8 +130,10 @@ class _Builder:
         self.nfa.budget.spend(steps=ITEM_STEPS)
         match kind:
             case op.LITERAL | op.NOT_LITERAL | op.IN | op.ANY:
-                fragment = self.shared((kind, id(value), flags), self.fragment, kind, value, flags)
-                return self.nfa.read(fragment, follow)
+                ranges = self.shared((kind, id(value), flags), self.characters, kind, value, flags)
+                state = self.nfa.read(utf8(ranges), follow)
+                self.firsts[state] = ranges
+                return state
             case op.BRANCH:
                 return self.nfa.split([self.sequence(choice, flags, follow) for choice in value[1]])
             case op.SUBPATTERN:
@@ -188,12 +191,17 @@ class _Builder:
         if place in (op.AT_BEGINNING, op.AT_BEGINNING_STRING):
             before = _texts(r"(?s:.*\n)?" if multiline and place is op.AT_BEGINNING else "")
             return self.nfa.guard(Behind(before, True), follow)
-        after_word, after_other = (
-            self.ahead(_tree(r"\w"), ascii_only, sign, follow) for sign in (not boundary, boundary)
-        )
+        after_word, after_other = (self.word(sign, ascii_only, follow) for sign in (not boundary, boundary))
         if not boundary and sys.version_info < (3, 14):     # before 3.14, \B does not match in an empty text
             after_other = self.after(_texts(""), self.ahead(_tree("(?s:.)"), 0, True, after_other), after_other)
         return self.after(_texts(r"(?s:.*)\w", ascii_only), after_word, after_other)
+
+    def word(self, positive: bool, ascii_only: int, follow: int) -> int:
+        """Return a state that becomes `follow` where a word character comes next, or where none does."""
+        kinds = {_is_word(self.firsts.get(q, negated(NOTHING)), ascii_only) for q in self.nfa.unread(follow)}
+        if kinds == {positive}:
+            return follow
+        return DEAD if kinds == {not positive} else self.ahead(_tree(r"\w"), ascii_only, positive, follow)
 
     def shared(self, key: tuple[Any, ...], build: Callable[..., Any], *arguments: Any) -> Any:
         """Return `build(*arguments)`, made once for all copies of the item that `key` names."""
@@ -232,11 +240,11 @@ class _Builder:
     @contextmanager
     def apart(self, budget: Budget) -> Iterator[NFA]:
         """Build the content of the `with` block into an NFA of its own."""
-        outer, self.nfa = self.nfa, NFA(budget)
+        outer, self.nfa, self.firsts = (self.nfa, self.firsts), NFA(budget), {}
         try:
             yield self.nfa
         finally:
-            self.nfa = outer
+            self.nfa, self.firsts = outer
 
     @contextmanager
     def incomplete(self) -> Iterator[None]:
@@ -284,10 +292,10 @@ class _Builder:
         exits = {end: self.nfa.guard(Ahead(first + end if rows[end] else DEAD, False), follow) for end in ends}
         return self.nfa.graph(rows, exits)[1][machine.start]
 
-    def fragment(self, kind: Any, value: Any, flags: int) -> Fragment:
+    def characters(self, kind: Any, value: Any, flags: int) -> Ranges:
         """Return the characters that one item matches."""
         if kind is op.ANY:
-            return ANY if flags & op.SRE_FLAG_DOTALL else utf8(negated(NEWLINE))
+            return negated(NOTHING if flags & op.SRE_FLAG_DOTALL else NEWLINE)
         items = value if kind is op.IN else [(op.LITERAL, value)]
         negate = kind is op.NOT_LITERAL or items[0][0] is op.NEGATE
         items = [item for item in items if item[0] is not op.NEGATE]
@@ -295,7 +303,7 @@ class _Builder:
         names = filter(None, map(self.properties.get, items))
         inside = [properties(name, bool(flags & op.SRE_FLAG_IGNORECASE)) for name in names]
         inside.append(characters(rest, flags & (op.SRE_FLAG_IGNORECASE | op.SRE_FLAG_ASCII)))
-        return utf8(negated(merged(itertools.chain(*inside)), negate))
+        return negated(merged(itertools.chain(*inside)), negate)
 
     def refusal(self, construct: str) -> ValueError:
         """Return the error for an unsupported construct."""
@@ -312,6 +320,15 @@ def _pointed(pattern: str, message: str, position: int | None) -> str:
 
 
 Properties = dict[tuple[Any, int], tuple[str, bool]]            # item of the tree -> general category, negated
+
+
+@lru_cache(4096)
+def _is_word(ranges: Ranges, ascii_only: int) -> bool | None:
+    """Return whether characters match `\\w`: all, none, or some (None)."""
+    word = category("w", bool(ascii_only))
+    if merged([*ranges, *negated(word)]) == negated(word):
+        return False
+    return True if merged([*ranges, *word]) == word else None
 
 
 def _looks_ahead(item: Any) -> bool:

@@ -3,7 +3,7 @@
 An *insertion* reads a character and stays in a state of the language, a *deletion* follows a character without reading
 it, a *substitution* does both. An edit concerns one whole character and is made to a member of the language: a deletion
 removes a character that the text then lacks. `within` builds the automaton of k + 1 copies of the language, by the cost
-that is left. `distance` and `alignment` search for the cheapest path through the same states.
+that is left. `alignment` searches for the cheapest path through the same states.
 
 A *rewrite* is any function from a DFA to a DFA. Where a string of one language leads from state q to state r, it adds
 paths from q to r that read the strings of another. The result holds every string that comes from a member by replacing
@@ -106,16 +106,6 @@ def within(
     return DFA(nfa)
 
 
-def distance(
-    language: DFA, text: str, *, insert: int | None = 1, delete: int | None = 1, substitute: int | None = 1,
-    alphabet: str | Iterable[str] | None = None,
-) -> int | None:  # fmt: skip
-    """Return the least k for which `text` is in `within(language, k)`, or None if the allowed edits do not suffice."""
-    costs = _checked(language, insert, delete, substitute)
-    edits = _cheapest(language, text, math.inf, costs, _alphabet(alphabet))
-    return None if edits is None else sum(int(getattr(costs, edit.kind)) for edit in edits)
-
-
 def alignment(
     language: DFA, text: str, k: int | None = None, *, insert: int | None = 1, delete: int | None = 1,
     substitute: int | None = 1, alphabet: str | Iterable[str] | None = None,
@@ -125,16 +115,12 @@ def alignment(
     It is empty if `text` is a member, and None if no edits of total cost at most k suffice. Parameters as for `within`.
     """
     most = math.inf if k is None else count("k", k, least=0)
-    return _cheapest(language, text, most, _checked(language, insert, delete, substitute), _alphabet(alphabet))
-
-
-def _cheapest(language: DFA, text: str, k: float, costs: _Costs, alphabet: DFA | None) -> list[Edit] | None:
-    """Run Dijkstra's search over (characters read, state), and return the edits."""
+    costs, characters = _checked(language, insert, delete, substitute), _alphabet(alphabet)
     try:
         encoded = list(map(str.encode, text))
     except UnicodeEncodeError:                      # a lone surrogate is in no language
         return None
-    may_come = [alphabet is None or char in alphabet for char in text] + [False]
+    may_come = [characters is None or char in characters for char in text] + [False]
     members_change = min(costs.delete, costs.substitute) < math.inf
     nexts: Memo[int, dict[int, str]] = Memo(lambda state: _next_characters(language, state) if members_change else {})
     least: dict[tuple[int, int], float] = {(0, language.start): 0}
@@ -142,11 +128,11 @@ def _cheapest(language: DFA, text: str, k: float, costs: _Costs, alphabet: DFA |
     todo: list[tuple[float, int, int, int, tuple[Edit, ...]]] = [(0, next(order), 0, language.start, ())]
 
     def reach(place: int, state: int, cost: float, *edits: Edit) -> None:
-        if state and cost <= k and cost < least.get((place, state), math.inf):
+        if state and cost <= most and cost < least.get((place, state), math.inf):
             least[place, state] = cost
             heappush(todo, (cost, next(order), place, state, edits))
 
-    while todo:
+    while todo:                                     # Dijkstra's search over (characters read, state)
         cost, _, place, state, edits = heappop(todo)
         if cost > least[place, state]:
             continue
@@ -244,13 +230,6 @@ def rewrite(language: DFA, rules: Iterable[tuple[DFA, DFA]]) -> DFA:
     return _rewritten(language, keys)
 
 
-_SHAPES = (                                         # Latin letters, and the Cyrillic and Greek ones that look like them
-    "A\u0410\u0391 B\u0412\u0392 C\u0421 E\u0415\u0395 H\u041d\u0397 I\u0406\u0399 J\u0408 K\u041a\u039a M\u041c\u039c "
-    "N\u039d O\u041e\u039f P\u0420\u03a1 S\u0405 T\u0422\u03a4 X\u0425\u03a7 Y\u04ae\u03a5 Z\u0396 a\u0430 "
-    "c\u0441 d\u0501 e\u0435 h\u04bb i\u0456 j\u0458 o\u043e\u03bf p\u0440 q\u051b s\u0455 w\u051d x\u0445 y\u0443"
-)
-
-
 def synonyms(table: Mapping[str, Sequence[str]]) -> Callable[[DFA], DFA]:
     """Return the rewrite that may replace each occurrence of a key by one of its alternatives; "" deletes it.
 
@@ -284,11 +263,6 @@ def optional_punctuation(language: DFA) -> DFA:
     return rewrite(language, [(Regex(r"\p{P}"), Regex(""))])
 
 
-def homoglyphs(language: DFA) -> DFA:
-    """Allow every letter as one of the same shape: `homoglyphs(Regex("no"))` has the o of any of three scripts."""
-    return synonyms({c: list(group.replace(c, "")) for group in _SHAPES.split() for c in group})(language)
-
-
 # ---- construction
 
 
@@ -298,7 +272,7 @@ def _rewritten(language: DFA, keys: Sequence[_Keys]) -> DFA:
     nfa = NFA(Budget(f"the language of the rewrites of {shown(language)}", remedy=remedy))
     if language.is_empty():
         return DFA(nfa)
-    arcs, spelled = language.edges(), Memo(_spelled)
+    arcs, spelled = language.edges(), Memo[frozenset[str], DFA](lambda words: DFA.from_strings(words).minimise())
     jumps: dict[int, dict[int, list[By]]] = {}      # state -> state after a key -> replacements
     for state in range(1, len(arcs)):
         found: dict[int, list[By]] = {}
@@ -317,10 +291,6 @@ def _rewritten(language: DFA, keys: Sequence[_Keys]) -> DFA:
         nfa.epsilon[exits[state]] = tuple(choices)
     nfa.start = entries[language.start]
     return DFA(nfa)
-
-
-def _spelled(words: frozenset[str]) -> DFA:
-    return DFA.from_strings(words).minimise()
 
 
 def _occurrences(language: DFA, state: int, keys: _Keys, budget: Budget) -> list[tuple[int, By]]:

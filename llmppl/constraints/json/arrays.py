@@ -10,8 +10,6 @@ from llmppl.constraints.json.frames import Container, Expansion, Whitespace
 from llmppl.constraints.json.shapes import Array, Constants, Lazy, values_of
 from llmppl.support.locks import cached_property
 
-__all__ = ["Items"]
-
 
 class Progress(NamedTuple):
     """Items so far: those with a shape of their own, how many are needed and possible, and the values used."""

@@ -22,8 +22,6 @@ from llmppl.constraints.json.references import draft_of, lookup
 from llmppl.constraints.json.shapes import is_number
 from llmppl.support.arguments import shown
 
-__all__ = ["failure", "read_json"]
-
 DRAFTS = {4: "Draft4", 6: "Draft6", 7: "Draft7", 2019: "Draft201909", 2020: "Draft202012"}
 DIGITS = 10_000                                     # of the quotient of two numbers
 

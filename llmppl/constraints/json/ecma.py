@@ -13,8 +13,6 @@ from llmppl.constraints.automata.budget import TooLarge
 from llmppl.constraints.automata.dfa import DFA
 from llmppl.constraints.automata.regex import Regex
 
-__all__ = ["found"]
-
 _SPACES = r"\t-\r \xa0\u1680\u2000-\u200a\u2028\u2029\u202f\u205f\u3000\ufeff"
 _NO_SPACES = (
     r"\x00-\x08\x0e-\x1f!-\x9f\xa1-\u167f\u1681-\u1fff\u200b-\u2027\u202a-\u202e\u2030-\u205e\u2060-\u2fff\u3001-\ufefe"

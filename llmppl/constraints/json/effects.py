@@ -24,8 +24,6 @@ from llmppl.constraints.vocabulary.trie_walk import TableGraph, walk_state
 from llmppl.support.graphs import Memo
 from llmppl.support.locks import cached_property
 
-__all__ = ["Effect", "Effects", "Node", "effects_of", "read_words"]
-
 MAX_KEPT = 1 << 15                                  # effects that are kept
 FEW = 80                                            # words that one more letter always makes another one
 MAX_MASKS = 100                                     # of strings, of V bytes each

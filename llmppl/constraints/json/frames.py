@@ -21,11 +21,6 @@ from llmppl.constraints.json.shapes import Lazy
 from llmppl.support.graphs import Memo
 from llmppl.support.locks import cached_property
 
-__all__ = [
-    "BLANK", "DONE", "MAX_LOCALS", "Automaton", "Container", "Expansion", "Frame", "Key", "Local", "Move", "Text",
-    "Whitespace", "Words", "spaces",
-]  # fmt: skip
-
 COMMA = ord(",")
 BLANK = " ?"                                        # whitespace of a record in one line
 

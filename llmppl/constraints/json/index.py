@@ -22,8 +22,6 @@ from llmppl.constraints.masks.mask_store import PackedMask
 from llmppl.constraints.vocabulary.trie_walk import MemoGraph, walk_state
 from llmppl.support.locks import locked
 
-__all__ = ["JsonIndex"]
-
 # bytes of JSON texts, but for planes of Unicode without characters, which tokenizers leave out
 WRITTEN = {bytes([byte]) for byte in (*b"\t\n\r", *range(32, 192), *range(194, 245)) if byte not in UNASSIGNED}
 Stack = Any                                         # a Config, or a local state and the stack below it

@@ -15,8 +15,6 @@ from typing import Any
 
 from llmppl.support.arguments import shown
 
-__all__ = ["KEYWORDS", "TYPES", "check_keywords", "foreign", "nodes", "pointer"]
-
 TYPES = "string", "number", "integer", "boolean", "object", "array", "null"
 OTHER_TYPES = {"float": "number", "double": "number", "list": "array", "dict": "object", "none": "null"}
 MAX_DEPTH = 200                                     # of schemas inside each other

@@ -28,8 +28,6 @@ from llmppl.constraints.masks.distances import bytes_to_accept
 from llmppl.support.graphs import Memo, Numbering
 from llmppl.support.locks import cached_property
 
-__all__ = ["Members", "classes"]
-
 QUOTE, COLON, BACKSLASH = b'":\\'
 MAX_STATES = 5_000                                  # of all patterns of an object together
 MAX_RESTS = 64                                      # names that are listed

@@ -22,8 +22,6 @@ from llmppl.constraints.json.references import DRAFTS, draft_of, lookup
 from llmppl.constraints.json.scalars import MAX_DIGITS, MAX_FRACTION, numbers, quoted
 from llmppl.constraints.json.shapes import ANY, TYPES, Array, Inexact, Lazy, Number, Object, Shape, String, intersect
 
-__all__ = ["Place", "Reader"]
-
 MAX_VALUES = 64                                     # of the items of an array without repetition
 MAX_PAIRS = 4_000                                   # of options of a oneOf that are compared, in shapes.both orders
 MAX_OVERLAPS = 6                                    # options of a oneOf that overlap

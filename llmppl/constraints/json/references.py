@@ -25,8 +25,6 @@ try:
 except ImportError as error:
     raise ImportError("JSON schemas need more packages: pip install llmppl[json-schema]") from error
 
-__all__ = ["DRAFTS", "draft_of", "lookup", "registry_of", "resolver_of"]
-
 _DRAFT4 = attrs.evolve(                                 # with true and false, which schemas in use have all the same
     cast(Any, drafts.DRAFT6), name="draft-04",
     id_of=lambda each: drafts.DRAFT4.id_of(each) if isinstance(each, dict) else None,

@@ -35,8 +35,6 @@ from llmppl.constraints.json.shapes import ANY, Choice, Constants, Number, Shape
 from llmppl.constraints.masks.distances import bytes_to_accept
 from llmppl.support.locks import cached_property
 
-__all__ = ["Quoted", "cut", "escapes", "most_left", "numbers", "quoted", "spelled", "spellings", "texts_of"]
-
 MAX_DIGITS = 21                                     # before the point, without a bound; twice as many of an integer
 MAX_FRACTION = 22                                   # after the point, unless bounds or steps need more
 MAX_REMAINDERS = 4_000                                  # remainders of a step

@@ -23,8 +23,6 @@ from llmppl.support.arguments import is_file_name, is_type, one_of
 from llmppl.support.locks import cached_property
 from llmppl.support.shared import Shared
 
-__all__ = ["JsonSchema"]
-
 MAX_STATES = 20_000                                 # of `automaton`
 ANY_BLANKS = r"[ \n\r\t]*"
 

@@ -41,8 +41,6 @@ from llmppl.constraints.json.shapes import (
 from llmppl.support.graphs import Memo, Numbering
 from llmppl.support.locks import Lock, locked
 
-__all__ = ["END", "Config", "Texts"]
-
 MAX_KEPT = 200_000                                  # configurations that are kept
 MAX_PATH = 2_000                                    # bytes and values of a way to an end
 UNASSIGNED = b"\xf1\xf2\xf4"                        # first bytes of planes without characters

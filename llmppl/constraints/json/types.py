@@ -23,8 +23,6 @@ from llmppl.constraints.json.ecma import found
 from llmppl.constraints.json.keywords import nodes
 from llmppl.support.arguments import is_hashable, shown
 
-__all__ = ["read", "schema_of"]
-
 Node = dict[str, Any]
 PLACES, WHOLE = 4, 15                               # of a Decimal with bounds; before the point, with one bound
 _ROUNDED: dict[str, Callable[[Any], int]] = {       # the nearest integer within a bound

@@ -15,6 +15,7 @@ Sources: the lexer and parser of lark 1.3; Willard & Louf (2023), section 4, for
 from __future__ import annotations
 
 import os
+from bisect import bisect_right
 from collections.abc import Sequence
 from functools import partial
 from typing import Any
@@ -22,8 +23,7 @@ from typing import Any
 from lark import Lark
 from lark.indenter import Indenter
 
-from llmppl.constraints.automata.budget import TooLarge
-from llmppl.constraints.constraint import State, VocabularyLike
+from llmppl.constraints.constraint import Ints, State, VocabularyLike
 from llmppl.constraints.lark.completion import Completion
 from llmppl.constraints.lark.lexer import PartialTokens
 from llmppl.constraints.lark.loader import Parts, read
@@ -32,6 +32,7 @@ from llmppl.constraints.lark.parser import Stack, bits_of
 from llmppl.constraints.masks import TokenIndex
 from llmppl.constraints.masks.mask_store import PackedMask
 from llmppl.constraints.vocabulary.trie import Trie
+from llmppl.constraints.vocabulary.trie_walk import MemoGraph
 from llmppl.support.arguments import is_file_name, shown, text
 from llmppl.support.graphs import Memo, Numbering
 from llmppl.support.locks import Lock, cached_property, locked
@@ -45,12 +46,11 @@ Hypothesis = tuple[Stack, int]                      # a parser stack, and a part
 class _State(Shared):
     """A state of the recognizer: its hypotheses, and whether the text may end. Equal states are one object."""
 
-    __slots__ = ("hypotheses", "accepting", "next", "by_outcomes")
+    __slots__ = ("hypotheses", "accepting", "next")
 
     def __init__(self, hypotheses: tuple[Hypothesis, ...], accepting: bool):
         self.hypotheses, self.accepting = hypotheses, accepting
         self.next: dict[int, _State | None] = {}        # by byte
-        self.by_outcomes: dict[tuple[int, ...], _State | None] = {}     # of the partial tokens
 
 
 class Grammar(Shared):
@@ -97,15 +97,15 @@ class Grammar(Shared):
         found = read(grammar, start, import_paths, g_regex_flags, postlex, source_path)
         parser, (lexers, lexer_of) = found.parser, _lexers(found)
         self._parser = parser
-        self._tokens = PartialTokens(found.terminals, found.ignored, lexers, postlex)
-        self._completion = Completion(parser, self._tokens, lexer_of)
+        self.partials = PartialTokens(found.terminals, found.ignored, lexers, postlex)
+        self._completion = Completion(parser, self.partials, lexer_of)
         self._states: Memo[Any, _State] = Memo(lambda key: _State(tuple(key[0]), key[1]))
         self._masks: Masks | None = None
         self._lock = Lock()
-        begun = self._state([(parser.bottom, self._tokens.first)], [])
+        begun = self._state([(parser.bottom, self.partials.first)], [])
         stuck = self._completion.taking_all() if begun else set()
         if begun is None or stuck is not None:
-            takers = [f"{name} {shown(self._tokens.terminals[name].pattern)}" for name in sorted(stuck or ())]
+            takers = [f"{name} {shown(self.partials.terminals[name].pattern)}" for name in sorted(stuck or ())]
             why = f": no text goes on after terminal {' and '.join(takers)}" * bool(takers)
             raise ValueError(f"lark parses no text at all with this grammar (start rule {start!r}){why}")
         self.start = begun
@@ -122,13 +122,11 @@ class Grammar(Shared):
     ) -> Grammar:  # fmt: skip
         """Read a grammar from a file. Relative imports are found beside it, and errors begin with its path."""
         options: dict[str, Any] = {"import_paths": import_paths, "g_regex_flags": g_regex_flags, "postlex": postlex}
-        with open(path, encoding="utf-8") as file:
-            try:
+        try:
+            with open(path, encoding="utf-8") as file:
                 return cls(file.read(), start, source_path=os.fspath(path), **options)
-            except TooLarge as error:
-                raise TooLarge(f"{os.fspath(path)}: {error.what}", error.count, error.remedy) from error
-            except ValueError as error:
-                raise ValueError(f"{os.fspath(path)}: {error}") from error
+        except ValueError as error:
+            raise ValueError(f"{os.fspath(path)}: {error}") from error
 
     def index(self, vocab: VocabularyLike) -> TokenIndex:
         """Return the index of the tokens of a vocabulary that may follow each state."""
@@ -142,20 +140,13 @@ class Grammar(Shared):
         try:
             return state.next[byte]
         except KeyError:
-            return self._step_anew(state, byte)
-
-    @locked
-    def _step_anew(self, state: _State, byte: int) -> _State | None:
-        key = tuple([id(self._tokens.step(token, byte)) for _, token in state.hypotheses])
-        if key not in state.by_outcomes:                # else another byte of the same class
-            state.by_outcomes[key] = self.token_step(state, bytes([byte]))
-        found = state.next[byte] = state.by_outcomes[key]
-        return found
+            found = state.next[byte] = self.token_step(state, bytes([byte]))
+            return found
 
     @locked
     def token_step(self, state: _State, data: bytes) -> _State | None:
         """Return the state after one or more bytes, without the states in between."""
-        step, starts, after = self._tokens.step, self._completion.starts, self._parser.after
+        step, starts, after = self.partials.step, self._completion.starts, self._parser.after
         alive: list[Hypothesis] = list(state.hypotheses)
         ended: list[Hypothesis] = []                    # a stack and a obligation each
         for byte in data:
@@ -196,14 +187,29 @@ class Grammar(Shared):
         """Drop all states and stacks; those that a caller holds stay valid."""
         self._states.clear()
         bottom = self._parser.bottom
-        for memo in (self.start.next, self.start.by_outcomes, bottom.pushed, bottom.fed, bottom.admits):
+        for memo in (self.start.next, bottom.pushed, bottom.fed, bottom.admits):
             memo.clear()
         if self._masks is not None:
             self._masks.forget()
 
 
+class _StateGraph(MemoGraph):
+    """Graph of a grammar's states, which reads one byte for each class of bytes that the partial tokens tell apart."""
+
+    def fill(self, number: int, bytes: Ints, /) -> None:
+        state, classes = self.states[number], self.recognizer.partials.classes
+        cuts = [*sorted({0}.union(*[classes[token] for _, token in state.hypotheses])), 256]
+        for i in {bisect_right(cuts, byte) for byte in bytes.tolist()}:
+            known = self.number(self.recognizer.step(state, cuts[i - 1]))       # which may replace the table
+            self.table[number, cuts[i - 1] : cuts[i]] = known
+
+
 class GrammarIndex(TokenIndex):
     """Index of a grammar. The parser decides once for all tokens that no stack tells apart."""
+
+    def _begin(self) -> None:
+        super()._begin()
+        self.graph = _StateGraph(self.recognizer)
 
     def build_all(self, max_states: int = 1_000_000) -> Any:
         raise TypeError(f"build_all wants finitely many states, those of a Regex or a DFA, not {self!r}")

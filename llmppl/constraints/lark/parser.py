@@ -18,6 +18,7 @@ from typing import Any, NamedTuple, TypeVar
 
 from lark import grammar as lark_grammar
 from lark.common import ParserConf
+from lark.exceptions import GrammarError
 from lark.grammar import NonTerminal
 from lark.parsers.lalr_analysis import LALR_Analyzer, Shift
 
@@ -25,6 +26,7 @@ from llmppl.support.graphs import reversed_edges
 
 END = "$END"
 IGNORED = 1                                         # the bit of ignored text
+MAX_ITEMS = 250_000                                 # of the states of lark's parser
 MAX_LENGTH = 32                                     # symbols of a rule that lark's analysis takes in one piece
 
 K = TypeVar("K")
@@ -60,6 +62,24 @@ class Rule(lark_grammar.Rule):
             yield Rule(origin, [*symbols[: MAX_LENGTH - 1], rest], self.order, None, self.options)
             origin, symbols = rest, symbols[MAX_LENGTH - 1 :]
         yield Rule(origin, symbols, self.order, None, self.options)
+
+
+class _Analyzer(LALR_Analyzer):
+    """Lark's analysis, which expands each rule once here, and stops where its states would have too many items."""
+
+    def __init__(self, conf: ParserConf) -> None:
+        self._expanded: dict[tuple[Any, bool], frozenset[Any]] = {}
+        self._num_items = 0
+        super().__init__(conf)
+
+    def expand_rule(self, source_rule: Any, rules_by_origin: Any = None) -> Any:
+        key = source_rule, rules_by_origin is None
+        if key not in self._expanded:
+            self._expanded[key] = frozenset(super().expand_rule(source_rule, rules_by_origin))
+        self._num_items += len(self._expanded[key])
+        if self._num_items > MAX_ITEMS:
+            raise GrammarError(f"lark's parser has more than {MAX_ITEMS:,} items; fewer alternatives would do")
+        return self._expanded[key]
 
 
 class Layout(NamedTuple):
@@ -115,7 +135,7 @@ class Parser:
 
     def __init__(self, rules: Sequence[Rule], start: str) -> None:
         parts = list(itertools.chain.from_iterable(rule.parts() for rule in rules))
-        analyzer: Any = LALR_Analyzer(ParserConf(list(parts), {}, [start]))
+        analyzer: Any = _Analyzer(ParserConf(list(parts), {}, [start]))
         analyzer.compute_lalr()
         table = analyzer.parse_table
         names = {rule.origin.name for rule in parts}

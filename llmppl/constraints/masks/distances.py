@@ -26,8 +26,6 @@ from llmppl.constraints.vocabulary.trie_walk import CHUNK, Graph, TableGraph, Wa
 from llmppl.support.locks import Lock, locked
 from llmppl.support.shared import Shared
 
-__all__ = ["PrecomputedIndex", "SearchDistances", "TableDistances", "build", "bytes_to_accept"]
-
 
 def walks(graph: Graph, trie: Trie, queue: list[int]) -> Iterator[tuple[Ints, Walk, Ints]]:
     """Walk from the states of `queue`, which may grow meanwhile, and yield (states, walk, changes) for each batch.
@@ -120,7 +118,6 @@ def build(index: Any, max_states: int) -> PrecomputedIndex:
     return PrecomputedIndex(
         index, states, np.array(accepting), masks, np.cumsum(np.concatenate(sizes)), np.concatenate(nexts)
     )
-
 
 MAX_MEMO = 1 << 16                                  # distances that are kept for states without a table
 MAX_READ = 2_000_000                                # tokens that one search for an end reads at most: some seconds

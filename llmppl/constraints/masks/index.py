@@ -41,8 +41,6 @@ from llmppl.support import arguments
 from llmppl.support.graphs import Memo
 from llmppl.support.locks import Lock, locked
 
-__all__ = ["END", "TokenIndex"]
-
 MAX_STEPS = 1 << 16                                 # steps in the memo
 MAX_WITHIN = 4096                                   # results of `mask_within` in the memo
 MOST = sys.float_info.max                           # a finite distance at most; a dead end has inf

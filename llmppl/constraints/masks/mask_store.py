@@ -15,8 +15,6 @@ import numpy.typing as npt
 from llmppl.constraints.constraint import Bools, Ints
 from llmppl.support.locks import Lock, locked
 
-__all__ = ["MaskStore", "PackedMask"]
-
 MASK_BYTES = 1 << 26                                # of kept arrays; all other masks are bits or ids
 
 

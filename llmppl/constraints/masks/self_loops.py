@@ -22,8 +22,6 @@ from llmppl.constraints.vocabulary.trie import Trie
 from llmppl.constraints.vocabulary.trie_walk import FEW, walk_from, walk_state
 from llmppl.support.graphs import Memo
 
-__all__ = ["Key", "Loop", "Loops", "key_of"]
-
 LEAST = 8                                           # bytes below 128 that a loop has at least
 MOST = 16                                           # loops that are kept per vocabulary
 USUAL = slice(33, 127), slice(48, 58)               # if most of these bytes lead to one state, it may have a loop

@@ -91,7 +91,7 @@ class MemoGraph:
     def __init__(self, recognizer: Any) -> None:
         self.recognizer = recognizer
         self.states: list[State] = [None]           # 0 is the dead state
-        self.ids: dict[State, int] = {}
+        self.ids: dict[State, int] = {None: 0}
         self.table = np.full((64, 256), -1, np.int32)
         self.table[0] = 0
         self.ready = np.ones(64, bool)
@@ -125,7 +125,7 @@ class MemoGraph:
         bytes = np.unique(bytes[self.table[number, bytes] < 0])
         state, step = self.states[number], self.recognizer.step
         targets = [step(state, byte) for byte in bytes.tolist()]
-        known = [0 if target is None else self.number(target) for target in targets]     # this may replace the table
+        known = list(map(self.number, targets))     # this may replace the table
         self.table[number, bytes] = known
 
     def renewed(self, room: float) -> MemoGraph:

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from llmppl.constraints.automata import characters
 from llmppl.constraints.automata.determinise import Leftmost
 from llmppl.constraints.automata.dfa import DFA
+from llmppl.constraints.automata.nfa import Ahead
 from llmppl.constraints.automata.regex import Regex, parse
 
 LETTERS = "ab1_ \n.éßKſ\u212a٣"
@@ -419,6 +420,25 @@ def test_lookaheads_at_any_place_agree_with_re(pattern):
         return
     assert [text in dfa for text in texts] == [re.fullmatch(pattern, text) is not None for text in texts]
     assert dfa.explore().num_states == DFA.from_table(dfa.table, dfa.accepting, dfa.start).num_states     # no dead ends
+
+
+def test_a_lookahead_in_a_counted_repeat_costs_a_few_states_each():
+    words = ["cat", "ca", "at", "a", "scat", "cat ", "xcat a", "a cat", "ca t", "xx " * 9, "x" * 9 + " cat"]
+    dfa = agree("(?:(?!cat)[a-z]+ ?){1,9}", [*words, *map(" ".join, itertools.product(words[:5], repeat=2))]).explore()
+    assert dfa.num_states == dfa.minimise().num_states and dfa._budget.steps < 1_000_000
+
+
+@pytest.mark.parametrize(
+    ("pattern", "num_ahead"),
+    [
+        (r"(?:\b\w+\b ){1,5}", 0), (r"\b(?:a|é)\b", 0), (r"a\b-|\b-\b", 0), (r"(?a:a\bé| \bé)", 0),
+        (r"(?a:.\b[aé])", 2), (r"(?:\w+\b ?)+", 2), (r".\b.", 2),
+    ],
+)  # fmt: skip
+def test_a_boundary_before_known_characters_needs_no_lookahead(pattern, num_ahead):
+    texts = ["".join(some) for n in range(5) for some in itertools.product("aé -", repeat=n)]
+    agree(pattern, texts)
+    assert sum(isinstance(guard, Ahead) for guard in parse(pattern, to_end=True).guards.values()) == num_ahead
 
 
 def test_a_repeated_empty_pattern_matches_only_the_empty_string():

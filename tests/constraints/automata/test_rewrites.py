@@ -14,7 +14,6 @@ from llmppl.constraints import DFA, Regex
 from llmppl.constraints.automata.rewrites import (
     any_case,
     any_whitespace,
-    homoglyphs,
     optional_punctuation,
     rewrite,
     synonyms,
@@ -125,7 +124,7 @@ def test_any_case_changes_letters_within_their_pairs():
 
 @pytest.mark.parametrize("pattern", ["[a-zÀ-ö ]+é?", "Hello (World|)", ".*", "[^A]b"])
 def test_ready_made_rewrites_are_idempotent(pattern):
-    for function in (any_case, any_whitespace, optional_punctuation, homoglyphs):
+    for function in (any_case, any_whitespace, optional_punctuation):
         once = function(Regex(pattern))
         assert (Regex(pattern) - once).is_empty() and function(once).equivalent(once)
 
@@ -144,15 +143,6 @@ def test_optional_punctuation_leaves_out_any_of_it():
     assert symbols == "$+<=>^`|~"
     assert members(optional_punctuation(DFA.from_strings([symbols]))) == {symbols}
     assert optional_punctuation(Regex(r"\p{P}*")).equivalent(Regex(r"\p{P}*"))
-
-
-def test_homoglyphs_are_letters_of_another_script_and_the_same_case():
-    assert members(homoglyphs(Regex("no"))) == {"no", "n\u043e", "n\u03bf"}
-    found = [members(homoglyphs(Regex(letter))) for letter in string.ascii_letters]
-    names = [sorted(unicodedata.name(c).split()[:2] for c in group) for group in found]
-    assert sum(map(len, found)) == 52 + 44
-    assert all(len({script for script, _ in each}) == len(each) for each in names)
-    assert all(len({case for _, case in each}) == 1 for each in names)
 
 
 # ---- edges

@@ -17,7 +17,7 @@ from lark.exceptions import GrammarError, LarkError
 from llmppl import Model, smc_steer
 from llmppl.constraints import Grammar, Vocabulary
 from llmppl.constraints.automata.budget import TooLarge
-from llmppl.constraints.lark import lexer, loader, terminals
+from llmppl.constraints.lark import lexer, loader, parser, terminals
 from llmppl.models.spans import Guide
 
 BYTES = Vocabulary([*(bytes([byte]) for byte in range(256)), b""], eos_ids=[256])
@@ -124,7 +124,7 @@ def test_a_terminal_is_determinised_only_as_far_as_needed(terminal):
     for n in range(len(text)):
         mask = index.mask(index.after(text[:n]))
         assert mask[ord("a")] and mask[256] == bool(re.fullmatch(terminal[1:-1], text[:n]))
-    assert len(grammar._tokens.tokens) < 10_000
+    assert len(grammar.partials.tokens) < 10_000
 
 
 @pytest.mark.parametrize("number", [10, 60, 600])
@@ -132,7 +132,7 @@ def test_the_first_mask_does_not_wait_for_a_long_terminal(number):
     grammar = Grammar(f'start: "if" A | A\nA: /[a-z]([\\w]|[_]){{0,{number}}}/')
     index = grammar.index(BYTES)
     allowed = index.allowed(index.start)
-    assert allowed.tolist() == list(range(ord("a"), ord("z") + 1)) and len(grammar._tokens.tokens) < 3500
+    assert allowed.tolist() == list(range(ord("a"), ord("z") + 1)) and len(grammar.partials.tokens) < 3500
     assert index.accepts(index.after("iffy")) and not index.mask(index.after("i"))[ord("-")]
 
 
@@ -168,6 +168,25 @@ def test_an_endless_construction_is_refused_by_name(case):
     grammar, message = REFUSED[case]
     with pytest.raises(ValueError, match=message):
         Grammar(grammar)
+
+
+def test_alternatives_of_alternatives_are_counted_in_the_parser(monkeypatch):
+    rule = "start: " + " ".join("(" + "|".join(f'start "{a}{i}"' for i in range(8)) + ' | "c")' for a in "ab")
+    Grammar(rule)
+    monkeypatch.setattr(parser, "MAX_ITEMS", 1_000)
+    with pytest.raises(ValueError, match="^grammar: lark's parser has more than 1,000 items; fewer"):
+        Grammar(rule)
+
+
+def test_bytes_of_one_class_are_read_once(monkeypatch):
+    grammar = Grammar('start: (A | "(" start ")")+\nA: /[a-z]+/')
+    index, read = grammar.index(BYTES), []
+    step = Grammar.step
+    monkeypatch.setattr(Grammar, "step", lambda self, state, byte: read.append(byte) or step(self, state, byte))
+    ids, ends = index.walk(grammar.start)
+    assert read == [0, 40, 41, 97, 123][: len(read)] and len(read) <= 5
+    found = dict(zip(ids.tolist(), map(index.graph.state, ends.tolist()), strict=True))
+    assert found == {byte: after for byte in range(256) if (after := step(grammar, grammar.start, byte))}
 
 
 def test_the_lexer_counts_the_states_in_its_states(monkeypatch):

@@ -633,6 +633,12 @@ def test_an_unbounded_recognizer_forgets_old_sets_and_steps(monkeypatch):
     assert max(len(index._masks), len(index._steps), len(index.graph.states)) <= 30
 
 
+class BitsIndex(GrammarIndex):
+    """Index of a recognizer that computes its own masks, and has no partial tokens."""
+
+    _begin = TokenIndex._begin
+
+
 class Packed(Nested):
     """Recognizer of the same language that computes its own masks, as bits."""
 
@@ -646,7 +652,7 @@ class Packed(Nested):
 
 def test_a_recognizers_own_bits_become_masks_with_eos():
     vocab = Vocabulary([b"(", b"", b")", b"x", b"((", b")))", b""], eos_ids=[1, 6])
-    index = GrammarIndex(Packed(), vocab)
+    index = BitsIndex(Packed(), vocab)
     states = [index.start, *map(index.after, ("(", "x", "(x", "((x", "(x)", "((x)"))]
     for state in states + states[::-1]:
         np.testing.assert_array_equal(index.mask(state), brute_force(index.recognizer, vocab, state))
@@ -668,7 +674,7 @@ def test_equal_bits_of_states_that_differ_in_accepting_are_two_masks(first):
         def token_mask(self, state, trie):
             return np.packbits([True, False, False]).tobytes()
 
-    index = GrammarIndex(Even(), Vocabulary([b"a", b"b", b""], eos_ids=[2]))
+    index = BitsIndex(Even(), Vocabulary([b"a", b"b", b""], eos_ids=[2]))
     for state in sorted(["even", "odd"], key=lambda state: state != first):
         assert index.mask(state).tolist() == [True, False, state == "even"]
 
