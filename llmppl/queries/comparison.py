@@ -35,6 +35,7 @@ from llmppl.support.options import readable_tuple
 Array = NDArray[Any]                                # (C,) int64 counts or float64 probabilities
 
 MAX_CELLS = 1_000_000                               # cells of the tables drawn at a time
+Z = NormalDist().inv_cdf(0.975)                   # of a two-sided interval at 95 %
 ROUNDING = 1e-9                                     # relative difference below which statistics are equal
 
 
@@ -77,7 +78,7 @@ class Comparison(TableView):
 
     `categories` are the C strings on either side, the most frequent first. `a` and `b`, (C,) ndarray, are int64 counts
     of samples, or float64 probabilities of an exact side, where `num_a` or `num_b` is None. `tv_interval` contains the
-    total variation of the two distributions at `level`. It is None if both sides are exact, as are `test` and `p`.
+    total variation of the two distributions at 95 %. It is None if both sides are exact, as are `test` and `p`.
     """
 
     categories: tuple[str, ...]
@@ -87,7 +88,6 @@ class Comparison(TableView):
     num_b: int | None
     test: ChiSquare | Any                               # | Any: None only for two exact sides
     tv_interval: tuple[float, float] | Any
-    level: float
 
     @property
     def p(self) -> float | Any:
@@ -109,7 +109,7 @@ class Comparison(TableView):
         head = f"Comparison(a: {sizes[0]}, b: {sizes[1]}, strings: {len(self.categories):,})\ntotal variation"
         if self.test is None:
             return f"{head} {self.tv:.4f}; both sides are exact: there is nothing to test"
-        interval = "{:.4f}, between {:.4f} and {:.4f} at {:g} %".format(self.tv, *self.tv_interval, 100 * self.level)
+        interval = "{:.4f}, between {:.4f} and {:.4f} at 95 %".format(self.tv, *self.tv_interval)
         p, statistic, df, draws = self.test
         least = " (the least they can show)" * (p < 1.5 / (1 + draws))
         return f"{head} {interval}\np = {p:.2g} by {draws:,} draws{least}; X2 = {statistic:.2f}, {df} df"
@@ -130,7 +130,6 @@ def compare(
     b: Iterable[str] | Mapping[str, int] | Exact,
     *,
     permutations: int = 10_000,
-    level: float = 0.95,
     seed: int | None = None,
     rng: np.random.Generator | None = None,
 ) -> Comparison:
@@ -144,12 +143,8 @@ def compare(
         reject far too often.
     permutations : int, at least 1
         Number R of tables to draw for p.
-    level : float between 0 and 1
-        Confidence level of the interval for the total variation.
     """
     arguments.count("permutations", permutations)
-    if not 0 < arguments.number("level", level) < 1:
-        raise ValueError(f"level is {level!r}; it is between 0 and 1, as 0.95 is")
     rng, ((of_a, num_a), (of_b, num_b)) = arguments.generator(seed, rng), (_side("a", a), _side("b", b))
     joint = {text: of_a.get(text, 0) / (num_a or 1) + of_b.get(text, 0) / (num_b or 1) for text in of_a | of_b}
     categories = tuple(sorted(joint, key=lambda text: (-joint[text], text)))
@@ -162,9 +157,8 @@ def compare(
     elif num_a or num_b:
         test = _goodness(*((left, right) if num_a else (right, left)), permutations, rng)
     if test is not None:
-        z = NormalDist().inv_cdf((1 + level) / 2)
-        interval = _interval(left / (num_a or 1), num_a or math.inf, right / (num_b or 1), num_b or math.inf, z)
-    return Comparison(categories, left, right, num_a, num_b, test, interval, level)
+        interval = _interval(left / (num_a or 1), num_a or math.inf, right / (num_b or 1), num_b or math.inf, Z)
+    return Comparison(categories, left, right, num_a, num_b, test, interval)
 
 
 def _side(name: str, given: Iterable[str] | Mapping[str, int] | Exact) -> tuple[dict[str, float], int | None]:

@@ -249,8 +249,6 @@ class QueryOptions(TypedDict, total=False):
 
 
 class SearchOptions(QueryOptions, total=False):
-    """Options of `Query`, and of its method `best`."""
-
     results: Results
     order: Order
     tolerance: float
@@ -260,8 +258,6 @@ class SearchOptions(QueryOptions, total=False):
 
 
 class ProbabilityOptions(QueryOptions, total=False):
-    """Options of `Query`, and of its method `probability`."""
-
     tolerance: float
     max_expansions: int
     particles: int
