@@ -16,7 +16,7 @@ import numpy as np
 from llmppl.constraints.automata.dfa import DFA, anything
 from llmppl.constraints.constraint import Bools, Ints
 from llmppl.constraints.json.frames import Automaton, Local
-from llmppl.constraints.json.scalars import Quoted, most_left
+from llmppl.constraints.json.scalars import Quoted, bytes_left
 from llmppl.constraints.json.shapes import Lazy
 from llmppl.constraints.masks.self_loops import Loops
 from llmppl.constraints.vocabulary.trie import Trie
@@ -120,13 +120,14 @@ class Effect:
         self.calls: list[tuple[Lazy, Local, Node]] = []
         self.listed = set[int]()
 
-    def most(self, bytes_left: Callable[[Local], float]) -> float:
+    def most(self, left: Callable[[Local], float]) -> float:
         """Return a bound of the bytes that complete the value, after any of the tokens."""
         if self.left is None:
-            lefts = [group.left(bytes_left) for group in self.groups]
-            for local, _ in self.texts:
-                dfa = local.frame.dfa if isinstance(local.frame, Automaton) else local.text and local.text[0]
-                lefts.append(bytes_left(local) + most_left(dfa))
+            lefts = [group.left(left) for group in self.groups]
+            for at, _ in self.texts:
+                dfa = at.frame.dfa if isinstance(at.frame, Automaton) else at.content.text and at.content.text[0]
+                inside = bytes_left(dfa)
+                lefts.append(left(at) + float(inside[inside < math.inf].max()))
             self.left = max(lefts, default=0)
         return self.left
 
@@ -155,7 +156,7 @@ class Effects:
 
     def of(self, local: Local, node: Node, is_closed: bool, own: Own) -> Effect:
         """Return an effect. With `is_closed`, calls and ends at `node` itself are left out."""
-        if node is self.root and local.text:
+        if node is self.root and local.content.text:
             return self._texts[local]
         kept = self._kept if isinstance(local.frame, Automaton | Quoted) else own
         key = local, node, is_closed
@@ -176,17 +177,18 @@ class Effects:
             if not here.kids:
                 continue
             is_open = not is_closed or at is not local or here is not node
-            if at.words is not None:
+            words, others, _ = at.content
+            if words is not None:
                 groups, after = read_words(at, here)
-                ends += [here] * (is_open and any(not word for word, _ in at.words))
+                ends += [here] * (is_open and any(not word for word, _ in words))
                 listed.update(end for _, end in after)
                 found.groups += groups
                 found.listed.update(id for group in groups for id in group.ids)
                 todo += [(local, end) for local, end in after if local]
-                if at.others is None:
+                if others is None:
                     continue
-                at = at.others
-            if at.text:
+                at = others
+            if at.content.text:
                 stay, some, left = self._read_text(at, here)
                 found.mask = found.mask if stay is None else stay
                 found.texts.append((at, here))
@@ -227,8 +229,8 @@ class Effects:
         if isinstance(frame, Automaton):
             found = self._numbers[node].groups(frame.dfa, local.key)
             return [Group(ids, frame.local(state)) for state, ids in found]
-        assert local.text
-        dfa, state, need, room = local.text
+        assert local.content.text
+        dfa, state, need, room = local.content.text
         if node is self.root:
             ids, ends = self._walks[dfa, state]
             sizes = self._sizes[ids]
@@ -284,8 +286,8 @@ class Effects:
 
     def _read_text(self, local: Local, node: Node) -> tuple[Bools | None, list[int], list[tuple[Local, Node]]]:
         """Return the tokens that stay, at the root as a mask, and the states and nodes after a quote or backslash."""
-        assert local.text
-        dfa, state, need, room = local.text
+        assert local.content.text
+        dfa, state, need, room = local.content.text
         mask, ids, frame = None, list[int](), local.frame
         if node is self.root:
             mask = self._masks[dfa, state]
@@ -312,7 +314,8 @@ def _joined(nodes: Iterable[Node | None]) -> Node | None:
 def read_words(local: Local, node: Node) -> tuple[list[Group], list[tuple[Local | None, Node]]]:
     """Return the groups along listed words, and the nodes where words end, with the states after those that may."""
     groups, ends = list[Group](), list[tuple[Local | None, Node]]()
-    for word, number in local.words or ():
+    words, others, _ = local.content
+    for word, number in words or ():
         passed = node.along(word)
         if not passed:
             continue
@@ -321,8 +324,8 @@ def read_words(local: Local, node: Node) -> tuple[list[Group], list[tuple[Local 
             ends.append((after, passed[-1]))
             if after is None:
                 passed.pop()
-        if after is None and local.others and local.others.text and local.others.text[0] is anything():
-            after, more = (local.others, more + 4) if len(local.words or ()) < FEW else (None, 0)
+        if after is None and others and others.content.text and others.content.text[0] is anything():
+            after, more = (others, more + 4) if len(words or ()) < FEW else (None, 0)
         groups += [Group(each.ids, local, word[:i], more - i, after) for i, each in enumerate(passed, 1) if each.ids]
     return groups, ends
 

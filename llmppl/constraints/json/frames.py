@@ -42,6 +42,18 @@ class Expansion(NamedTuple):
 DONE = Expansion([], [], True)
 
 
+class Content(NamedTuple):
+    """Rest of the value or name that is read.
+
+    `words`: listed rests, each with its number; None if it is no list. `others`: the state inside a name that is not
+    listed; None if all are. `text`: of a text up to a quote the automaton, state, and least and most characters.
+    """
+
+    words: list[tuple[bytes, int]] | None = None
+    others: Local | None = None
+    text: Text | None = None
+
+
 class Local:
     """State of a frame. `expanded` and `closing` are its moves, calls and whether it is done."""
 
@@ -57,18 +69,8 @@ class Local:
         return self._with_locals(self.frame.closing(self.key))
 
     @cached_property
-    def words(self) -> list[tuple[bytes, int]] | None:
-        """Listed rests of the value or name, each with its number; None if the frame is no list."""
-        return self.frame.words(self.key)
-
-    @cached_property
-    def others(self) -> Local | None:
-        """State inside a name that is not listed; None if all are."""
-        return self.frame.others(self.key)
-
-    @cached_property
-    def text(self) -> Text | None:
-        return self.frame.text(self.key)
+    def content(self) -> Content:
+        return self.frame.content(self.key)
 
     def after_word(self, number: int) -> Local | None:
         key = self.frame.after_word(self.key, number)
@@ -116,20 +118,12 @@ class Frame:
         """Return whether it is known that a state has moves, no calls, and is not done."""
         return False
 
-    def words(self, key: Key) -> list[tuple[bytes, int]] | None:
-        """Return all rests of the value or name, if they are listed; others may be too (`others`)."""
-        return None
+    def content(self, key: Key) -> Content:
+        return Content()
 
     def after_word(self, key: Key, number: int) -> Key | None:
         """Return the key after a word; None if it may not stand there."""
         raise NotImplementedError
-
-    def others(self, key: Key) -> Local | None:
-        return None
-
-    def text(self, key: Key) -> Text | None:
-        """Return the text that is read up to a quote: its automaton, state, and least and most characters."""
-        return None
 
     def after_text(self, key: Key, state: int, number: int) -> Key | None:
         """Return the key after `number` characters of a text that lead to `state`; None if they do not fit."""
@@ -197,9 +191,9 @@ class Words(Frame):
         self._words = sorted({text.encode() for text in texts})
         self.first = 0, len(self._words), 0
 
-    def words(self, key: Key) -> list[tuple[bytes, int]] | None:
+    def content(self, key: Key) -> Content:
         low, high, depth = key
-        return [(self._words[i][depth:], i) for i in range(low, high)]
+        return Content([(self._words[i][depth:], i) for i in range(low, high)])
 
     def after_word(self, key: Key, number: int) -> Key | None:
         return number, number + 1, len(self._words[number])

@@ -107,7 +107,7 @@ class JsonIndex(TokenIndex):
         mask, ids = np.zeros(len(self.trie.tokens), bool), list[int]()
         while todo:
             local, below, node, is_closed = todo.pop()
-            if node is self._effects.root and local.others is not None:
+            if node is self._effects.root and local.content.others is not None:
                 mask |= self._in_name(local, below, most)
                 continue
             effect = self._effects.of(local, node, is_closed, self._own)
@@ -142,8 +142,8 @@ class JsonIndex(TokenIndex):
 
     def _in_name(self, local: Local, below: Stack, most: float) -> Bools:
         """Return the mask inside a name that may be listed or not: that of others, but for tokens along listed ones."""
-        assert local.others is not None
-        key, known = (local.others, below), self._own if most == math.inf else {}
+        assert local.content.others is not None
+        key, known = (local.content.others, below), self._own if most == math.inf else {}
         if key not in known:
             known[key] = self._mask([(*key, self._effects.root, False)], most)
         mask: Bools = known[key].copy()

@@ -13,7 +13,7 @@ import math
 from bisect import bisect_left
 from collections.abc import Callable, Iterator
 from functools import lru_cache
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
@@ -21,7 +21,7 @@ from llmppl.constraints.automata.budget import TooLarge
 from llmppl.constraints.automata.dfa import DFA, anything
 from llmppl.constraints.constraint import Bools, Ints
 from llmppl.constraints.json.ecma import found
-from llmppl.constraints.json.frames import MAX_LOCALS, Container, Expansion, Key, Local, Move, Text, Whitespace
+from llmppl.constraints.json.frames import MAX_LOCALS, Container, Content, Expansion, Key, Local, Move, Whitespace
 from llmppl.constraints.json.scalars import ESCAPED, cut, escapes, spelled, texts_of
 from llmppl.constraints.json.shapes import Lazy, Object, Shape, String, both, fits, intersect
 from llmppl.constraints.masks.distances import bytes_to_accept
@@ -56,10 +56,7 @@ class Names:
         for state in np.flatnonzero(accepting).tolist():
             if sets[state] not in parts:
                 matched = {pattern for pattern, is_in in zip(patterns, sets[state], strict=True) if is_in}
-                parts[sets[state]] = both(*(
-                    both(*some) if (some := [each for name, each in others.patterns if name in matched])
-                    else others.additional for others in shape.others
-                ))  # fmt: skip
+                parts[sets[state]] = both(*(others.of_patterns(matched) for others in shape.others))
             accepting[state] = is_live(parts[sets[state]])
         live = np.isfinite(bytes_to_accept(table, accepting))
         table[~live[table]] = 0
@@ -109,12 +106,11 @@ def classes(names: Shape, patterns: tuple[str, ...]) -> tuple[Ints, Bools, list[
 class Progress(NamedTuple):
     """Part of an object that is read: the properties so far.
 
-    `after`: ordered names before this number are past. `seen`: bits of the listed names without an order. `need`,
-    `room`: properties that are still needed, and still possible. `used`: other names so far, None if not remembered.
+    `left`: bits of the listed names that may still come. `need`, `room`: properties that are still needed, and still
+    possible. `used`: other names so far, None if not remembered.
     """
 
-    after: int
-    seen: int
+    left: int
     need: int
     room: float
     used: frozenset[bytes] | None
@@ -139,9 +135,9 @@ class Members(Container):
 
     def __init__(self, shape: Object, blank: Whitespace, is_live: Callable[[Lazy], bool], in_order: bool) -> None:
         super().__init__(blank)
-        self._shape, self._is_live_part, self._in_order = shape, is_live, in_order
+        self._shape, self._is_live_part = shape, is_live
         self._listed = list(dict.fromkeys([*shape.properties, *shape.required]))
-        self._num_ordered = len(self._listed) if in_order else 0
+        self._ordered = (1 << len(self._listed)) - 1 if in_order else 0        # bits of the names with an order
         self._parts = Memo(shape.of_name)
         self._choices = Memo(self._find_choices, MAX_LOCALS)
 
@@ -184,7 +180,7 @@ class Members(Container):
     def _begin(self) -> Progress:
         has_room = self._others is None and self._shape.most >= len(self._number)
         used = None if self._others is None else frozenset[bytes]()
-        return Progress(0, 0, self._shape.least, math.inf if has_room else self._shape.most, used)
+        return Progress(self._live, self._shape.least, math.inf if has_room else self._shape.most, used)
 
     @cached_property
     def _order(self) -> tuple[list[bytes], list[int]]:
@@ -206,54 +202,26 @@ class Members(Container):
 
     # ---- progress
 
-    def _missing(self, at: Progress) -> int:
-        """Return the bits of the properties that must still come."""
-        return self._required & ~at.seen & ~((1 << at.after) - 1)
-
-    def _left(self, at: Progress) -> int:
-        """Return the bits of the listed names that may still come."""
-        return self._live & ~at.seen & ~((1 << at.after) - 1)
+    def _after(self, at: Progress, bit: int = 0, name: bytes | None = None) -> Progress:
+        """Return the progress after the property of a bit, or after one that is not listed (0)."""
+        over = (bit << 1) - 1 if bit & self._ordered else self._ordered | bit
+        used = at.used if name is None or at.used is None else at.used | {name}
+        return Progress(at.left & ~over, max(0, at.need - 1), at.room - 1, used)
 
     def _can_end(self, at: Progress) -> bool:
-        """Return whether the object can be completed."""
-        missing, left = self._missing(at), self._left(at)
-        if missing & ~left or at.room < max(at.need, missing.bit_count()):
-            return False
-        return self._others is not None or at.need <= left.bit_count()
-
-    def _keeps_order(self, missing: int, i: int | None = None) -> bool:
-        """Return whether no missing property must come before number i, or before all others."""
-        first = self._num_ordered if i is None else min(i, self._num_ordered)
-        return not missing & ((1 << first) - 1)
-
-    def _with(self, at: Progress, i: int) -> Progress:
-        """Return the progress after a listed property."""
-        seen = at.seen | (1 << i >> self._num_ordered << self._num_ordered)
-        return self._counted(at, after=min(i + 1, self._num_ordered), seen=seen)
-
-    def _with_other(self, at: Progress, name: bytes | None) -> Progress:
-        used = at.used if name is None or at.used is None else at.used | {name}
-        return self._counted(at, after=self._num_ordered, used=used)
-
-    def _counted(self, at: Progress, **more: Any) -> Progress:
-        return at._replace(need=max(0, at.need - 1), room=at.room - 1, **more)
+        """Return whether the object can be completed, if no required property was left out."""
+        is_enough = self._others is not None or at.need <= at.left.bit_count()
+        return is_enough and at.room >= max(at.need, (at.left & self._required).bit_count())
 
     def _find_choices(self, at: Progress) -> tuple[int, bool, bool]:
         """Return the sorted names that may come next, as bits, and whether others may, and whether it may end."""
-        missing, named = self._missing(at), 0
-        if not at.need and at.room == math.inf:
-            ordered = missing & ((1 << self._num_ordered) - 1)
-            named = self._left(at) & (((ordered & -ordered) << 1) - 1 if ordered else -1)
-        elif at.room > 0:
-            left = self._left(at)
-            for i in (i for i in range(left.bit_length()) if left >> i & 1):
-                if not self._keeps_order(missing, i):
-                    break
-                named |= self._can_end(self._with(at, i)) << i
-        others = (
-            self._others is not None and at.room > 0 and self._keeps_order(missing)
-            and self._can_end(self._with_other(at, None))
-        )  # fmt: skip
+        missing = at.left & self._required
+        first = missing & self._ordered & -(missing & self._ordered)    # what must come before all after it
+        named = at.left & ((first << 1) - 1)
+        if at.need or at.room < math.inf:
+            bits = (1 << i for i in range(named.bit_length()) if named >> i & 1)
+            named = sum(bit for bit in bits if self._can_end(self._after(at, bit)))
+        others = self._others is not None and not first and self._can_end(self._after(at))
         places = enumerate(self._order[1]) if named else ()
         return sum(1 << i for i, place in places if named >> place & 1), others, not missing and not at.need
 
@@ -292,30 +260,25 @@ class Members(Container):
         used = ((each, -1) for each in at.used or () if each.startswith(name.text))
         return [(each[len(name.text) :], i) for each, i in (*listed, *used)]
 
-    def words(self, key: Key) -> list[tuple[bytes, int]] | None:
-        if key[0] != "name" or key[2].text is None or key[2].escape is not None:
-            return None
+    def content(self, key: Key) -> Content:
+        if key[0] != "name" or key[2].escape is not None:
+            return Content()
         _, at, name = key
+        if name.text is None:
+            assert self._others
+            return Content(text=(self._others.dfa, name.other, 0, math.inf))
         if name.other and self._others and not self._others.is_endless:
-            return None                             # some beginnings may have no rest but those that are used
+            return Content()                        # some beginnings may have no rest but those that are used
         named = -1 if name.other else self._choices[at][0] << 1         # the bit of -1 is 0
-        return [(rest + b'"', i) for rest, i in self._rests(at, name) if named >> i + 1 & 1]
+        words = [(rest + b'"', i) for rest, i in self._rests(at, name) if named >> i + 1 & 1]
+        return Content(words, self.local(("name", at, Name(None, name.other, None))) if name.other else None)
 
     def after_word(self, key: Key, number: int) -> Key | None:
         at = key[1]
         if number < 0 or not self._choices[at][0] >> number & 1:
             return None
         place = self._order[1][number]
-        return "colon", 0, self._with(at, place), self._parts[self._listed[place]]
-
-    def others(self, key: Key) -> Local | None:
-        after = None if self.words(key) is None else self.after_text(key, key[2].other, 0)
-        return None if after is None else self.local(after)
-
-    def text(self, key: Key) -> Text | None:
-        if self._others is None or key[0] != "name" or key[2].text is not None or key[2].escape is not None:
-            return None
-        return self._others.dfa, key[2].other, 0, math.inf
+        return "colon", 0, self._after(at, 1 << place), self._parts[self._listed[place]]
 
     def after_text(self, key: Key, state: int, number: int) -> Key | None:
         return ("name", key[1], Name(None, state, None)) if state else None
@@ -360,7 +323,7 @@ class Members(Container):
         part = self._others.part(name.other) if self._others and name.other else None
         if part is None or name.text in (at.used or ()):
             return None
-        return "colon", 0, self._with_other(at, name.text), part
+        return "colon", 0, self._after(at, 0, name.text), part
 
     def _other_moves(self, name: Name) -> Iterator[tuple[int, int, int, str | None]]:
         """Yield the moves of the other names: first and last byte, state, and the part of an escape."""
@@ -379,7 +342,7 @@ class Members(Container):
     def closing(self, key: Key) -> Expansion:
         if key[0] != "name":
             return super().closing(key)
-        found, missing = self.expand(key), self._missing(key[1])
+        found, missing = self.expand(key), key[1].left & self._required
         ends = [move for move in found.moves if move[2][0] == "colon"]
         wanted = [move for move in found.moves if move[2][0] == "colon" or self._leads_to(missing, move[2][2])]
         moves = wanted if missing else ends

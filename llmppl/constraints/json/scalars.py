@@ -30,10 +30,9 @@ from llmppl.constraints.automata.budget import TooLarge
 from llmppl.constraints.automata.dfa import DFA, anything
 from llmppl.constraints.automata.formats import numerals
 from llmppl.constraints.automata.regex import Regex
-from llmppl.constraints.json.frames import DONE, Expansion, Frame, Key, Move, Text
-from llmppl.constraints.json.shapes import ANY, Choice, Constants, Number, Shape, String, language
+from llmppl.constraints.json.frames import DONE, Content, Expansion, Frame, Key, Move
+from llmppl.constraints.json.shapes import Choice, Constants, Number, Shape, String, language
 from llmppl.constraints.masks.distances import bytes_to_accept
-from llmppl.support.locks import cached_property
 
 MAX_DIGITS = 21                                     # before the point, without a bound; twice as many of an integer
 MAX_FRACTION = 22                                   # after the point, unless bounds or steps need more
@@ -190,14 +189,12 @@ def escapes(read: str, after: Callable[[int], T | None]) -> Iterator[tuple[int, 
 
 
 @lru_cache(1_000)
-def most_left(dfa: DFA) -> float:
-    """Return a bound of the bytes from any state of a text to its end; some texts need an escape of 12 bytes."""
-    table = dfa.explore(MAX_STATES).table
-    escaped = bytes_to_accept(table, dfa.accepting)
-    table = table.copy()
-    table[:, ESCAPED] = 0
-    plain = bytes_to_accept(table, dfa.accepting)
-    return float(np.minimum(plain, 12 * escaped)[np.isfinite(escaped)].max())
+def bytes_left(dfa: DFA) -> npt.NDArray[np.float64]:
+    """Return bounds of the bytes from each state of a text to its end; some texts need an escape of 12 bytes."""
+    escaped = dfa.explore(MAX_STATES).table
+    plain = escaped.copy()
+    plain[:, ESCAPED] = 0
+    return np.minimum(bytes_to_accept(plain, dfa.accepting), 12 * bytes_to_accept(escaped, dfa.accepting))
 
 
 def cut(lo: int, hi: int, at: tuple[int, ...] = ESCAPED) -> Iterator[tuple[int, int]]:
@@ -235,7 +232,7 @@ def texts_of(shape: Shape) -> DFA:
             return DFA.from_strings([value for value in shape.values if isinstance(value, str)])
         case String():
             return _content(shape)
-    return anything() if shape is ANY else DFA.from_strings([])
+    return DFA.from_strings([])
 
 
 @lru_cache(1_000)
@@ -262,8 +259,8 @@ class Quoted(Frame):
     def only_moves(self, key: Key) -> bool:
         return bool(key != "end")
 
-    def text(self, key: Key) -> Text | None:
-        return (self._dfa, *key) if isinstance(key[0], int) else None
+    def content(self, key: Key) -> Content:
+        return Content(text=(self._dfa, *key)) if isinstance(key[0], int) else Content()
 
     def after_text(self, key: Key, state: int, number: int = 1) -> Key | None:
         _, need, room = key
@@ -291,12 +288,11 @@ class Quoted(Frame):
         moves: list[Move] = []
         can_escape = False
         for lo, hi, to in self._dfa.moves(state):
-            if lo < 0xC0 and hi >= 0x80:            # inside a character
-                moves.append((max(lo, 0x80), min(hi, 0xBF), (to, need, room)))
-            after = self.after_text((state, need, room), to)
-            for first, last in ((lo, min(hi, 0x7F)), (max(lo, 0xC0), hi)) if after else ():
-                moves += [(a, b, after) for a, b in cut(first, last)]
-                can_escape |= any(first <= byte <= last for byte in ESCAPED)
+            is_inside = 0x80 <= lo < 0xC0           # a character
+            after = (to, need, room) if is_inside else self.after_text((state, need, room), to)
+            if after:
+                moves += [(a, b, after) for a, b in cut(lo, hi)]
+                can_escape |= any(lo <= byte <= hi for byte in ESCAPED)
         if can_escape:
             free = ("free", _any_escape().start, self.after_text((state, need, room), state))
             moves.append((92, 92, free if self._is_free else ("escape", "", (state, need, room))))
@@ -312,13 +308,9 @@ class Quoted(Frame):
         moves = [move for move in found.moves if isinstance(move[2][0], int)]
         if ends or self._is_free:
             return Expansion(ends or moves)
-        left = self._bytes_left
+        left = bytes_left(self._dfa)
         nearer = [move for move in moves if left[move[2][0]] < left[key[0]]]
         return Expansion(nearer) if nearer else found
-
-    @cached_property
-    def _bytes_left(self) -> npt.NDArray[np.float64]:
-        return bytes_to_accept(self._dfa.explore(MAX_STATES).table, self._dfa.accepting)
 
 
 @lru_cache(1)

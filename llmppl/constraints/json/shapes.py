@@ -7,7 +7,7 @@ are read on first use, so shapes may refer to themselves.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from decimal import Decimal
 from fractions import Fraction
@@ -21,7 +21,7 @@ from llmppl.constraints.json.ecma import found
 __all__ = [
     "ANY", "EVERY", "NEVER", "NONE", "TYPES", "Array", "Busy", "Choice", "Constants", "Inexact", "Lazy", "Number",
     "Object", "Others", "Shape", "String", "both", "choice", "fits", "intersect", "is_number", "key_of", "language",
-    "negate", "values_of",
+    "negate", "unfolded", "values_of",
 ]  # fmt: skip
 
 MAX_OPTIONS = 2_000                                 # of one choice
@@ -62,6 +62,9 @@ class Lazy:
             finally:
                 self._is_busy = False
         return self._shape
+
+
+EVERY = Lazy(lambda: (ANY, True))
 
 
 @dataclass(frozen=True, eq=False)
@@ -107,7 +110,7 @@ class Array:
     least: int = 0
     most: float = math.inf
     first: tuple[Lazy, ...] = ()
-    rest: Lazy = field(default_factory=lambda: _every())
+    rest: Lazy = EVERY
     unique: bool = False
 
     def item(self, i: int) -> Lazy:
@@ -121,7 +124,10 @@ class Others(NamedTuple):
     additional: Lazy
 
     def of_name(self, name: str) -> Lazy:
-        parts = [part for pattern, part in self.patterns if name in found(pattern)]
+        return self.of_patterns({pattern for pattern, _ in self.patterns if name in found(pattern)})
+
+    def of_patterns(self, some: Collection[str]) -> Lazy:
+        parts = [part for pattern, part in self.patterns if pattern in some]
         return both(*parts) if parts else self.additional
 
 
@@ -150,24 +156,14 @@ class Choice:
     options: tuple[Shape, ...]
 
 
-@dataclass(frozen=True)
-class _Any:
-    """Any JSON."""
-
-
-Shape: TypeAlias = Constants | Number | String | Array | Object | Choice | _Any
-ANY, NEVER = _Any(), Choice(())
-EVERY, NONE = Lazy.of(ANY), Lazy.of(NEVER)
-
-
-def _every() -> Lazy:
-    return EVERY
-
-
+Shape: TypeAlias = Constants | Number | String | Array | Object | Choice
 TYPES: dict[str, Shape] = {
     "null": Constants((None,)), "boolean": Constants((False, True)), "number": Number(), "string": String(),
     "array": Array(), "object": Object(),
 }  # fmt: skip
+ANY: Choice = Choice(tuple(TYPES.values()))
+NEVER = Choice(())
+NONE = Lazy.of(NEVER)
 
 
 def choice(options: Iterable[Shape]) -> Shape:
@@ -183,6 +179,26 @@ def choice(options: Iterable[Shape]) -> Shape:
     if values:
         some = [each for each in some if not isinstance(each, Constants)] + [Constants(tuple(values.values()))]
     return some[0] if len(some) == 1 else Choice(tuple(some))
+
+
+def unfolded(shape: Shape) -> list[Shape]:
+    """Return shapes of one type each, or of listed plain values, that have the values of a shape together."""
+    match shape:
+        case Choice():
+            return [each for option in shape.options for each in unfolded(option)]
+        case Constants():
+            found, plain = list[Shape](), list[Any]()
+            for value in shape.values:
+                if isinstance(value, list):
+                    items = tuple(Lazy.of(Constants((each,))) for each in value)
+                    found.append(Array(len(value), len(value), items, NONE))
+                elif isinstance(value, dict):
+                    parts = {name: Lazy.of(Constants((each,))) for name, each in value.items()}
+                    found.append(Object(parts, (Others((), NONE),), tuple(parts)))
+                else:
+                    plain.append(value)
+            return [*found, Constants(tuple(plain))] if found else [shape]
+    return [shape]
 
 
 # ---- intersection
@@ -255,8 +271,6 @@ def negate(shape: Shape) -> Shape:
     """Return the values that do not have a shape. Raises Inexact if no shape holds exactly these."""
     others: list[Shape] = [each for each in TYPES.values() if not isinstance(each, type(shape))]
     match shape:
-        case _Any():
-            return NEVER
         case Choice():
             return reduce(intersect, map(negate, shape.options), cast(Shape, ANY))
         case Constants():
@@ -334,7 +348,7 @@ def fits(value: Any, shape: Shape) -> bool:
     """Return whether a JSON value, whose numbers are int or Decimal, has a shape."""
     match shape:
         case Choice():
-            return any(fits(value, option) for option in shape.options)
+            return shape is ANY or any(fits(value, option) for option in shape.options)
         case Constants():
             return any(key_of(value) == key_of(each) for each in shape.values)
         case Number():
@@ -360,7 +374,6 @@ def fits(value: Any, shape: Shape) -> bool:
                 and all(fits(name, shape.names) for name in value)
                 and all(fits(each, shape.of_name(name).shape) for name, each in value.items())
             )
-    return True
 
 
 def values_of(shape: Array) -> dict[Any, Any] | None:

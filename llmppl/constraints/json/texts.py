@@ -23,21 +23,7 @@ from llmppl.constraints.json.arrays import Items
 from llmppl.constraints.json.frames import Automaton, Frame, Local, Whitespace, Words
 from llmppl.constraints.json.objects import Members
 from llmppl.constraints.json.scalars import numbers, quoted, spellings
-from llmppl.constraints.json.shapes import (
-    ANY,
-    NONE,
-    TYPES,
-    Array,
-    Busy,
-    Choice,
-    Constants,
-    Lazy,
-    Number,
-    Object,
-    Others,
-    Shape,
-    String,
-)
+from llmppl.constraints.json.shapes import Array, Busy, Choice, Constants, Lazy, Number, Object, Shape, String, unfolded
 from llmppl.support.graphs import Memo, Numbering
 from llmppl.support.locks import Lock, locked
 
@@ -99,7 +85,7 @@ class Texts:
     def _is_live(self, shape: Shape) -> bool:
         if isinstance(shape, Choice):
             return any(map(self._is_live, shape.options))
-        return shape is ANY or isinstance(shape, Constants) or self._frame(shape) is not None
+        return isinstance(shape, Constants) or self._frame(shape) is not None
 
     def _frame(self, shape: Shape) -> Frame | None:
         """Return the frame of a shape; None if it has no instances."""
@@ -175,21 +161,7 @@ class Texts:
 
     def _find_starts(self, part: Lazy) -> tuple[Local, ...]:
         """Return the local states in which a value of a shape begins."""
-        found: list[Local] = []
-        todo = [part.shape]
-        while todo:
-            shape = todo.pop()
-            if shape is ANY:
-                todo += TYPES.values()
-            elif isinstance(shape, Choice):
-                todo += shape.options
-            elif isinstance(shape, Constants) and any(isinstance(value, list | dict) for value in shape.values):
-                plain = tuple(value for value in shape.values if not isinstance(value, list | dict))
-                todo += [_parts(value) for value in shape.values if isinstance(value, list | dict)]
-                todo += [Constants(plain)] if plain else []
-            elif frame := self._frame(shape):
-                found.append(frame.start)
-        return tuple(found)
+        return tuple(frame.start for frame in map(self._frame, unfolded(part.shape)) if frame)
 
     # ---- configurations
 
@@ -285,14 +257,6 @@ class Texts:
             if len(rows) > limit:
                 raise TooLarge("the schema", f"more than {limit:,} states", "fewer or shorter parts would work")
         return np.stack(rows), np.array(accepting), 1
-
-
-def _parts(value: Any) -> Shape:
-    """Return the shape of an object or array of constants."""
-    if isinstance(value, list):
-        return Array(len(value), len(value), tuple(Lazy.of(Constants((each,))) for each in value), NONE)
-    parts = {name: Lazy.of(Constants((each,))) for name, each in value.items()}
-    return Object(parts, (Others((), NONE),), tuple(parts))
 
 
 _automaton = lru_cache(1_000)(Automaton)
