@@ -114,10 +114,6 @@ class Frame:
         """Return the state after a byte, None if there is none."""
         return next((target for lo, hi, target in local.expanded[0] if lo <= byte <= hi), None)
 
-    def only_moves(self, key: Key) -> bool:
-        """Return whether it is known that a state has moves, no calls, and is not done."""
-        return False
-
     def content(self, key: Key) -> Content:
         return Content()
 

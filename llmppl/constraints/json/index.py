@@ -87,7 +87,7 @@ class JsonIndex(TokenIndex):
         return self.store.of_mask(self._mask_of(state), accepts)
 
     def _mask_of(self, state: Config, most: float = math.inf) -> Bools:
-        mask = self._mask(self._readings(state), most)
+        mask = self._mask([(*pair, self._effects.root, True) for pair in state.items], most)
         for token in self._effects.with_names:      # their names may be one
             if mask[token]:
                 after = self._read_token(state, self.trie.tokens[token])
@@ -98,9 +98,6 @@ class JsonIndex(TokenIndex):
     def _find_within(self, key: tuple[State, float]) -> PackedMask:
         state = self.graph.checked(key[0])
         return self.store.of_mask(self._mask_of(state, min(key[1] - 1, MOST)), state.accepts)
-
-    def _readings(self, state: Config) -> list[Reading]:
-        return [(local, below, self._effects.root, True) for local, below in state.items]
 
     def _mask(self, todo: list[Reading], most: float = math.inf) -> Bools:
         """Return the mask of the tokens that may follow, (V,) bool; with `most`, those with an end within so many."""

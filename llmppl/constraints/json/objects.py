@@ -227,9 +227,6 @@ class Members(Container):
 
     # ---- moves
 
-    def only_moves(self, key: Key) -> bool:
-        return bool(key[0] == "name")
-
     def expand(self, key: Key) -> Expansion:
         return Expansion(self._in_name(*key[1:])) if key[0] == "name" else super().expand(key)
 

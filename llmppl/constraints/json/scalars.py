@@ -256,9 +256,6 @@ class Quoted(Frame):
         self._is_free, self._dfa = dfa is None, anything() if dfa is None else dfa
         self._begin = (self._dfa.start, least, most) if dfa is None else (self._dfa.start, 0, math.inf)
 
-    def only_moves(self, key: Key) -> bool:
-        return bool(key != "end")
-
     def content(self, key: Key) -> Content:
         return Content(text=(self._dfa, *key)) if isinstance(key[0], int) else Content()
 

@@ -166,8 +166,9 @@ class Texts:
     # ---- configurations
 
     def _push(self, pair: Pair) -> Config:
-        local = pair[0]
-        return self._merged([pair], False) if local.frame.only_moves(local.key) else self.closed([pair])
+        words, others, text = pair[0].content       # inside a text or name, there are moves only
+        is_inside = text or others or (words and all(rest for rest, _ in words))
+        return self._merged([pair], False) if is_inside else self.closed([pair])
 
     def closed(self, pairs: Iterable[Pair], is_closing: bool = False) -> Config:
         """Return the configuration of some pairs, of the values that are complete there, and of those that begin.
