@@ -1,6 +1,6 @@
 """Many copies of a program, advanced and weighed together: Sequential Monte Carlo, enumeration, beams."""
 
-from llmppl.inference.algorithms import Repeats, importance_sampling, repeat, smc_standard, smc_steer
+from llmppl.inference.algorithms import Repeats, Tuning, importance_sampling, repeat, smc_standard, smc_steer, tune
 from llmppl.inference.detached import SavedParticle
 from llmppl.inference.exact import Beam, Beams, beam_search, enumerate_exact
 from llmppl.inference.expansion import Copies, Distinct, Extension
@@ -14,6 +14,6 @@ __all__ = [
     "Beam", "beam_search", "Beams", "Copies", "Death", "Deaths", "Distinct", "DownSample", "enumerate_exact",
     "Extension", "importance_sampling", "multinomial", "optimal", "Particles", "repeat", "Repeats", "ResampleBelow",
     "SavedParticle", "SMC", "smc_standard", "smc_steer", "Step", "StepRecord", "StepRecords", "stratified",
-    "systematic",
+    "systematic", "tune", "Tuning",
 ]  # fmt: skip
 __dir__ = lazy.public_names(__name__)

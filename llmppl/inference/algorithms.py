@@ -6,12 +6,14 @@ Each one constructs an `SMC`, attaches its observers (checkpoint, `on_step`, pro
 from __future__ import annotations
 
 import functools
+import itertools
 import math
 import os
-from collections.abc import Callable, Sequence
+import time
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Generic, TypedDict, TypeVar, Unpack
+from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypedDict, TypeVar, Unpack
 
 import numpy as np
 from numpy.typing import NDArray
@@ -24,8 +26,8 @@ from llmppl.inference.resuming.checkpoint import Checkpoint
 from llmppl.inference.smc import SMC, Expand, Observer, Select, Step, describe, paced_collector
 from llmppl.models.model import Model
 from llmppl.report.progress import Bar
-from llmppl.report.tables import frame
-from llmppl.support.arguments import count, function, generator, one_of, optional_count
+from llmppl.report.tables import TableView, frame
+from llmppl.support.arguments import count, function, generator, one_of, optional_count, positive
 from llmppl.support.options import list_options, unknown_option
 from llmppl.support.runtime import Runtime, Stats, running
 
@@ -235,3 +237,75 @@ def _log_mean(runs: Sequence[Particles[Any]]) -> tuple[NDArray[np.float64], floa
     """Return the log Z-hat of each run, and the log of their mean."""
     log_mls = np.array([particles.log_ml for particles in runs])
     return log_mls, logsumexp(log_mls) - math.log(len(runs))
+
+
+class Size(NamedTuple):
+    """Means over the runs of one N and K. `spread` is the standard deviation of log Z-hat, inf if all died in a run."""
+
+    N: int
+    K: int
+    log_ml: float
+    spread: float
+    ess: float
+    tokens: float
+    seconds: float
+
+
+@dataclass(frozen=True, repr=False)
+class Tuning(TableView):
+    """Result of `tune`. In a notebook, the bars of its table show log Z-hat with its spread, above the lowest end."""
+
+    sizes: tuple[Size, ...]
+    R: int
+    tolerance: float
+    numbers = True
+
+    @property
+    def cheapest(self) -> Size | None:
+        """Size of the fewest tokens, then the smallest N K, with a spread within the tolerance; None without one."""
+        fitting = (size for size in self.sizes if size.spread <= self.tolerance)
+        return min(fitting, key=lambda size: (size.tokens, size.N * size.K), default=None)
+
+    def helps(self, name: str) -> bool:
+        """Return True if a larger "N" or "K" alone lowers the log of the spread by more than two standard errors."""
+        other, factor = {"N": "K", "K": "N"}[name], math.exp(2 / math.sqrt(self.R - 1))
+        of = [(getattr(size, other), getattr(size, name), size.spread) for size in self.sizes]
+        return any(a[0] == b[0] and a[1] < b[1] and factor * b[2] + 1e-6 < a[2] for a in of for b in of)
+
+    def to_pandas(self) -> pandas.DataFrame:
+        """Return a data frame with a row for each N and K."""
+        return frame([size._asdict() for size in self.sizes])
+
+    def _header(self) -> str:
+        best = self.cheapest
+        named = "no size has" if best is None else f"N={best.N}, K={best.K} is the cheapest size with"
+        gains = {name: "lowers the spread" if self.helps(name) else "bought nothing here" for name in "NK"}
+        text = ", ".join(f"a larger {name} {gain}" for name, gain in gains.items())
+        return f"Tuning: {named} a spread of at most {self.tolerance:g} over {self.R} runs\n{text}"
+
+    def _table(self) -> tuple[list[str], list[list[str]]]:
+        row = "{} {} {:.2f} {:.2g} {:.1f} {:.0f} {:.2g}"
+        return ["N", "K", "log Z-hat", *Size._fields[3:]], [row.format(*size).split() for size in self.sizes]
+
+
+def tune(
+    program: Model, N: Iterable[int] = (4, 12, 36), K: Iterable[int] = (1, 3), *, R: int = 10, tolerance: float = 0.5,
+    seed: int | None = None, before: Callable[[], object] | None = None, **options: Any,
+) -> Tuning:  # fmt: skip
+    """Run `smc_steer(program, n, k)` R times for each n of `N` and k of `K`, and compare the spreads of log Z-hat.
+
+    `tolerance` is the largest spread, in nats, that is good enough. `before` is called before each size: `lm.clear`
+    empties the cache, which makes the tokens of the sizes comparable. Other options are those of `smc_steer`.
+    """
+    stream = generator(seed)
+
+    def measured(n: int, k: int) -> Size:
+        if before is not None:
+            before()
+        start = time.perf_counter()
+        runs = repeat(lambda rng: smc_steer(program, n, k, rng=rng, **options), count("R", R, 2), rng=stream)
+        seconds, mean = (time.perf_counter() - start) / R, float(np.mean(runs.log_mls))
+        spread = float(np.std(runs.log_mls, ddof=1)) if mean > -math.inf else math.inf
+        return Size(n, k, mean, spread, sum(run.ess for run in runs.runs) / R, runs.stats.tokens / R, seconds)
+
+    return Tuning(tuple(itertools.starmap(measured, itertools.product(N, K))), R, positive("tolerance", tolerance))

@@ -22,6 +22,7 @@ from llmppl import (
     smc_standard,
     smc_steer,
 )
+from llmppl.inference import tune
 from llmppl.inference.genealogy import log_ml_error, record_step, relative_variance
 from llmppl.inference.resampling import multinomial, optimal, systematic
 
@@ -396,6 +397,29 @@ def test_the_mean_of_repeated_runs_is_unbiased_with_a_standard_error():
     assert repeats.log_ml_se == pytest.approx(Zs.std(ddof=1) / math.sqrt(R) / Zs.mean())
     assert abs(math.expm1(enumerate_exact(Chain(3)).log_ml - repeats.log_ml)) < 4.5 * repeats.log_ml_se
     assert f"{R} runs" in repr(repeats) and "+-" in repr(repeats)
+
+
+class Tilted(Model):
+    """A coin whose heads weigh 3: Z is 2, one draw gives 3 or 1, and two different draws give 2."""
+
+    def step(self):
+        self.score(math.log(3) * self.sample(Bernoulli(0.5)))
+        self.finish()
+
+
+def test_tune_names_the_cheapest_size_within_its_tolerance():
+    tuning = tune(Tilted(), (1, 2), (1, 2), R=20, seed=0)
+    one, *more = tuning.sizes
+    heads = round(20 * one.log_ml / math.log(3))
+    assert one.log_ml == pytest.approx(heads / 20 * math.log(3)) and 0 < heads < 20
+    assert one.spread == pytest.approx(math.log(3) * math.sqrt(heads * (20 - heads) / (20 * 19)))
+    assert [each for size in more for each in (size.log_ml, size.spread)] == pytest.approx([math.log(2), 0] * 3)
+    assert tuning.cheapest == more[0] and tuning.helps("N") and tuning.helps("K")
+    assert "a larger K bought nothing here" in repr(tune(Tilted(), (2,), (1, 2), R=3))
+    lm, cold = cold_lm(), cold_lm()
+    two, one = tune(intersection(lm), (2,), (2, 1), R=2, seed=5, before=lm.clear).sizes
+    runs = repeat(lambda rng: smc_steer(intersection(cold), 2, 2, rng=rng), 2, seed=5, progress=False)
+    assert two.tokens * 2 == runs.stats.tokens > one.tokens > 0
 
 
 def test_repeat_refuses_invalid_arguments():

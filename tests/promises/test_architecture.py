@@ -86,7 +86,7 @@ LINES = {
     "constraints/masks": 960,
     "constraints/vocabulary": 1900,
     "distributions": 1130,
-    "inference": 2330,                                  # columns of values, draws for ArviZ, a check of `start`
+    "inference": 2400,                                  # tune: the spread and the cost at several N and K
     "inference/resuming": 240,
     "lm": 1700,
     "lm/embedded": 30,
