@@ -268,9 +268,9 @@ class Tuning(TableView):
 
     def helps(self, name: str) -> bool:
         """Return True if a larger "N" or "K" alone lowers the log of the spread by more than two standard errors."""
-        other, factor = {"N": "K", "K": "N"}[name], math.exp(2 / math.sqrt(self.R - 1))
+        other, gain = {"N": "K", "K": "N"}[name], math.exp(2 / math.sqrt(self.R - 1))
         of = [(getattr(size, other), getattr(size, name), size.spread) for size in self.sizes]
-        return any(a[0] == b[0] and a[1] < b[1] and factor * b[2] + 1e-6 < a[2] for a in of for b in of)
+        return any(a[0] == b[0] and a[1] < b[1] and gain * b[2] + 1e-6 < a[2] for a, b in itertools.product(of, of))
 
     def to_pandas(self) -> pandas.DataFrame:
         """Return a data frame with a row for each N and K."""

@@ -59,7 +59,7 @@ def enumerate_exact(model: M, max_steps: int | None = None, *, power: float = 1.
         alive = [particle for particle in outcomes if particle.log_weight > -math.inf]
         done += [particle for particle in alive if particle.finished]
         states = [particle for particle in alive if not particle.finished]
-        watch.step(t, outcomes)
+        watch.step(t, outcomes, outcomes)
     cut(states)
     return Particles(done + states, stats=runtime.stats, deaths=deaths)
 
@@ -173,7 +173,7 @@ def beam_search(
             t += 1
             stepped = _step(runtime, runs, "beam_search", f"a beam at step {t}", N, K)
             ended = [run for run in runs if run.finished] + stepped
-            watch.step(t, ended)
+            watch.step(t, ended, ended)
             runs = _best([run for run in ended if run.log_weight > -math.inf], N)
             if not runs:
                 raise ValueError(

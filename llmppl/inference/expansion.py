@@ -35,7 +35,7 @@ from llmppl.models.choices import (
 )
 from llmppl.models.model import Model, untwist, wrap_step
 from llmppl.support.arguments import count, is_hashable, optional_count, positive, shown
-from llmppl.support.runtime import Runtime, spent
+from llmppl.support.runtime import Runtime, spent, warn
 
 M = TypeVar("M", bound=Model)
 
@@ -355,8 +355,6 @@ def _draw(rng: np.random.Generator, log_weights: Floats) -> Ints:
 
 # ---- beginning and end of a run
 
-MAX_WITHOUT_END = 200                                   # steps until a run warns that no particle has ended
-
 
 def check_model(model: M) -> M:
     """Return `model`. Raise a TypeError if it is no Model, and warn of a method `start` that none of its methods names.
@@ -424,14 +422,13 @@ class Warnings:
         self.bounded = bounded
         self._warned = self._ended = False
 
-    def step(self, t: int, candidates: Sequence[Model]) -> None:
-        self._ended |= any(candidate.finished for candidate in candidates)
-        if t == MAX_WITHOUT_END and not (self._ended or self.bounded):
-            name = type(candidates[0]).__name__
-            warnings.warn(
-                f"no particle of {name} has ended in {t} steps: call self.finish(), or bound the run by max_steps=",
-                stacklevel=4,
-            )
+    def step(self, t: int, candidates: Sequence[Model], particles: Sequence[Model]) -> None:
+        self._ended |= any(particle.finished for particle in particles)
+        if not (self._ended or self.bounded):
+            heaviest = max(candidates, key=lambda particle: particle.log_weight)
+            late, why = heaviest._late_
+            if t == late:
+                warn(f"no particle of {type(heaviest).__name__} has ended in {t} steps: {why}")
         limits = [particle._limit_ for particle in candidates if particle._limit_]
         if t == 1 and limits and len(limits) == len(candidates):
             raise ValueError(limits[0])

@@ -161,7 +161,7 @@ class SMC(Generic[M]):
     def _after(self, candidates: list[M]) -> None:
         self.deaths += deaths_of(self.t, candidates)
         self._take_snapshot()
-        self._warnings.step(self.t, candidates)
+        self._warnings.step(self.t, candidates, self.particles)
 
     def _take_snapshot(self) -> None:
         self._snapshot = self.t, [(particle, vars(particle).copy()) for particle in self.particles]

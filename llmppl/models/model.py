@@ -202,6 +202,7 @@ class Model:
     _noted_: Noted = NOTHING
     _before_: str = ""                                  # the text before the last step
     _stepping_: bool = False
+    _late_: Any = (200, "call self.finish(), or bound the run by max_steps=")       # steps without an end, advice
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)

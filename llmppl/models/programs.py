@@ -17,6 +17,7 @@ from typing import Any, Literal, TypedDict, Unpack
 import numpy as np
 from numpy.typing import NDArray
 
+from llmppl.constraints.json.index import JsonIndex
 from llmppl.constraints.masks import TokenIndex
 from llmppl.constraints.vocabulary import EOS, Text, Token, Vocabulary
 from llmppl.constraints.vocabulary.text import bytes_of
@@ -24,7 +25,7 @@ from llmppl.distributions import NO_RULE, DecisionRule, Distribution, Finite, Ge
 from llmppl.lm import ENDS, CachedTransformer, Context, End, TokenDistribution
 from llmppl.models.choices import CallSite
 from llmppl.models.model import Model
-from llmppl.models.spans import Guide, Until
+from llmppl.models.spans import LATE, Guide, Until, open_path
 from llmppl.support import arguments
 from llmppl.support.options import list_options, unknown_option
 from llmppl.support.runtime import mask_timer, warn
@@ -249,6 +250,14 @@ class ConstrainedText(Program):
         if self.cut or not self.finished:
             raise ValueError(f"{str(self.s)[-40:]!r} is not parsed: the text has not ended; complete=True wants an end")
         return self._guide.parse(self.s)
+
+    @property
+    def _late_(self) -> Any:
+        if self.index is None:
+            return super()._late_
+        part = open_path(self.s) if isinstance(self.index, JsonIndex) else "the text"
+        why = f"{part} runs on, {str(self.s)[-20:]!r}, {LATE} tokens after the shortest end: bound it in the constraint"
+        return self._guide.late, why
 
     def target(self, dist: TokenDistribution) -> Finite:
         """Return the target of the next token: `dist`, and if the text may end, EOS with the probability of its end."""

@@ -14,6 +14,7 @@ from __future__ import annotations
 import functools
 import math
 import operator
+import re
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from types import MappingProxyType
@@ -37,6 +38,8 @@ MAX_NAME = 48                           # characters of a constraint's repr that
 NEAR = 64                               # tokens left, beside the shortest text, from which on a text plans its end
 MAX_EXPLORED = 20_000                   # states that are read to find the shortest text
 MORE_TOKENS = 160                       # than the shortest text takes, for a text that could go on without end
+LATE = 120                              # tokens more than the shortest text takes, after which a text runs on
+JSON = re.compile(r'"(?:[^"\\]|\\.)*"?|[][{},]', re.DOTALL)
 Until = Callable[[str], bool | np.bool_]
 
 
@@ -76,6 +79,7 @@ class Guide(Shared):
     start : state of the constraint before the text
     fits : test of a state and a token, or None; it stands for the masks of an index whose masks test all tokens
     must_end_by : float, number of tokens after which the text must have ended; infinity if it may be cut
+    late : float, number of tokens after which a text runs on; infinity if `max_tokens` is given or not needed
     """
 
     def __init__(
@@ -87,10 +91,11 @@ class Guide(Shared):
         self.start: Any = getattr(self.index, "start", None)
         self.fits = getattr(self.index, "fits", None)
         self._given = max_tokens is not None
-        self._plans_from = sys.maxsize if self._given else NEAR         # tokens left
-        if least is not None and self.index is not None and max_tokens is None and complete is not False:
+        self._plans_from, self.late = sys.maxsize if self._given else NEAR, math.inf        # tokens left, and written
+        if least is not None and self.index is not None and max_tokens is None:
             shortest = (_cached_shortest if arguments.is_hashable(self.index) else _shortest)(self.index)
-            if shortest < math.inf:
+            self.late = max(shortest, least) + LATE
+            if shortest < math.inf and complete is not False:
                 self.max_tokens = max(int(shortest), least) + MORE_TOKENS
                 self._plans_from += int(shortest)
         self.must_end_by = self._must_end_by(complete)
@@ -284,3 +289,18 @@ def _shortest(index: Index) -> float:
 
 
 _cached_shortest: Callable[[Any], float] = functools.lru_cache(16)(_shortest)
+
+
+def open_path(text: str) -> str:
+    """Return the path of the value that a JSON text so far is in, as `Particles.by` takes it: "parsed.pets[0].name"."""
+    levels: list[Any] = [["", 0, "parsed"]]             # bracket, number of commas, name of the member
+    for part in JSON.findall(text):
+        if part in "{[":
+            levels.append([part, 0, ""])
+        elif part in "}]":
+            levels.pop()
+        elif part == ",":
+            levels[-1][1:] = levels[-1][1] + 1, ""
+        else:
+            levels[-1][2] = levels[-1][2] or part.strip('"')
+    return "".join(f"[{at}]" if bracket == "[" else f".{name}" for bracket, at, name in levels).strip(".")

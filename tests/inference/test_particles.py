@@ -8,7 +8,6 @@ from math import exp, log
 import numpy as np
 import pytest
 
-from llmppl.inference.genealogy import StepRecord
 from llmppl.inference.particles import Death, Particles, deaths_of
 
 
@@ -227,12 +226,3 @@ def test_the_notebook_view_escapes_text_and_sets_no_colour():
     assert "&lt;7 tokens&gt;" in page
     assert "color" not in page and "background" not in page
     assert page.count("<tr>") == page.count("</tr>") == 2
-
-
-def test_the_notebook_view_draws_steps_and_scaled_bars():
-    steps = [StepRecord(t, 2.0, log_ml, 1, 0, 1) for t, log_ml in [(1, -1.0), (2, -3.0), (3, -np.inf)]]
-    assert "<svg" not in Particles([], steps=steps[:1])._repr_html_()
-    assert Particles([], steps=steps[:2])._repr_html_().count("<svg") == 2
-    assert "log Z-hat over 3 steps, from -3.00 to -1.00" in Particles([], steps=steps)._repr_html_()
-    page = Particles([Run("a", log(3)), Run("b", log(1))])._repr_html_()
-    assert 'rect width="80.0"' in page and 'rect width="26.7"' in page

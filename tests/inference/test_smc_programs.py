@@ -16,14 +16,17 @@ from helpers.tiny import table_lm
 from llmppl import (
     Bernoulli,
     Categorical,
+    ConstrainedText,
+    JsonSchema,
     Model,
+    Regex,
     beam_search,
     enumerate_exact,
     importance_sampling,
     smc_standard,
     smc_steer,
 )
-from llmppl.inference import expansion, repeat
+from llmppl.inference import repeat
 from llmppl.lm import NextToken
 
 RUNS = {name: functools.partial(run, seed=0) for name, run in SAMPLERS.items()} | {
@@ -320,7 +323,7 @@ def test_a_step_that_requests_too_long_a_context_is_an_error():
 
 @pytest.mark.parametrize("run", ["distinct", "copies", "standard"])
 def test_a_run_in_which_no_particle_ends_warns_once(run, monkeypatch):
-    monkeypatch.setattr(expansion, "MAX_WITHOUT_END", 5)
+    monkeypatch.setattr(Model, "_late_", (5, Model._late_[1]))
 
     class Long(Model):
         def step(self):
@@ -331,3 +334,13 @@ def test_a_run_in_which_no_particle_ends_warns_once(run, monkeypatch):
     with pytest.warns(UserWarning, match=r"no particle of Long has ended in 5 steps: .*max_steps=") as told:
         RUNS[run](Long())
     assert len(told) == 1
+
+
+def test_a_text_that_runs_on_is_named_by_its_field():
+    lm = table_lm(lambda ids: [30.0] + [0.0] * 9, [b"a", *(bytes([byte]) for byte in b'b{":},[]')])
+    item = {"type": "object", "properties": {"b": {"type": "string"}}, "required": ["b"]}
+    items = {"type": "array", "prefixItems": [{"const": "b"}, item], "minItems": 2}
+    schema = {"type": "object", "properties": {"a": items}, "required": ["a"]}
+    for constraint, t, part in [(Regex("a*b"), 121, "the text"), (JsonSchema(schema), 140, r"parsed\.a\[1\]\.b")]:
+        with pytest.warns(UserWarning, match=f"ended in {t} steps: {part} runs on, 'a{{20}}', 120 tokens"):
+            smc_steer(ConstrainedText(lm, "b", constraint), 1, 2, seed=0)

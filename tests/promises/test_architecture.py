@@ -91,7 +91,7 @@ LINES = {
     "lm": 1700,
     "lm/embedded": 30,
     "lm/engines": 2150,                                # a tokenizer without transformers
-    "models": 2060,                                     # the default of `max_tokens`; greedy rules come last
+    "models": 2090,                                     # a text that runs on is named, by the path of its field
     "queries": 2110,                                    # extraction: verbatim and near-verbatim, with bounds
     "report": 830,                                      # bars of probabilities
     "support": 1020,                                    # warnings at the caller's line, also from within a run
