@@ -158,7 +158,7 @@ class _Closing(SearchDistances):
     """Distances along closing moves. It is its own index."""
 
     def cost(self, state: Config) -> int:
-        return 40 + 40 * len(state.items)
+        return 200 + 200 * len(state.items)
 
     def __init__(self, index: JsonIndex) -> None:
         super().__init__(index._lock)

@@ -28,7 +28,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from llmppl.constraints.automata.budget import MAX_PARTS, TooLarge
+from llmppl.constraints.automata.budget import TooLarge
 from llmppl.constraints.automata.nfa import DEAD
 from llmppl.constraints.lark.terminals import Assumptions, Automata, Terminal, Undecided
 from llmppl.support.arguments import shown
@@ -38,7 +38,8 @@ States = frozenset[int]
 Bools = npt.NDArray[np.bool_]
 Keywords = tuple[tuple[str, tuple[str, ...]], ...]      # terminals with their keywords, in order
 
-MAX_SCANS = 25_000                                      # partial tokens of a grammar
+MAX_SCANS = 20_000                                      # partial tokens of a grammar
+MAX_THREADS = 400_000                                   # in partial tokens and obligations, at some microseconds each
 ASSUMED = 50                                            # states that an assumption counts as
 LAYOUT_CUTS = 9, 10, 11, 32, 33                         # around tab, line end and space
 
@@ -160,7 +161,7 @@ class PartialTokens:
     def _keep(self, size: int, threads: Sequence[int]) -> None:
         """Count the kept states; TooLarge, with the terminal that takes most, beyond the limit."""
         self._size += size
-        if self._size > MAX_PARTS or len(self.tokens) >= MAX_SCANS:
+        if self._size > MAX_THREADS or len(self.tokens) >= MAX_SCANS:
             some = [q for token in self.tokens[-1000:] for q in token.threads] or threads
             name, _ = Counter(map(self.automata.names.__getitem__, some)).most_common(1)[0]
             raise TooLarge(

@@ -2,8 +2,7 @@
 
 A *distance* is the least number of tokens from a state to one that accepts, eos not counted; inf if there is no path.
 For a tabled recognizer, the distance in bytes bounds the distance in tokens and is mostly sufficient. Otherwise the
-bounds narrow as states are read. States of other recognizers are searched one at a time, which is slow if a state has
-many successors.
+bounds narrow as states are read. States of other recognizers are searched one at a time.
 
 Both classes of distances have two methods. `of` returns the distance of a state. `within` returns which successors of a
 state, given by number (`ends`), have a distance of at most a finite number `n`.
@@ -120,8 +119,8 @@ def build(index: Any, max_states: int) -> PrecomputedIndex:
     )
 
 MAX_MEMO = 1 << 16                                  # distances that are kept for states without a table
-MAX_READ = 2_000_000                                # tokens that one search for an end reads at most: some seconds
-MAX_WALKED = 50_000_000                             # the same for the states of a table, where a token costs less
+MAX_WORK = 20_000_000                               # of one search for an end, at 100 to 200 ns each
+MAX_WALKED = 50_000_000                             # tokens that the searches in one table read
 
 Floats = npt.NDArray[np.float64]
 
@@ -243,10 +242,10 @@ def _least_steps(edges: Ints, distance: Floats) -> Floats:
 
 
 class SearchDistances:
-    """Distances by breadth-first search from one state; a ValueError after MAX_READ tokens."""
+    """Distances by breadth-first search from one state; a ValueError after MAX_WORK."""
 
     def cost(self, state: State) -> int:
-        """Return the work of a state, in tokens."""
+        """Return the work of a new state on the way to a token; a token takes 1, and their state 1,000."""
         return 600
 
     def __init__(self, turn: Lock) -> None:
@@ -272,18 +271,19 @@ class SearchDistances:
         return found if exact else math.inf
 
     def _search(self, index: Any, state: State, most: float) -> tuple[float, bool]:
-        level, seen, depth, num_read = [state], {state}, 0, 0
+        level, seen, depth, work = [state], {state}, 0, 0
         while level and not any(map(index.recognizer.accepts, level)):
             if depth >= most:
                 return depth + 1, False
             below: dict[State, None] = {}
             for each in level:
                 if each not in self._next:
+                    known = len(index.graph.states)
                     ends = index.walk(each)[1]
                     self._next[each] = tuple(index.graph.state(end) for end in np.unique(ends).tolist())
-                    num_read += ends.size + self.cost(each)
+                    work += ends.size + 1000 + sum(map(self.cost, index.graph.states[known:]))
                 below.update(dict.fromkeys(self._next[each]))
-                if num_read + len(seen) + len(below) > MAX_READ:
+                if work + len(seen) + len(below) > MAX_WORK:
                     raise ValueError(
                         f"{index.name}: no end found within {depth} tokens and {len(seen)} states; complete=False lets "
                         "max_tokens cut such a text"

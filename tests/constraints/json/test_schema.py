@@ -444,7 +444,7 @@ def test_all_records_with_additional_members_end_in_time():
 
 
 def test_a_search_among_many_different_items_counts_their_work(monkeypatch):
-    monkeypatch.setattr(distances, "MAX_READ", 100_000)
+    monkeypatch.setattr(distances, "MAX_WORK", 1_000_000)
     items = {"enum": list(range(40))}
     index = JsonSchema({"items": items, "uniqueItems": True, "minItems": 20}).index(BYTES)
     with pytest.raises(ValueError, match="no end found"):

@@ -18,6 +18,7 @@ from llmppl import Model, smc_steer
 from llmppl.constraints import Grammar, Vocabulary
 from llmppl.constraints.automata.budget import TooLarge
 from llmppl.constraints.lark import lexer, loader, parser, terminals
+from llmppl.constraints.masks import distances
 from llmppl.models.spans import Guide
 
 BYTES = Vocabulary([*(bytes([byte]) for byte in range(256)), b""], eos_ids=[256])
@@ -103,17 +104,25 @@ def test_the_error_of_a_long_text_asks_a_bounded_question(name):
     assert index.tokens_to_accept(index.start, 20) == np.inf
 
 
+def test_a_search_for_an_end_counts_the_states_it_makes(monkeypatch):
+    monkeypatch.setattr(distances, "MAX_WORK", 300_000)
+    tokens = ["".join(letters).encode() for n in (1, 2, 3) for letters in itertools.product("abcde", repeat=n)]
+    palindromes = Grammar("start: " + "|".join(f'"{letter}" start "{letter}"' for letter in "abcde") + "|")
+    index = palindromes.index(Vocabulary([*tokens, b""], eos_ids=[len(tokens)]))        # lark never reads an end
+    with pytest.raises(ValueError, match="no end found within 1 tokens"):
+        index.mask_within(index.start, 8)
+    assert len(index.graph.states) < 700                # 500 at 600 each, and those after one more
+
+
 # ---- terminals
 
 
-def test_a_terminal_with_too_many_states_is_named(monkeypatch):
-    monkeypatch.setattr(lexer, "MAX_SCANS", 4000)
-    index = Grammar('start: "if" A | B\nA: /(.*a.{30})/\nB: /[0-9]+/').index(BYTES)
-    rng, state = random.Random(0), index.after("if")
-    with pytest.raises(TooLarge, match=r"terminal A '\(\.\*a\.\{30\}\)' is too large: 4,000 states.*smaller counted"):
-        for _ in range(2000):
-            state = index.advance(state, rng.choice(b"ab"))
-            index.mask(state)
+@pytest.mark.parametrize("limit, most", [("MAX_SCANS", 1000), ("MAX_THREADS", 10_000)])
+def test_a_terminal_with_too_many_states_is_named(limit, most, monkeypatch):
+    monkeypatch.setattr(lexer, limit, most)
+    error = rf"terminal A '\(\.\*a\.\{{30\}}\)' is too large: .*{most // 1000},0[0-9][0-9] .*smaller counted"
+    with pytest.raises(TooLarge, match=error):
+        read(Grammar("start: A\nA: /(.*a.{30})/"), "".join(random.Random(0).choices("ab", k=1000)))
 
 
 @pytest.mark.parametrize("terminal", ["/(.*a.{14})/", "/(.*a.{30})/", "/(a|b)*a(a|b){20}/"])
@@ -187,12 +196,6 @@ def test_bytes_of_one_class_are_read_once(monkeypatch):
     assert read == [0, 40, 41, 97, 123][: len(read)] and len(read) <= 5
     found = dict(zip(ids.tolist(), map(index.graph.state, ends.tolist()), strict=True))
     assert found == {byte: after for byte in range(256) if (after := step(grammar, grammar.start, byte))}
-
-
-def test_the_lexer_counts_the_states_in_its_states(monkeypatch):
-    monkeypatch.setattr(lexer, "MAX_PARTS", 10_000)
-    with pytest.raises(TooLarge, match="terminal A .* states of the lexer so far, with 10,0[0-9]+ of its terminals"):
-        read(Grammar("start: A\nA: /(.*a.{30})/"), "aab" * 200)
 
 
 def test_terminals_in_terminals_are_counted_written_out(monkeypatch):

@@ -735,7 +735,7 @@ def test_searches_without_a_table_stop_where_no_end_is_near(monkeypatch):
             return super().step(state, byte)
 
     index = TokenIndex(Counted(), Vocabulary([b"(", b""], eos_ids=[1]))     # nothing closes
-    monkeypatch.setattr(distances, "MAX_READ", 30_100)
+    monkeypatch.setattr(distances, "MAX_WORK", 50_100)
     with pytest.raises(ValueError, match="no end found within 49 tokens and 50 states; complete=False"):
         index.tokens_to_accept(index.start)
 
