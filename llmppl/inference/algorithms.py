@@ -253,7 +253,7 @@ class Size(NamedTuple):
 
 @dataclass(frozen=True, repr=False)
 class Tuning(TableView):
-    """Result of `tune`. In a notebook, the bars of its table show log Z-hat with its spread, above the lowest end."""
+    """Result of `tune` with `R` runs of each size, displayed as a table."""
 
     sizes: tuple[Size, ...]
     R: int
@@ -279,9 +279,8 @@ class Tuning(TableView):
     def _header(self) -> str:
         best = self.cheapest
         named = "no size has" if best is None else f"N={best.N}, K={best.K} is the cheapest size with"
-        gains = {name: "lowers the spread" if self.helps(name) else "bought nothing here" for name in "NK"}
-        text = ", ".join(f"a larger {name} {gain}" for name, gain in gains.items())
-        return f"Tuning: {named} a spread of at most {self.tolerance:g} over {self.R} runs\n{text}"
+        gains = [f"a larger {name} {['bought nothing here', 'lowers the spread'][self.helps(name)]}" for name in "NK"]
+        return f"Tuning: {named} a spread of at most {self.tolerance:g} over {self.R} runs\n{', '.join(gains)}"
 
     def _table(self) -> tuple[list[str], list[list[str]]]:
         row = "{} {} {:.2f} {:.2g} {:.1f} {:.0f} {:.2g}"

@@ -25,7 +25,7 @@ from llmppl.distributions import NO_RULE, DecisionRule, Distribution, Finite, Ge
 from llmppl.lm import ENDS, CachedTransformer, Context, End, TokenDistribution
 from llmppl.models.choices import CallSite
 from llmppl.models.model import Model
-from llmppl.models.spans import LATE, Guide, Until, open_path
+from llmppl.models.spans import Guide, Until, open_path
 from llmppl.support import arguments
 from llmppl.support.options import list_options, unknown_option
 from llmppl.support.runtime import mask_timer, warn
@@ -253,10 +253,8 @@ class ConstrainedText(Program):
 
     @property
     def _late_(self) -> Any:
-        if self.index is None:
-            return super()._late_
         part = open_path(self.s) if isinstance(self.index, JsonIndex) else "the text"
-        why = f"{part} runs on, {str(self.s)[-20:]!r}, {LATE} tokens after the shortest end: bound it in the constraint"
+        why = f"{part} runs on, {str(self.s)[-20:]!r}: bound it in the constraint, or the text by max_tokens="
         return self._guide.late, why
 
     def target(self, dist: TokenDistribution) -> Finite:

@@ -39,7 +39,6 @@ NEAR = 64                               # tokens left, beside the shortest text,
 MAX_EXPLORED = 20_000                   # states that are read to find the shortest text
 MORE_TOKENS = 160                       # than the shortest text takes, for a text that could go on without end
 LATE = 120                              # tokens more than the shortest text takes, after which a text runs on
-JSON = re.compile(r'"(?:[^"\\]|\\.)*"?|[][{},]', re.DOTALL)
 Until = Callable[[str], bool | np.bool_]
 
 
@@ -79,7 +78,7 @@ class Guide(Shared):
     start : state of the constraint before the text
     fits : test of a state and a token, or None; it stands for the masks of an index whose masks test all tokens
     must_end_by : float, number of tokens after which the text must have ended; infinity if it may be cut
-    late : float, number of tokens after which a text runs on; infinity if `max_tokens` is given or not needed
+    late : float, number of tokens after which a text runs on; infinity if it may not, or if `max_tokens` is given
     """
 
     def __init__(
@@ -91,7 +90,8 @@ class Guide(Shared):
         self.start: Any = getattr(self.index, "start", None)
         self.fits = getattr(self.index, "fits", None)
         self._given = max_tokens is not None
-        self._plans_from, self.late = sys.maxsize if self._given else NEAR, math.inf        # tokens left, and written
+        self._plans_from = sys.maxsize if self._given else NEAR         # tokens left
+        self.late: float = math.inf if self._given else MORE_TOKENS
         if least is not None and self.index is not None and max_tokens is None:
             shortest = (_cached_shortest if arguments.is_hashable(self.index) else _shortest)(self.index)
             self.late = max(shortest, least) + LATE
@@ -294,7 +294,7 @@ _cached_shortest: Callable[[Any], float] = functools.lru_cache(16)(_shortest)
 def open_path(text: str) -> str:
     """Return the path of the value that a JSON text so far is in, as `Particles.by` takes it: "parsed.pets[0].name"."""
     levels: list[Any] = [["", 0, "parsed"]]             # bracket, number of commas, name of the member
-    for part in JSON.findall(text):
+    for part in re.findall(r'"(?:[^"\\]|\\.)*"?|[][{},]', text, re.DOTALL):
         if part in "{[":
             levels.append([part, 0, ""])
         elif part in "}]":

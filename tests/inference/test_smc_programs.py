@@ -342,5 +342,5 @@ def test_a_text_that_runs_on_is_named_by_its_field():
     items = {"type": "array", "prefixItems": [{"const": "b"}, item], "minItems": 2}
     schema = {"type": "object", "properties": {"a": items}, "required": ["a"]}
     for constraint, t, part in [(Regex("a*b"), 121, "the text"), (JsonSchema(schema), 140, r"parsed\.a\[1\]\.b")]:
-        with pytest.warns(UserWarning, match=f"ended in {t} steps: {part} runs on, 'a{{20}}', 120 tokens"):
+        with pytest.warns(UserWarning, match=f"ended in {t} steps: {part} runs on, 'a{{20}}': bound"):
             smc_steer(ConstrainedText(lm, "b", constraint), 1, 2, seed=0)
