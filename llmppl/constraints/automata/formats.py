@@ -190,6 +190,7 @@ def number_range(low: Bound | None = None, high: Bound | None = None, decimals: 
     return numerals(least, most, decimals)
 
 
+@lru_cache(64)
 def numerals(least: int, most: int, decimals: int, zero: bool = False) -> DFA:
     """Return the numerals of k / 10**decimals for least <= k <= most, also without zeros at their end; perhaps none.
 

@@ -5,7 +5,8 @@ Bounds and steps of numbers are exact. The digits of a number are limited, so th
 `MAX_DIGITS` digits before the point, or one more than the other bound or a step has. Exponents are those that Python,
 JavaScript and pydantic write: of 16 and more, and of -5 and less. A number with steps has none.
 
-Readers take a number with a point for a double. So an excluded bound moves inwards to the next double.
+Readers take a number with a point or exponent for a double. So an excluded bound moves inwards to the next double, and
+an integer bound that no double writes to the nearest.
 
 A string without a language may have any escapes. With a language, each text has one spelling, that of RFC 8785, which
 pydantic, JavaScript and Python's `json.dumps(..., ensure_ascii=False)` write; so have names of properties.
@@ -13,6 +14,7 @@ pydantic, JavaScript and Python's `json.dumps(..., ensure_ascii=False)` write; s
 
 from __future__ import annotations
 
+import itertools
 import json
 import math
 import sys
@@ -29,6 +31,7 @@ import numpy.typing as npt
 from llmppl.constraints.automata.budget import TooLarge
 from llmppl.constraints.automata.dfa import DFA, anything
 from llmppl.constraints.automata.formats import numerals
+from llmppl.constraints.automata.nfa import ACCEPT, NFA
 from llmppl.constraints.automata.regex import Regex
 from llmppl.constraints.json.frames import DONE, Content, Expansion, Frame, Key, Move
 from llmppl.constraints.json.shapes import Choice, Constants, Number, Shape, String, language
@@ -37,14 +40,10 @@ from llmppl.constraints.masks.distances import bytes_to_accept
 MAX_DIGITS = 21                                     # before the point, without a bound; twice as many of an integer
 MAX_FRACTION = 22                                   # after the point, unless bounds or steps need more
 MAX_REMAINDERS = 4_000                                  # remainders of a step
-LARGEST = Fraction(sys.float_info.max)
 _WHOLE, _INTEGER = (rf"-?(?:0|[1-9][0-9]{{0,{digits - 1}}})" for digits in (MAX_DIGITS, 2 * MAX_DIGITS))
 _ANY = rf"{_WHOLE}(?:\.[0-9]{{1,{MAX_FRACTION}}})?(?:[eE][+-]?(?:[0-9]{{1,2}}|1[0-9]{{2}}|2[0-5][0-9]))?"
-_MANTISSA = rf"[1-9](?:\.[0-9]{{1,{MAX_FRACTION}}})?e"
-_TOP = reduce(lambda rest, at: rf"(?:[0-{at[1] - 1}][0-9]{{0,{at[0]}}}|{at[1]}{rest}?)",      # 1.7976931348623157e308
-              enumerate((5, 1, 3, 2, 6, 8, 4, 3, 1, 3, 9, 6, 7, 9, 7), 1), "[0-7]")     # fmt: skip
-_HUGE = rf"(?:{_MANTISSA}\+?(?:1[6-9]|[2-9][0-9]|[12][0-9]{{2}}|30[0-7])|1(?:\.{_TOP})?e\+?308)"
-_TINY = rf"(?:{_MANTISSA}-(?:0?[5-9]|[1-9][0-9]|[12][0-9]{{2}}|3[01][0-9]|32[0-3])|5e-324)"
+TOP = Fraction(repr(sys.float_info.max))
+SPANS = (Fraction("5e-324"), Fraction(f"9.{'9' * MAX_FRACTION}e-5")), (Fraction(10**16), TOP)     # with an exponent
 
 
 @lru_cache(128)
@@ -54,53 +53,64 @@ def numbers(shape: Number) -> DFA:
     Raises ValueError if the multiples need an automaton that is too large.
     """
     (low, low_out), (high, high_in) = shape.low, shape.high
-    bounds = [Fraction(each) for each in (low, high) if abs(each) != math.inf]
-    if not bounds and not shape.steps:
-        return Regex(_INTEGER if shape.integer else f"{_ANY}|-?(?:{_HUGE}|{_TINY})")
-    known = [abs(each) for each in (*bounds, *shape.steps)]
-    width = max(MAX_DIGITS * (1 + shape.integer), 1 + max(len(str(math.ceil(each))) for each in known))
-    is_huge = any(abs(bound) > 10 ** (2 * MAX_DIGITS) for bound in bounds)
-    digits = 0 if shape.integer or is_huge else max(MAX_FRACTION, *map(_decimals, known))
+    known = [abs(Fraction(each)) for each in (low, high, *shape.steps) if abs(each) != math.inf]
 
-    def between(digits: int) -> tuple[Fraction, Fraction]:
+    def between(digits: int, most: Fraction) -> tuple[Fraction, Fraction]:
         """Return the least and the greatest number with at most so many digits after the point."""
-        most = Fraction(10**width - 1)
-        return (-most if low == -math.inf else _inwards(Fraction(low), not low_out, digits),
-                most if high == math.inf else -_inwards(-Fraction(high), high_in, digits))      # fmt: skip
+        return (-most if low == -math.inf else max(-most, _inwards(Fraction(low), not low_out, digits)),
+                most if high == math.inf else min(most, -_inwards(-Fraction(high), high_in, digits)))   # fmt: skip
 
-    least, most = between(digits)
-    found = numerals(math.ceil(least * 10**digits), math.floor(most * 10**digits), digits, zero=True)
-    if digits and any(abs(bound) > 2**53 for bound in bounds):
-        first, last = between(0)                    # without a point, a number is exact
-        found = found | numerals(math.ceil(first), math.floor(last), 0)
+    if known:
+        largest = Fraction(10 ** max(MAX_DIGITS * (1 + shape.integer), 1 + len(str(math.ceil(max(known))))) - 1)
+        digits = 0 if shape.integer else max(MAX_FRACTION, *map(_decimals, known))
+        least, most = between(digits, min(largest, TOP) if digits else largest)
+        found = numerals(math.ceil(least * 10**digits), math.floor(most * 10**digits), digits, zero=True)
+        first, last = between(0, largest)           # without a point, a number is exact
+        if (whole := (math.ceil(first), math.floor(last))) != (math.ceil(least), math.floor(most)):
+            found = found | numerals(*whole, 0)
+    else:
+        found = Regex(_INTEGER if shape.integer else _ANY)
     for step in shape.steps:
         found = (found & _multiples(step)).minimise()
     if shape.steps or shape.integer:
         return found
-    small, large = Fraction(1, 10**4), 10**16
-    ends = {
-        _HUGE: high == math.inf and least <= large, "-" + _HUGE: low == -math.inf and most >= -large,
-        _TINY: low <= 0 and most >= small, "-" + _TINY: high >= 0 and least <= -small,
-    }  # fmt: skip
-    return found | _exponents("|".join(pattern for pattern, is_in in ends.items() if is_in))
+    least, most = between(MAX_FRACTION + 324, TOP)
+    return found | _powers(tuple(
+        (sign, max(low, first), min(high, last)) for first, last in SPANS
+        for sign, low, high in ((1, least, most), (-1, -most, -least)) if low <= last and first <= high
+    ))  # fmt: skip
 
 
-@lru_cache(16)
-def _exponents(pattern: str) -> DFA:
-    return Regex(pattern).minimise() if pattern else DFA.from_strings([])
+@lru_cache(64)
+def _powers(parts: tuple[tuple[int, Fraction, Fraction], ...]) -> DFA:
+    """Return the numbers sign * m * 10**e, 1 <= m < 10, with an absolute value between two bounds, for each part.
+
+    The digits of m are cut at those of both bounds. Between two cuts, all m have the same exponents.
+    """
+    nfa, ways, unit = NFA(), [], 10**MAX_FRACTION
+    for sign, low, high in parts:
+        first, last = (len(str(math.floor(end * 10**324))) - 325 for end in (low, high))
+        least = math.ceil(low * Fraction(10) ** (MAX_FRACTION - first))
+        most = math.floor(high * Fraction(10) ** (MAX_FRACTION - last))
+        for m, after in itertools.pairwise(sorted({unit, least, most + 1, 10 * unit})):
+            powers = range(first + (m < least), last + (m <= most))
+            texts = DFA.from_strings([*map("e{}".format, powers), *map("e{:+03d}".format, powers)])
+            digits = nfa.include(numerals(m, after - 1, MAX_FRACTION), nfa.include(texts, ACCEPT))
+            ways.append(nfa.include(DFA.from_strings(["-" * (sign < 0)]), digits))
+    nfa.start = nfa.split(ways)
+    return DFA(nfa).minimise()
 
 
 def _inwards(bound: Fraction, is_in: bool, digits: int) -> Fraction:
     """Return the least number from a lower bound on, with so many digits: the bound itself or a double above it."""
-    after, is_double = bound, digits and abs(bound) <= LARGEST
-    if is_in:
-        if is_double and abs(bound) > 2**53 and (after := Fraction(float(bound))) < bound:
-            after = Fraction(math.nextafter(float(bound), math.inf))
-        return max(bound, after)
-    if is_double:
-        after = Fraction(Decimal(repr(math.nextafter(float(bound), math.inf))))
-    least = Fraction(math.floor(bound * 10**digits) + 1, 10**digits)
-    return max(least, Fraction(math.ceil(after * 10**digits), 10**digits))
+    if digits and -TOP <= bound < TOP:
+        near = float(bound)
+        after = math.nextafter(near, math.inf)
+        if abs(bound) > 2**53 and Fraction(repr(near)) != bound:        # an integer
+            return Fraction(near if near > bound or (is_in and near == bound) else after)
+        if not is_in:
+            return Fraction(repr(after))
+    return bound if is_in else Fraction(math.floor(bound * 10**digits) + 1, 10**digits)
 
 
 def _decimals(value: Fraction) -> int:
@@ -152,11 +162,8 @@ def spellings(given: Any) -> set[str]:
     near = float(value)
     if not isinstance(given, Decimal) or math.isinf(near) or Decimal(repr(near)) != value:
         return found
-    mantissa, _, exponent = repr(near).partition("e")
-    if not exponent:
-        return found | {mantissa}
-    sign, number = exponent[0].strip("+"), exponent[1:].lstrip("0")
-    return found | {f"{mantissa}e{exponent}", f"{mantissa}e{sign}{number}", f"{mantissa}e{exponent[0]}{number}"}
+    mantissa, _, power = repr(near).partition("e")
+    return found | ({f"{mantissa}e{int(power):{form}}" for form in ("d", "+d", "+03d")} if power else {mantissa})
 
 
 # ---- strings
@@ -167,6 +174,7 @@ MAX_STATES = 20_000                                 # of a language that is expl
 MAX_BOUND = 1_000                                   # of the length of a string with a language
 _PAIR = r"[dD][89aAbB][0-9a-fA-F]{2}\\u[dD][c-fC-F][0-9a-fA-F]{2}"      # of surrogates
 ESCAPE = rf'["\\/bfnrt]|u(?:[0-9a-ce-fA-CE-F][0-9a-fA-F]{{3}}|[dD][0-7][0-9a-fA-F]{{2}}|{_PAIR})'
+_ESCAPES = Regex(ESCAPE).explore()
 SPELLED = {byte: json.dumps(chr(byte))[2:-1] for byte in (*range(32), 34, 92)}      # after a backslash
 ESCAPED = tuple(SPELLED)
 
@@ -270,9 +278,8 @@ class Quoted(Frame):
             case "end":
                 return DONE
             case "free", at, of:                    # in any escape
-                escape = _any_escape()
                 return Expansion([
-                    (lo, hi, of if escape.accepts(to) else ("free", to, of)) for lo, hi, to in escape.moves(at)
+                    (lo, hi, of if _ESCAPES.accepts(to) else ("free", to, of)) for lo, hi, to in _ESCAPES.moves(at)
                 ])  # fmt: skip
             case "escape", read, (state, _, _):
                 found = escapes(read, lambda byte: self.after_text(key[2], self._dfa.after(state, bytes([byte]))))
@@ -291,7 +298,7 @@ class Quoted(Frame):
                 moves += [(a, b, after) for a, b in cut(lo, hi)]
                 can_escape |= any(lo <= byte <= hi for byte in ESCAPED)
         if can_escape:
-            free = ("free", _any_escape().start, self.after_text((state, need, room), state))
+            free = ("free", _ESCAPES.start, self.after_text((state, need, room), state))
             moves.append((92, 92, free if self._is_free else ("escape", "", (state, need, room))))
         if not need and self._dfa.accepts(state):
             moves.append((34, 34, "end"))
@@ -308,9 +315,3 @@ class Quoted(Frame):
         left = bytes_left(self._dfa)
         nearer = [move for move in moves if left[move[2][0]] < left[key[0]]]
         return Expansion(nearer) if nearer else found
-
-
-@lru_cache(1)
-def _any_escape() -> DFA:
-    """Return the texts after a backslash in a string without a language."""
-    return Regex(ESCAPE).explore()
