@@ -31,6 +31,7 @@ from llmppl.support.locks import cached_property
 QUOTE, COLON, BACKSLASH = b'":\\'
 MAX_STATES = 5_000                                  # of all patterns of an object together
 MAX_RESTS = 64                                      # names that are listed
+MAX_ORDERED = 5                                     # missing properties of which all orders are tried to find an end
 
 
 class Names:
@@ -340,10 +341,12 @@ class Members(Container):
         if key[0] != "name":
             return super().closing(key)
         found, missing = self.expand(key), key[1].left & self._required
-        ends = [move for move in found.moves if move[2][0] == "colon"]
-        wanted = [move for move in found.moves if move[2][0] == "colon" or self._leads_to(missing, move[2][2])]
-        moves = wanted if missing else ends
-        return Expansion(moves) if moves else found
+        first = missing & -missing if missing.bit_count() > MAX_ORDERED else missing
+        for some in (first, missing):
+            moves = [move for move in found.moves if move[2][0] == "colon" or self._leads_to(some, move[2][2])]
+            if moves:
+                return Expansion(moves)
+        return found
 
     def _leads_to(self, missing: int, name: Name) -> bool:
         return any(missing >> self._order[1][i] & 1 for i in range(*self._like(name)))
