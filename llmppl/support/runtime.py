@@ -36,9 +36,8 @@ def warn(message: str) -> None:
             here = here.parent
             frame = here.gr_frame
         frame = frame.f_back or frame
-    names = frame.f_globals
-    registry = names.setdefault("__warningregistry__", {})
-    warnings.warn_explicit(message, UserWarning, frame.f_code.co_filename, frame.f_lineno, names["__name__"], registry)
+    registry = frame.f_globals.setdefault("__warningregistry__", {})
+    warnings.warn_explicit(message, UserWarning, frame.f_code.co_filename, frame.f_lineno, registry=registry)
 
 
 class ContextTooLong(ValueError):

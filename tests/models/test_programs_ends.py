@@ -257,7 +257,7 @@ def test_a_constrained_text_is_complete_within_the_length_of_the_model(name, end
 
 @each_end
 def test_far_from_the_length_limit_any_token_is_proposed_with_exact_weights(end, monkeypatch):
-    monkeypatch.setattr(spans, "NEAR", 2)
+    monkeypatch.setattr(spans, "NEAR", 1)
     model = ConstrainedText(window_lm(4), "a", Regex("b?(accc|c)+"), end=end)
     truth = weighed(enumerate_exact(ConstrainedText(tiny_lm(V), "a", Regex("b?(accc|c)+"), end=end, max_tokens=4)))
     posterior = enumerate_exact(model)

@@ -30,7 +30,7 @@ from llmppl import (
     smc_standard,
     smc_steer,
 )
-from llmppl.constraints.automata.rewrites import alignment, distance, within
+from llmppl.constraints.automata.rewrites import alignment, within
 from llmppl.inference.resampling import multinomial, optimal, stratified, systematic
 from llmppl.models.lookahead import Lookahead, mean_next_token, rollout
 from llmppl.models.programs import Program, short_words
@@ -194,7 +194,6 @@ API = [
         (edits.__name__, name, OPTIONAL_COUNT, lambda x, call=call, name=name: call(**{name: x}))
         for edits, call in [
             (within, functools.partial(within, word, 1)),
-            (distance, functools.partial(distance, word, "a")),
             (alignment, functools.partial(alignment, word, "a")),
         ]
         for name in ("insert", "delete", "substitute")
