@@ -341,8 +341,7 @@ class Members(Container):
         if key[0] != "name":
             return super().closing(key)
         found, missing = self.expand(key), key[1].left & self._required
-        first = missing & -missing if missing.bit_count() > MAX_ORDERED else missing
-        for some in (first, missing):
+        for some in (missing & -missing, missing) if missing.bit_count() > MAX_ORDERED else (missing,):
             moves = [move for move in found.moves if move[2][0] == "colon" or self._leads_to(some, move[2][2])]
             if moves:
                 return Expansion(moves)
