@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import difflib
 import json
-import math
 from collections.abc import Callable, Iterable, Iterator
 from decimal import Decimal
 from typing import Any
@@ -17,11 +16,12 @@ from llmppl.support.arguments import shown
 
 TYPES = "string", "number", "integer", "boolean", "object", "array", "null"
 OTHER_TYPES = {"float": "number", "double": "number", "list": "array", "dict": "object", "none": "null"}
-MAX_DEPTH = 200                                     # of schemas inside each other
+MAX_DEPTH, MAX_POWER = 200, 400                     # of schemas inside each other; of ten, in a number
 
 
 def _is_number(value: Any) -> bool:
-    return isinstance(value, int | float | Decimal) and not isinstance(value, bool) and math.isfinite(value)
+    is_exact = isinstance(value, int | Decimal) and not isinstance(value, bool)
+    return is_exact and abs(Decimal(value).adjusted()) <= MAX_POWER
 
 
 def _is_name(value: Any) -> bool:
@@ -41,6 +41,7 @@ def _listed(value: Any) -> list[Any]:
     return value if isinstance(value, list) else [value]
 
 
+FINITE = f"a finite number, with powers of ten from -{MAX_POWER} to {MAX_POWER}"
 _are_names, _are_schemas = _all(list, _is_name), _all(list, _is_schema)
 _RULES: dict[tuple[Callable[[Any], bool], str], str] = {        # test of a value, and the words for what it should be
     (_is_schema, "a schema: an object or a boolean"):
@@ -62,8 +63,8 @@ _RULES: dict[tuple[Callable[[Any], bool], str], str] = {        # test of a valu
     (lambda value: True, "any value"): "const",
     (_is_name, "a string"):
         "$ref $dynamicRef $recursiveRef $schema $id id $anchor $dynamicAnchor format pattern",
-    (_is_number, "a finite number"): "minimum maximum",
-    (lambda value: isinstance(value, bool) or _is_number(value), "a finite number"):
+    (_is_number, FINITE): "minimum maximum",
+    (lambda value: isinstance(value, bool) or _is_number(value), FINITE):
         "exclusiveMinimum exclusiveMaximum",
     (lambda value: _is_number(value) and value > 0, "a number above 0"): "multipleOf",
     (lambda value: _is_number(value) and value >= 0 and value == int(value), "a whole number, 0 or more"):

@@ -87,7 +87,7 @@ def _resource(given: Any, draft: int, uri: str) -> Any:
     try:
         text = given if isinstance(given, str) else json.dumps(given)
         schema = json.loads(text, parse_float=Decimal)
-    except (TypeError, ValueError, RecursionError) as error:
+    except (TypeError, ValueError, ArithmeticError, RecursionError) as error:
         raise ValueError(f"the resource {uri!r} is not JSON: {error}") from None
     check_keywords(schema, uri)
     return DRAFTS[draft_of(schema, draft)].create_resource(schema)

@@ -166,7 +166,7 @@ def _read(schema: Any) -> tuple[str, Any]:
         value = json.loads(text, parse_float=Decimal)
     except RecursionError:
         raise ValueError("the schema is nested too deep") from None
-    except (TypeError, ValueError) as error:
+    except (TypeError, ValueError, ArithmeticError) as error:
         name = str(schema)
         hint = "; a dict, the JSON of one, or a type would work"
         if is_file_name(name):
