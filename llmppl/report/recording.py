@@ -357,7 +357,7 @@ def _candidate_record(candidate: Any, parent: int, log_weight: float, now: _Stat
         "finished": candidate.finished and not died,
         "death": (candidate.death or "weight zero") if died else None,
         "attribution": {name: log_w for name, log_w in added.items() if log_w},
-        "values": dict(now.values.items() - before.values.items()),
+        "values": dict(sorted(now.values.items() - before.values.items())),
         "cut": candidate.cut,
     }
 
