@@ -76,6 +76,7 @@ def start_ray():
 
     environment = {"env_vars": {"PYTHONPATH": os.environ["PYTHONPATH"]}}    # where the workers find this file
     quiet = {"include_dashboard": False, "log_to_driver": False, "logging_level": "ERROR"}
+    ray.shutdown()                                      # of what ran earlier in this process, such as an example
     ray.init(num_cpus=2, object_store_memory=80 * 2**20, runtime_env=environment, **quiet)
 
 
