@@ -45,9 +45,10 @@ import re
 from collections import Counter
 from itertools import islice
 from pathlib import Path
+from typing import Any
 
 from llmppl import CachedTransformer
-from llmppl.queries import Edits, Match, QueryOptions, Rule, explain, search
+from llmppl.queries import Edits, Match, Rule, explain, search
 
 TEXT = """
 The little boy was silly. The old woman called the cat a greedy thing. "You are very naughty," said his mom. Tom's
@@ -58,7 +59,7 @@ nasty to the cat. "Do not be grumpy," said the bird.
 REGEX = "silly|naughty|grumpy|lazy|greedy|nasty"
 RULE = Rule(top_k=40)
 EDIT = Edits(1, alphabet="[a-z]")
-SETTINGS: dict[str, QueryOptions] = {
+SETTINGS: dict[str, dict[str, Any]] = {
     "canonical": {"tokenization": "canonical"},
     "all tokens": {},
     "canonical, 1 edit": {"tokenization": "canonical", "edits": EDIT},
@@ -133,8 +134,8 @@ def main() -> None:
 
     print("\nwhat stands in the way of the plain word, prompted")
     for before, word in cases[:12]:
-        if not (found := explain(lm, word, RULE, prefix=before)):
-            worst = next(each for each in found if each.excluded_by)
+        if not (steps := explain(lm, word, RULE, prefix=before)):
+            worst = next(each for each in steps if each.excluded_by)
             why = f"{str(worst.token)!r}, p {math.exp(worst.log_prob):.1g}, rank {worst.rank}"
             print(f"  {before[-40:]:>40}|{word:9} {why}")
 

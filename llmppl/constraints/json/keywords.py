@@ -24,6 +24,12 @@ def _is_number(value: Any) -> bool:
     return is_exact and abs(Decimal(value).adjusted()) <= MAX_POWER
 
 
+def _is_value(value: Any) -> bool:
+    """Return whether exact arithmetic with all numbers of a value is short."""
+    inside = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
+    return all(map(_is_value, inside)) and (not isinstance(value, Decimal) or _is_number(value))
+
+
 def _is_name(value: Any) -> bool:
     return isinstance(value, str)
 
@@ -41,7 +47,8 @@ def _listed(value: Any) -> list[Any]:
     return value if isinstance(value, list) else [value]
 
 
-FINITE = f"a finite number, with powers of ten from -{MAX_POWER} to {MAX_POWER}"
+POWERS = f"with powers of ten from -{MAX_POWER} to {MAX_POWER}"
+FINITE = f"a finite number, {POWERS}"
 _are_names, _are_schemas = _all(list, _is_name), _all(list, _is_schema)
 _RULES: dict[tuple[Callable[[Any], bool], str], str] = {        # test of a value, and the words for what it should be
     (_is_schema, "a schema: an object or a boolean"):
@@ -59,8 +66,8 @@ _RULES: dict[tuple[Callable[[Any], bool], str], str] = {        # test of a valu
         "required",
     (lambda value: value != [] and all(each in TYPES for each in _listed(value)),
         f"one of {', '.join(TYPES)}, or a list of some of them"): "type",
-    (lambda value: isinstance(value, list), "a list of values"): "enum",
-    (lambda value: True, "any value"): "const",
+    (_all(list, _is_value), f"a list of values, their numbers {POWERS}"): "enum",
+    (_is_value, f"a value, its numbers {POWERS}"): "const",
     (_is_name, "a string"):
         "$ref $dynamicRef $recursiveRef $schema $id id $anchor $dynamicAnchor format pattern",
     (_is_number, FINITE): "minimum maximum",

@@ -287,6 +287,8 @@ def nested(n, schema):
         ({"$ref": "https://example.org/x"}, r"at #, '\$ref': 'https://example.org/x' leads nowhere; resources="),
         ({"type": "object", "properties": {"a": False}, "required": ["a"]}, "it has no instances"),
         ('{"minimum": 1e-99999999}', "'minimum': 0.0 should be a finite number, with powers of ten from -400"),
+        ('{"not": {"const": 1e99999999}}', "#/not, 'const': Infinity should be a value, its numbers with powers"),
+        ('{"type": "integer", "enum": [{"a": 1e99999999}]}', "'enum': .* a list of values, their numbers with powers"),
         ({"type": "integer", "min": 3}, "'min' is no keyword: did you mean 'minimum'"),
         ({"type": "object", "proprties": {"a": True}}, "'proprties' is no keyword: did you mean 'properties'"),
         ({"properties": {"a": {"type": "integer", "required": True}}}, "'required': true should be a list of names"),
