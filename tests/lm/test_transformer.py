@@ -603,7 +603,7 @@ USES = {
 
 @pytest.mark.parametrize("use", USES)
 def test_the_last_reference_to_a_language_model_frees_it(use):
-    USES[use](CachedTransformer.from_pretrained(engine="transformers"))     # what is imported may leave cycles
+    USES[use](CachedTransformer.from_pretrained(engine="transformers"))     # imports may leave cycles
     gc.collect()
     gc.disable()
     try:

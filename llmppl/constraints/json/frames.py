@@ -130,7 +130,7 @@ class Container(Frame):
     """Arrays and objects: parts with commas between them, in brackets.
 
     A key (kind, blank, at) has whitespace and the progress; the next token of JSON is the `first` part or the end, the
-    `next` part after a comma, or what comes `after` a part.
+    `next` part after a comma, or the comma or end `after` a part.
     """
 
     brackets: tuple[int, int]

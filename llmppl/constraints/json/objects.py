@@ -217,7 +217,7 @@ class Members(Container):
     def _find_choices(self, at: Progress) -> tuple[int, bool, bool]:
         """Return the sorted names that may come next, as bits, and whether others may, and whether it may end."""
         missing = at.left & self._required
-        first = missing & self._ordered & -(missing & self._ordered)    # what must come before all after it
+        first = missing & self._ordered & -(missing & self._ordered)    # it precedes all that follow it
         named = at.left & ((first << 1) - 1)
         if at.need or at.room < math.inf:
             bits = (1 << i for i in range(named.bit_length()) if named >> i & 1)
