@@ -26,8 +26,9 @@ def _is_number(value: Any) -> bool:
 
 def _is_value(value: Any) -> bool:
     """Return whether exact arithmetic with all numbers of a value is short."""
-    inside = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
-    return all(map(_is_value, inside)) and (not isinstance(value, Decimal) or _is_number(value))
+    if isinstance(value, dict | list):
+        return all(map(_is_value, value.values() if isinstance(value, dict) else value))
+    return not isinstance(value, Decimal) or _is_number(value)
 
 
 def _is_name(value: Any) -> bool:
