@@ -296,15 +296,15 @@ def tune(
     `tolerance` is the largest spread, in nats, that is good enough. `before` is called before each size: `lm.clear`
     empties the cache, which makes the tokens of the sizes comparable. Other options are those of `smc_steer`.
     """
-    stream = generator(seed)
+    stream, R, tolerance = generator(seed), count("R", R, 2), positive("tolerance", tolerance)
 
     def measured(n: int, k: int) -> Size:
         if before is not None:
             before()
         start = time.perf_counter()
-        runs = repeat(lambda rng: smc_steer(program, n, k, rng=rng, **options), count("R", R, 2), rng=stream)
+        runs = repeat(lambda rng: smc_steer(program, n, k, rng=rng, **options), R, rng=stream)
         seconds, mean = (time.perf_counter() - start) / R, float(np.mean(runs.log_mls))
         spread = float(np.std(runs.log_mls, ddof=1)) if mean > -math.inf else math.inf
         return Size(n, k, mean, spread, sum(run.ess for run in runs.runs) / R, runs.stats.tokens / R, seconds)
 
-    return Tuning(tuple(itertools.starmap(measured, itertools.product(N, K))), R, positive("tolerance", tolerance))
+    return Tuning(tuple(itertools.starmap(measured, itertools.product(N, K))), R, tolerance)

@@ -416,6 +416,8 @@ def test_tune_names_the_cheapest_size_within_its_tolerance():
     assert [each for size in more for each in (size.log_ml, size.spread)] == pytest.approx([math.log(2), 0] * 3)
     assert tuning.cheapest == more[0] and tuning.helps("N") and tuning.helps("K")
     assert "a larger K bought nothing here" in repr(tune(Tilted(), (2,), (1, 2), R=3))
+    with pytest.raises(ValueError, match="tolerance"):  # before any run
+        tune(None, tolerance=-1.0)
     lm, cold = cold_lm(), cold_lm()
     two, one = tune(intersection(lm), (2,), (2, 1), R=2, seed=5, before=lm.clear).sizes
     runs = repeat(lambda rng: smc_steer(intersection(cold), 2, 2, rng=rng), 2, seed=5, progress=False)
