@@ -118,8 +118,7 @@ class Sentences:
 def tested(sides: list[dict[str, int]], seed: int) -> str:
     """Return as text the chi-square of two sides, its p, and tv."""
     result = compare(*sides, seed=seed)
-    test = result.test
-    return f"{test.statistic:7.0f}  {test.p:6.0e}  {result.tv:4.2f}"
+    return f"{result.statistic:7.0f}  {result.p:6.0e}  {result.tv:4.2f}"
 
 
 def ask(

@@ -9,11 +9,10 @@ import functools
 import itertools
 import math
 import os
-import time
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypedDict, TypeVar, Unpack
+from typing import TYPE_CHECKING, Any, Generic, TypedDict, TypeVar, Unpack
 
 import numpy as np
 from numpy.typing import NDArray
@@ -29,7 +28,7 @@ from llmppl.report.progress import Bar
 from llmppl.report.tables import TableView, frame
 from llmppl.support.arguments import count, function, generator, one_of, optional_count, positive
 from llmppl.support.options import list_options, unknown_option
-from llmppl.support.runtime import Runtime, Stats, running
+from llmppl.support.runtime import Runtime, Stats
 
 if TYPE_CHECKING:
     import pandas
@@ -61,8 +60,6 @@ def _run(name: str, model: M, expand: Expand, select: Select, options: RunOption
     max_steps = optional_count("max_steps", options.get("max_steps"))
     if path is None and every is not None:
         raise ValueError(f'every={every} is of a checkpoint: give its path, as in checkpoint="run.ckpt"')
-    if progress is None and running():                  # the bars of several runs would mix
-        progress = False
     run = SMC(model, expand, select, seed=seed, rng=rng, power=options.get("power", 1.0))
     timeout, budget = options.get("timeout"), options.get("budget")
     limit = Limit(run.runtime, timeout, budget) if (timeout, budget) != (None, None) else None
@@ -155,6 +152,7 @@ def importance_sampling(model: M, N: int, **options: Unpack[RunOptions]) -> Part
 
 
 MAX_TOGETHER = 16                                       # runs that share batches
+TUNED = "N", "K", "log Z-hat", "spread", "ess", "tokens", "seconds"
 
 
 @dataclass(frozen=True)
@@ -173,6 +171,11 @@ class Repeats(Generic[M]):
     log_ml: float
     log_ml_se: float | None
     stats: Stats
+
+    @property
+    def spread(self) -> float:
+        """Standard deviation of `log_mls`; inf if all particles died in a run."""
+        return float(np.std(self.log_mls, ddof=1)) if self.log_mls.min() > -math.inf else math.inf
 
     def to_pandas(self) -> pandas.DataFrame:
         """Return a data frame with a row for each run."""
@@ -239,72 +242,72 @@ def _log_mean(runs: Sequence[Particles[Any]]) -> tuple[NDArray[np.float64], floa
     return log_mls, logsumexp(log_mls) - math.log(len(runs))
 
 
-class Size(NamedTuple):
-    """Means over the runs of one N and K. `spread` is the standard deviation of log Z-hat, inf if all died in a run."""
+class Tuning(TableView, dict[tuple[int, int], Repeats[Any]]):
+    """Result of `tune`: the runs of each (N, K), displayed as a table of means over them.
 
-    N: int
-    K: int
-    log_ml: float
-    spread: float
-    ess: float
-    tokens: float
-    seconds: float
+    The spread is the standard deviation of log Z-hat, inf if all particles died in a run. In a notebook, the bars show
+    log Z-hat and its spread to both sides.
+    """
 
-
-@dataclass(frozen=True, repr=False)
-class Tuning(TableView):
-    """Result of `tune` with `R` runs of each size, displayed as a table."""
-
-    sizes: tuple[Size, ...]
-    R: int
-    tolerance: float
     numbers = True
 
-    @property
-    def cheapest(self) -> Size | None:
-        """Size of the fewest tokens, then the smallest N K, with a spread within the tolerance; None without one."""
-        fitting = (size for size in self.sizes if size.spread <= self.tolerance)
-        return min(fitting, key=lambda size: (size.tokens, size.N * size.K), default=None)
+    def __init__(self, runs: Iterable[tuple[tuple[int, int], Repeats[Any]]], tolerance: float) -> None:
+        super().__init__(runs)
+        self.tolerance = tolerance
 
-    def helps(self, name: str) -> bool:
-        """Return True if a larger "N" or "K" alone lowers the log of the spread by more than two standard errors."""
-        other, gain = {"N": "K", "K": "N"}[name], math.exp(2 / math.sqrt(self.R - 1))
-        of = [(getattr(size, other), getattr(size, name), size.spread) for size in self.sizes]
-        return any(a[0] == b[0] and a[1] < b[1] and gain * b[2] + 1e-6 < a[2] for a, b in itertools.product(of, of))
+    @property
+    def cheapest(self) -> tuple[int, int] | None:
+        """(N, K) of the fewest tokens, then the smallest N K, with a spread within the tolerance; None without one."""
+        fitting = [size for size, runs in self.items() if runs.spread <= self.tolerance]
+        return min(fitting, key=lambda size: (self[size].stats.tokens, math.prod(size)), default=None)
 
     def to_pandas(self) -> pandas.DataFrame:
         """Return a data frame with a row for each N and K."""
-        return frame([size._asdict() for size in self.sizes])
+        return frame([dict(zip(TUNED, row, strict=True)) for row in self._rows()])
+
+    def _rows(self) -> list[tuple[float, ...]]:
+        return [(*size, float(np.mean(runs.log_mls)), runs.spread, sum(run.ess for run in runs.runs) / len(runs.runs),
+                 runs.stats.tokens / len(runs.runs), runs.stats.seconds / len(runs.runs))
+                for size, runs in self.items()]  # fmt: skip
 
     def _header(self) -> str:
-        best = self.cheapest
-        named = "no size has" if best is None else f"N={best.N}, K={best.K} is the cheapest size with"
-        gains = [f"a larger {name} {['bought nothing here', 'lowers the spread'][self.helps(name)]}" for name in "NK"]
-        return f"Tuning: {named} a spread of at most {self.tolerance:g} over {self.R} runs\n{', '.join(gains)}"
+        best = "no size has" if self.cheapest is None else "N={}, K={} is the cheapest size with".format(*self.cheapest)
+        return f"Tuning: {best} a spread of at most {self.tolerance:g}"
 
-    def _table(self) -> tuple[list[str], list[list[str]]]:
-        row = "{} {} {:.2f} {:.2g} {:.1f} {:.0f} {:.2g}"
-        return ["N", "K", "log Z-hat", *Size._fields[3:]], [row.format(*size).split() for size in self.sizes]
+    def _table(self) -> tuple[Sequence[str], list[list[str]]]:
+        return TUNED, ["{} {} {:.2f} {:.2g} {:.1f} {:.0f} {:.2g}".format(*row).split() for row in self._rows()]
+
+    def _bars(self) -> list[list[tuple[float, ...]]]:
+        mean, spread = np.array(self._rows())[:, 2:4].T
+        known = np.isfinite(mean)
+        spread[~known] = 0.0
+        ends = mean - np.min(mean - spread, where=known, initial=np.inf) + spread * [[0], [-1], [1]]
+        return [[tuple(each)] for each in np.where(known, ends, 0.0).T.tolist()]
 
 
 def tune(
     program: Model, N: Iterable[int] = (4, 12, 36), K: Iterable[int] = (1, 3), *, R: int = 10, tolerance: float = 0.5,
-    seed: int | None = None, before: Callable[[], object] | None = None, **options: Any,
+    seed: int | None = None, before: Callable[[], object] = lambda: None, **options: Any,
 ) -> Tuning:  # fmt: skip
     """Run `smc_steer(program, n, k)` R times for each n of `N` and k of `K`, and compare the spreads of log Z-hat.
 
-    `tolerance` is the largest spread, in nats, that is good enough. `before` is called before each size: `lm.clear`
-    empties the cache, which makes the tokens of the sizes comparable. Other options are those of `smc_steer`.
+    Parameters
+    ----------
+    program : Model
+    N, K : iterable of int
+    R : int, at least 2
+    tolerance : float, above 0
+        Largest spread, in nats, that is good enough.
+    before : callable, optional
+        Called before each size. `lm.clear` empties the cache, which makes the tokens of the sizes comparable.
+    seed, **options
+        As in `smc_steer`. TypeError for an unknown option, ValueError for a size or number that is too small.
     """
     stream, R, tolerance = generator(seed), count("R", R, 2), positive("tolerance", tolerance)
+    sizes = [(count("N", n), count("K", k)) for n, k in itertools.product(N, K)]
 
-    def measured(n: int, k: int) -> Size:
-        if before is not None:
-            before()
-        start = time.perf_counter()
-        runs = repeat(lambda rng: smc_steer(program, n, k, rng=rng, **options), R, rng=stream)
-        seconds, mean = (time.perf_counter() - start) / R, float(np.mean(runs.log_mls))
-        spread = float(np.std(runs.log_mls, ddof=1)) if mean > -math.inf else math.inf
-        return Size(n, k, mean, spread, sum(run.ess for run in runs.runs) / R, runs.stats.tokens / R, seconds)
+    def measured(n: int, k: int) -> Repeats[Any]:
+        before()
+        return repeat(lambda rng: smc_steer(program, n, k, rng=rng, **options), R, rng=stream)
 
-    return Tuning(tuple(itertools.starmap(measured, itertools.product(N, K))), R, tolerance)
+    return Tuning([(size, measured(*size)) for size in sizes], tolerance)

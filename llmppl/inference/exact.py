@@ -7,8 +7,10 @@ choice costs probability, so among runs of different lengths the short ones look
 
 from __future__ import annotations
 
+import heapq
 import math
 from dataclasses import dataclass
+from operator import attrgetter
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from llmppl.inference.detached import detach
@@ -27,6 +29,7 @@ if TYPE_CHECKING:
 M = TypeVar("M", bound=Model)
 
 MAX_TOGETHER = 512                                      # branches that share a forward pass
+LOG_WEIGHT = attrgetter("log_weight")
 
 
 def enumerate_exact(model: M, max_steps: int | None = None, *, power: float = 1.0) -> Particles[M]:
@@ -79,7 +82,7 @@ def _step(
         runtime.run([branch.run for branch in batch], [name] * len(batch))
         ended += [branch.particle for branch in batch if not branch.suspended]
         suspended = [branch for branch in batch if branch.suspended]
-        best = sorted(suspended, key=lambda branch: -branch.particle.log_weight)[:N] if N else suspended
+        best = heapq.nlargest(N, suspended, lambda branch: branch.particle.log_weight) if N else suspended
         todo += [child for branch in best for child in branch.children(K)]
     return ended
 
@@ -123,8 +126,7 @@ class Beams(TableView, list[Beam[M]]):
 
     def to_pandas(self) -> pandas.DataFrame:
         """Return a data frame with a row for each beam."""
-        rows = [beam.as_dict() for beam in self]
-        return frame({name: [row[name] for row in rows] for name in ("text", "log_joint", "cut")})
+        return frame([beam.as_dict() for beam in self])
 
     def _header(self) -> str:
         return f"{len(self)} beam{'s' * (len(self) != 1)}"
@@ -174,7 +176,7 @@ def beam_search(
             stepped = _step(runtime, runs, "beam_search", f"a beam at step {t}", N, K)
             ended = [run for run in runs if run.finished] + stepped
             watch.step(t, ended, ended)
-            runs = _best([run for run in ended if run.log_weight > -math.inf], N)
+            runs = heapq.nlargest(N, [run for run in ended if run.log_weight > -math.inf], LOG_WEIGHT)
             if not runs:
                 raise ValueError(
                     f"beam_search with N={N}, K={K}: every run that was followed has died by step {t}, the last of "
@@ -183,11 +185,6 @@ def beam_search(
             show(t, runs)
     active = any(not run.finished for run in runs)
     cut(runs)
-    beams = Beams(Beam(run.log_weight, run) for run in _best(runs, N))
+    beams = Beams(Beam(run.log_weight, run) for run in heapq.nlargest(N, runs, LOG_WEIGHT))
     beams.limit = limit.reached() if active and t != max_steps else ""
     return beams
-
-
-def _best(runs: list[Any], N: int) -> list[Any]:
-    """Return the N runs of highest log joint, the best first."""
-    return sorted(runs, key=lambda run: -run.log_weight)[:N]

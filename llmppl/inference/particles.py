@@ -189,17 +189,6 @@ class Particles(Shared, Sequence[P]):
         """
         return self.by(answer_of)
 
-    def to_dict(self) -> dict[str, Any]:
-        """Return data for JSON: `log_ml`, `log_ml_se`, and text, log-weight and mark as cut of each particle.
-
-        If no particle is left, `log_ml` is None, and "deaths" lists the reasons.
-        """
-        fields = {
-            "log_ml": self.log_ml if len(self) else None, "log_ml_se": self.log_ml_se, "texts": self.texts,
-            "log_weights": self.log_weights.tolist(), "cut": [particle.cut for particle in self],
-        }  # fmt: skip
-        return fields if len(self) else {**fields, "deaths": [vars(death) for death in self.deaths]}
-
     def to_pandas(self, *keys: str | Callable[[Any], Any]) -> pandas.DataFrame:
         """Return a data frame with a row for each particle: text, weight, log_weight, cut, and a column for each key.
 
@@ -326,11 +315,9 @@ class Particles(Shared, Sequence[P]):
         owns the effects of twists, deaths, selection and the choice of candidates. ValueError if no particle is left.
         """
         self._need_one()
-        total = defaultdict[str, float](float)
-        for weight, particle in zip(self.weights.tolist(), self, strict=True):
-            for statement, log_w in particle.attribution.items():
-                total[statement] += weight * log_w
-        return dict(sorted(total.items(), key=lambda item: -abs(item[1])))
+        statements = dict.fromkeys(name for particle in self for name in particle.attribution)
+        means = {name: float(self.weights @ [p.attribution.get(name, 0.0) for p in self]) for name in statements}
+        return dict(sorted(means.items(), key=lambda item: -abs(item[1])))
 
     def __repr__(self) -> str:
         table = [*self.doubts, "", *text_table(HEADS, self._rows())] if len(self) else [self._causes()]
@@ -339,7 +326,7 @@ class Particles(Shared, Sequence[P]):
 
     def _repr_html_(self) -> str:
         """Return the same for a notebook, with charts of the steps."""
-        totals = [[weight] for weight, _ in self._folded()]
+        totals = [[(weight,)] for weight, _ in self._folded()]
         causes = f"<p>{html.escape(self._causes())}</p>"
         table = html_table(HEADS, self._rows(), totals) if len(self) else causes
         stats = "" if self.stats is None else f"<pre>{html.escape(str(self.stats))}</pre>"

@@ -30,8 +30,6 @@ from numpy.typing import ArrayLike, NDArray
 from llmppl.distributions import logsumexp
 from llmppl.support.arguments import count, probability
 
-__all__ = ["DownSample", "ResampleBelow", "Scheme", "multinomial", "optimal", "stratified", "systematic"]
-
 Resampled = tuple[NDArray[np.int64], NDArray[np.float64]]
 Scheme = Callable[[np.random.Generator, ArrayLike, int], Resampled]
 

@@ -89,6 +89,10 @@ class Program(Model):
         self.rule = arguments.function("rule", rule, "Rule(top_k=40)")
         self.num_tokens = 0
 
+    @property
+    def _late_(self) -> Any:
+        return 200 * (self.max_tokens is None), "bound the text by max_tokens="
+
     def next_token(self, context: Context) -> TokenDistribution:
         """Return the target's distribution of the token after `context`. A greedy rule applies later, to the masked."""
         dist: TokenDistribution = self.transformer(context)

@@ -22,7 +22,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from statistics import NormalDist
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -30,9 +30,9 @@ from numpy.typing import NDArray
 from llmppl.queries.matches import Match
 from llmppl.report.tables import TableView
 from llmppl.support import arguments
-from llmppl.support.options import readable_tuple
 
 Array = NDArray[Any]                                # (C,) int64 counts or float64 probabilities
+Test = tuple[float, float, int]                     # p, statistic, df
 
 MAX_CELLS = 1_000_000                               # cells of the tables drawn at a time
 Z = NormalDist().inv_cdf(0.975)                   # of a two-sided interval at 95 %
@@ -57,28 +57,19 @@ class Exact:
         return f"Exact({self.probabilities!r})"
 
 
-@readable_tuple
-class ChiSquare(NamedTuple):
-    """Pearson's test of the null hypothesis that both sides have one distribution.
-
-    `p` is the probability of a statistic at least as large under this hypothesis, from `draws` drawn tables; it is at
-    least 1 / (1 + draws). `statistic` is inf where a sample has a string of exact probability 0. `df` is the number of
-    strings on either side (on the exact side, if there is one) minus 1.
-    """
-
-    p: float
-    statistic: float
-    df: int
-    draws: int
-
-
 @dataclass(frozen=True, repr=False, eq=False)
 class Comparison(TableView):
-    """Result of `compare`, displayed as a table; in a notebook, each row has a bar for a and one for b.
+    """Result of `compare`, displayed as a table; in a notebook, each row has a bar for a and one for b, samples
+    with Wilson's interval at 95 %.
 
     `categories` are the C strings on either side, the most frequent first. `a` and `b`, (C,) ndarray, are int64 counts
     of samples, or float64 probabilities of an exact side, where `num_a` or `num_b` is None. `tv_interval` contains the
-    total variation of the two distributions at 95 %. It is None if both sides are exact, as are `test` and `p`.
+    total variation of the two distributions at 95 %.
+
+    `p` is the probability of a statistic at least as large if both sides have one distribution, from `draws` drawn
+    tables; it is at least 1 / (1 + draws). `statistic` is Pearson's, inf where a sample has a string of exact
+    probability 0. `df` is the number of strings on either side (on the exact side, if there is one) minus 1.
+    If both sides are exact, there is nothing to test: `p`, `statistic`, `df` and `tv_interval` are None.
     """
 
     categories: tuple[str, ...]
@@ -86,13 +77,11 @@ class Comparison(TableView):
     b: Array
     num_a: int | None
     num_b: int | None
-    test: ChiSquare | Any                               # | Any: None only for two exact sides
+    p: float | Any                                      # | Any: None only for two exact sides
+    statistic: float | Any
+    df: int | Any
+    draws: int
     tv_interval: tuple[float, float] | Any
-
-    @property
-    def p(self) -> float | Any:
-        """p of the test."""
-        return self.test and self.test.p
 
     @cached_property
     def shares(self) -> tuple[Array, Array]:
@@ -107,12 +96,12 @@ class Comparison(TableView):
     def _header(self) -> str:
         sizes = ["exact" if num is None else f"{num:,} drawn" for num in (self.num_a, self.num_b)]
         head = f"Comparison(a: {sizes[0]}, b: {sizes[1]}, strings: {len(self.categories):,})\ntotal variation"
-        if self.test is None:
+        if self.p is None:
             return f"{head} {self.tv:.4f}; both sides are exact: there is nothing to test"
         interval = "{:.4f}, between {:.4f} and {:.4f} at 95 %".format(self.tv, *self.tv_interval)
-        p, statistic, df, draws = self.test
-        least = " (the least they can show)" * (p < 1.5 / (1 + draws))
-        return f"{head} {interval}\np = {p:.2g} by {draws:,} draws{least}; X2 = {statistic:.2f}, {df} df"
+        least = " (the least they can show)" * (self.p < 1.5 / (1 + self.draws))
+        p = f"p = {self.p:.2g} by {self.draws:,} draws{least}"
+        return f"{head} {interval}\n{p}; X2 = {self.statistic:.2f}, {self.df} df"
 
     def _table(self) -> tuple[list[str], list[tuple[str, ...]]]:
         columns = [[f"{100 * x:.1f} %" if num is None else f"{x:,} ({100 * x / num:.1f} %)" for x in side.tolist()]
@@ -121,8 +110,10 @@ class Comparison(TableView):
         rows = zip(*columns, differences, map(arguments.shown, self.categories), strict=True)
         return ["a", "b", "a - b", "string"], [*rows]
 
-    def _bars(self) -> list[tuple[float, float]]:
-        return [*zip(*self.shares, strict=True)]
+    def _bars(self) -> list[list[tuple[float, ...]]]:
+        sides = zip(self.shares, (self.num_a, self.num_b), strict=True)
+        bars = [[(p, *_wilson(p, num or math.inf, Z)) for p in shares.tolist()] for shares, num in sides]
+        return [*map(list, zip(*bars, strict=True))]
 
 
 def compare(
@@ -151,14 +142,15 @@ def compare(
     left = np.array([of_a.get(text, 0) for text in categories], np.int64 if num_a else np.float64)
     right = np.array([of_b.get(text, 0) for text in categories], np.int64 if num_b else np.float64)
     left.flags.writeable = right.flags.writeable = False
-    test = interval = None
+    test: Any = None, None, None
     if num_a and num_b:
         test = _homogeneity(left, right, permutations, rng)
     elif num_a or num_b:
         test = _goodness(*((left, right) if num_a else (right, left)), permutations, rng)
-    if test is not None:
-        interval = _interval(left / (num_a or 1), num_a or math.inf, right / (num_b or 1), num_b or math.inf, Z)
-    return Comparison(categories, left, right, num_a, num_b, test, interval)
+    interval = _interval(left / (num_a or 1), num_a or math.inf, right / (num_b or 1), num_b or math.inf, Z)
+    p, statistic, df = test
+    interval = None if p is None else interval
+    return Comparison(categories, left, right, num_a, num_b, p, statistic, df, permutations, interval)
 
 
 def _side(name: str, given: Iterable[str] | Mapping[str, int] | Exact) -> tuple[dict[str, float], int | None]:
@@ -184,7 +176,7 @@ def _text(drawn: Any) -> Any:
     return str(drawn)[len(drawn.prefix) :] if isinstance(drawn, Match) else drawn
 
 
-def _homogeneity(left: Array, right: Array, draws: int, rng: np.random.Generator) -> ChiSquare:
+def _homogeneity(left: Array, right: Array, draws: int, rng: np.random.Generator) -> Test:
     """Test two samples by tables with the same margins."""
     total, num_left, num = left + right, int(left.sum()), int(left.sum() + right.sum())
     expected = total * (num_left / num)
@@ -193,17 +185,17 @@ def _homogeneity(left: Array, right: Array, draws: int, rng: np.random.Generator
     return _tested(left, expected, scale, lambda size: rng.multivariate_hypergeometric(total, num_left, size), draws)
 
 
-def _goodness(counts: Array, probabilities: Array, draws: int, rng: np.random.Generator) -> ChiSquare:
+def _goodness(counts: Array, probabilities: Array, draws: int, rng: np.random.Generator) -> Test:
     """Test a sample against a known distribution, by samples from the latter."""
     possible = probabilities > 0
     num, df = int(counts.sum()), int(possible.sum()) - 1
     if counts[~possible].any():
-        return ChiSquare(1 / (1 + draws), math.inf, df, draws)
+        return 1 / (1 + draws), math.inf, df
     p = probabilities[possible] / probabilities[possible].sum()
     return _tested(counts[possible], num * p, num * p, lambda size: rng.multinomial(num, p, size), draws)
 
 
-def _tested(observed: Array, expected: Array, scale: Array, draw: Callable[[int], Array], draws: int) -> ChiSquare:
+def _tested(observed: Array, expected: Array, scale: Array, draw: Callable[[int], Array], draws: int) -> Test:
     """Compare X2 = sum (observed - expected)^2 / scale with that of drawn tables, `draw(size)`: (size, C)."""
     statistic = float(((observed - expected) ** 2 / scale).sum())
     as_large, left = 0, draws
@@ -212,7 +204,7 @@ def _tested(observed: Array, expected: Array, scale: Array, draw: Callable[[int]
         drawn = ((draw(size) - expected) ** 2 / scale).sum(axis=1)
         as_large += int((drawn >= statistic * (1 - ROUNDING)).sum())
         left -= size
-    return ChiSquare((1 + as_large) / (1 + draws), statistic, observed.size - 1, draws)
+    return (1 + as_large) / (1 + draws), statistic, observed.size - 1
 
 
 def _interval(p_a: Array, num_a: float, p_b: Array, num_b: float, z: float) -> tuple[float, float]:

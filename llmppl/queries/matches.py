@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, fields, replace
 from typing import TYPE_CHECKING, Any
@@ -14,7 +13,7 @@ from llmppl.lm import CachedTransformer
 from llmppl.report.progress import Bar
 from llmppl.report.tables import TableView, frame, one_line
 from llmppl.support.arguments import count
-from llmppl.support.runtime import Stats, running
+from llmppl.support.runtime import Stats
 
 if TYPE_CHECKING:
     import pandas
@@ -99,8 +98,6 @@ class Matches(Iterator[Match]):
     def __init__(
         self, lm: CachedTransformer, matches: Iterator[Match], progress: bool | None, search: Any = None
     ) -> None:
-        if progress is None:
-            progress = sys.stderr.isatty() and not running()        # bars of concurrent tasks would mix
         self._lm, self._matches, self._search = lm, matches, search
         self._before = replace(lm.stats)
         self.num_matches = 0

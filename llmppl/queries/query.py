@@ -7,11 +7,12 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import inspect
 import itertools
 import math
 import operator
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import KW_ONLY, dataclass, fields, replace
 from functools import cached_property
 from itertools import repeat
@@ -140,8 +141,7 @@ class Query:
         progress : bool, optional
             Show on stderr the number of matches and expansions; if left out, only on a terminal.
         """
-        _check_search(results, order, tolerance, batch, max_expansions)
-        return self._matches(Search(self.space, order, batch, max_expansions), results, tolerance, progress)
+        return self._matches(Search, results, order, tolerance, batch, max_expansions, progress)
 
     def distinct(
         self, *, results: Results = "strings", order: Order = "joint", tolerance: float = 1e-8, batch: int = 32,
@@ -153,16 +153,23 @@ class Query:
         The other parameters are those of `best`. Raise a ValueError if one match can begin another, because such events
         are not disjoint.
         """
-        _check_search(results, order, tolerance, batch, max_expansions)
         if self.end == "prefix" and self.compiled.continues():
             raise ValueError(
                 'distinct samples are of disjoint events, and with end="prefix" a match here can begin another: '
                 'take end="eos" or end="boundary"'
             )
-        search = DistinctSearch(self.space, order, batch, max_expansions, rng=generator(seed, rng))
-        return self._matches(search, results, tolerance, progress)
+        kind = functools.partial(DistinctSearch, rng=generator(seed, rng))
+        return self._matches(kind, results, order, tolerance, batch, max_expansions, progress)
 
-    def _matches(self, search: Search, results: Results, tolerance: float, progress: bool | None) -> Matches:
+    def _matches(
+        self, kind: Callable[..., Search], results: Results, order: Order, tolerance: float, batch: int,
+        max_expansions: int | None, progress: bool | None,
+    ) -> Matches:  # fmt: skip
+        one_of("results", results, get_args(Results))
+        one_of("order", order, get_args(Order))
+        number("tolerance", tolerance)
+        optional_count("max_expansions", max_expansions)
+        search = kind(self.space, order, count("batch", batch), max_expansions)
         search.add_all()
         matches = search.sequences() if results == "tokens" else search.strings(tolerance)
         return Matches(self.lm, matches, progress, search)
@@ -314,14 +321,6 @@ def warn_of_seam(lm: CachedTransformer, prefix: str, texts: Iterable[str]) -> No
             f"the tokenizer joins the end of {prefix[-30:]!r} and the beginning of {text[:30]!r}. The model would "
             f"hardly write them apart, so the probability is far too small: take the prefix {better[-30:]!r}"
         )
-
-
-def _check_search(results: Results, order: Order, tolerance: float, batch: int, max_expansions: int | None) -> None:
-    one_of("results", results, get_args(Results))
-    one_of("order", order, get_args(Order))
-    number("tolerance", tolerance)
-    count("batch", batch)
-    optional_count("max_expansions", max_expansions)
 
 
 # ---- reasons

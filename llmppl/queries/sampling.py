@@ -13,6 +13,7 @@ estimate is unbiased and stays within the bounds.
 
 from __future__ import annotations
 
+import html
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -26,7 +27,7 @@ from llmppl.lm import TokenDistribution
 from llmppl.models.model import Model
 from llmppl.queries.best_first import REST, Item, Node, Search, Space, Start
 from llmppl.queries.matches import Match
-from llmppl.report.tables import html_table
+from llmppl.report.tables import bar
 from llmppl.support import arguments
 
 MAX_BARREN_SAMPLES = 2048                               # without a match, before an error
@@ -159,10 +160,8 @@ class Probability:
         return f"Probability(between {self.lower:.6g} and {self.upper:.6g}{of}; {estimate})"
 
     def _repr_html_(self) -> str:
-        values = {"at least": self.lower, "estimate": self.estimate, "at most": self.upper}
-        known = {name: p for name, p in values.items() if not math.isnan(p)}
-        rows = [(f"{p:.6g}", name) for name, p in known.items()]
-        return f"<p>{self!r}</p>{html_table(('probability', ''), rows, [[p] for p in known.values()])}"
+        middle = self.lower if math.isnan(self.estimate) else self.estimate
+        return f"<p>{html.escape(repr(self))}</p>{bar((middle, self.lower, self.upper), self.upper or 1.0)}"
 
     def tries(self, chance: float) -> tuple[float, float]:
         """Return the least and the largest number of texts one of which is in the language with this `chance`."""

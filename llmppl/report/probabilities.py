@@ -12,8 +12,6 @@ from llmppl.support.options import readable_tuple
 if TYPE_CHECKING:
     import pandas
 
-__all__ = ["Probabilities", "Share", "key_of"]
-
 CERTAIN = 5e-4                                          # half the last digit that is shown
 
 
@@ -31,13 +29,21 @@ class Share(NamedTuple):
     upper: float | None = None
     se: float | None = None
 
+    @property
+    def interval(self) -> tuple[float, ...]:
+        """Certain bounds, or one standard error to each side within 0 and 1; empty without either."""
+        p, bounds = self.probability, (self.lower, self.upper)
+        ends = bounds if self.se is None else (max(p - self.se, 0.0), min(p + self.se, 1.0))
+        return tuple(end for end in ends if end is not None)
+
     def __str__(self) -> str:
         """Return the probability with its standard error or bounds, where they show."""
         p = self.probability
         text = f"{p:.3f}" if p >= CERTAIN or not p else f"{p:.1e}"
-        if self.lower is not None and self.upper is not None:
-            return text + f" ({self.lower:.3f} to {self.upper:.3f})" * (self.upper - self.lower > CERTAIN)
-        return text if self.se is None else f"{text} +- {self.se:.2g}"
+        if self.se is not None:
+            return f"{text} +- {self.se:.2g}"
+        low, high = self.interval or (p, p)
+        return text + f" ({low:.3f} to {high:.3f})" * (high - low > CERTAIN)
 
 
 class Probabilities(TableView, Mapping[Any, float]):
@@ -76,14 +82,11 @@ class Probabilities(TableView, Mapping[Any, float]):
         """Return a data frame with a row for each value: value, probability, lower, upper, se."""
         return frame([share._asdict() for share in self.shares])
 
-    def _header(self) -> str:
-        return self.header
-
     def _table(self) -> tuple[tuple[str, str], list[tuple[str, str]]]:
         return ("probability", "value"), [(str(share), one_line(repr(share.value))) for share in self.shares]
 
-    def _bars(self) -> list[list[float]]:
-        return [[share.probability] for share in self.shares]
+    def _bars(self) -> list[list[tuple[float, ...]]]:
+        return [[(share.probability, *share.interval)] for share in self.shares]
 
 
 def key_of(value: Any) -> Any:

@@ -7,6 +7,8 @@ import time
 from collections.abc import Callable
 from typing import Any, Self
 
+from llmppl.support.runtime import running
+
 SECONDS = 0.2                                           # between two updates in a notebook
 
 
@@ -24,7 +26,8 @@ class Bar:
         self._bar: Any = None
         self._line: Any = None
         self._text, self._written_at = "", 0.0
-        if not (sys.stderr.isatty() if progress is None else progress):
+        shown = sys.stderr.isatty() and not running() if progress is None else progress     # bars of tasks would mix
+        if not shown:
             return
         if in_notebook():
             from IPython.display import Pretty, display

@@ -7,6 +7,7 @@ scripts or colours, so it works in light and dark themes.
 from __future__ import annotations
 
 import html
+import itertools
 import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
@@ -18,21 +19,25 @@ if TYPE_CHECKING:
 MAX_ROWS = 20               # rows of a table that are shown
 MAX_TEXT = 90               # characters of a text that are shown
 WIDTH, HEIGHT = 340, 64     # px of a chart
+BAR = 80                    # px of the longest bar
 LEFT, RIGHT, TOP, BOTTOM = 56, 56, 8, 17        # px of the margins around its curve
 
 Rows = Sequence[Sequence[str]]
-Bars = Sequence[Sequence[float]]
+Bars = Sequence[Sequence[tuple[float, ...]]]    # of each row: (value,), or (value, low, high) with an interval
 
 
 class TableView:
     """Mixin of a list or tuple of results that is displayed as a table, also in a notebook.
 
-    A subclass defines `_header()` and `_table()`, which returns heads and rows. `_bars()` returns the values of bars
+    A subclass defines `header` or `_header()`, and `_table()`, which returns heads and rows. `_bars()` returns the bars
     before the rows. If `numbers` is True, the last column has numbers, too.
     """
 
     __slots__ = ()
     numbers = False
+
+    def _header(self: Any) -> str:
+        return str(self.header)
 
     def _bars(self) -> Bars:
         return ()
@@ -59,10 +64,10 @@ def text_table(heads: Sequence[str], rows: Rows, *, numbers: bool = False) -> li
 
 
 def html_table(heads: Sequence[str], rows: Rows, bars: Bars = (), *, numbers: bool = False) -> str:
-    """Return the table as HTML, without colours. With `bars`, a row begins with one or several, of these values."""
+    """Return the table as HTML, without colours. With `bars`, a row begins with one or several of them."""
     left = "" if numbers else ' style="text-align: left; white-space: pre-wrap"'
-    most = max(map(max, bars), default=0.0) or 1.0      # is as long as a bar can be
-    drawn = [f"<td>{'<br>'.join(bar(each / most) for each in row)}</td>" for row in bars[:MAX_ROWS]] or [""] * len(rows)
+    most = max(map(max, itertools.chain(*bars)), default=0.0) or 1.0        # is as long as a bar can be
+    drawn = [f"<td>{'<br>'.join(bar(each, most) for each in row)}</td>" for row in bars[:MAX_ROWS]] or [""] * len(rows)
     head = "<th></th>" * (len(bars) > 0) + _cells("th", heads, left)
     shown = zip(drawn, rows[:MAX_ROWS], strict=False)
     body = "".join(f"<tr>{cell}{_cells('td', row, left)}</tr>" for cell, row in shown)
@@ -126,11 +131,13 @@ def chart(name: str, values: Sequence[float], *, low: float | None = None) -> st
     )
 
 
-def bar(share: float, width: float = 80.0) -> str:
-    """Return a bar whose length is `share`, from 0 to 1, of `width` px."""
+def bar(values: Sequence[float], most: float = 1.0) -> str:
+    """Return a bar of length values[0], as a share of `most`, with a whisker between two further values."""
+    length, *ends = (f"{1 + min(max(x / most, 0.0), 1.0) * (BAR - 2):.1f}" for x in values)
+    whisker = '<path d="M{0} 5H{1}M{0} 2v6M{1} 2v6" stroke="currentColor"/>'.format(*ends) if len({*ends}) > 1 else ""
     return (
-        f'<svg class="bar" aria-hidden="true" width="{width:.0f}" height="8">'
-        f'<rect width="{max(share * width, 1.0):.1f}" height="8" rx="2" fill="currentColor" opacity="0.7"/></svg>'
+        f'<svg class="bar" aria-hidden="true" width="{BAR}" height="10"><rect y="1" width="{length}" height="8" '
+        f'rx="2" fill="currentColor" opacity="0.45"/>{whisker}</svg>'
     )
 
 

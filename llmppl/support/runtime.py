@@ -70,6 +70,11 @@ class Stats:
     arguments: int = 0
     seconds_batched: float = 0.0
 
+    @property
+    def seconds(self) -> float:
+        """All seconds together."""
+        return self.seconds_lm + self.seconds_masks + self.seconds_other + self.seconds_batched
+
     def __add__(self, other: Stats) -> Stats:
         return Stats(*map(operator.add, vars(self).values(), vars(other).values()))
 

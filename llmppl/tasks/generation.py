@@ -190,8 +190,17 @@ class Generation:
 
     @cached_property
     def fields(self) -> Fields:
-        names = _fields_of(self.value) if self._share is not None and self._plan.way.weighs else {}
-        return Fields({name: self.posterior.field(name) for name in names}, names)
+        values = _fields_of(self.value)
+        if not values or not self._plan.way.weighs or all(particle.cut for particle in self.posterior):
+            why = f"method={self.method!r} estimates no probabilities" if values else "the answer is no record"
+            return Fields({}, {}, f"no fields: {why}")
+        header = f"{len(values)} fields" + f"; the answer is {self._apart}" * bool(self._apart)
+        return Fields({name: self.posterior.field(name) for name in values}, values, header)
+
+    @property
+    def _apart(self) -> str:
+        """Note on an answer of greedy decoding that no sample has, so that it has no probability; else ""."""
+        return f"none of the {len(self.posterior)} samples" * (self._share is None and self._plan.way.weighs)
 
     def as_dict(self) -> dict[str, Any]:
         """Return value, text, probability and cost for a table."""
@@ -213,7 +222,7 @@ class Generation:
     def _header(self) -> str:
         if self.error:
             return f"Generation(no answer: {one_line(self.error)})"
-        p = "" if self.probability is None else f", probability {self._share}"
+        p = f", {self._apart}" * bool(self._apart) if self.probability is None else f", probability {self._share}"
         return f"Generation({one_line(repr(self.value))}{p}, ended: {self.ended})"
 
     def _tables(self) -> list[Any]:
@@ -231,16 +240,15 @@ class Generation:
 class Fields(TableView, dict[str, Probabilities]):
     """Posterior probabilities of the values of each field. The table shows those of the answer's own values."""
 
-    def __init__(self, fields: Mapping[str, Probabilities], values: Mapping[str, Any]) -> None:
+    def __init__(self, fields: Mapping[str, Probabilities], values: Mapping[str, Any], header: str) -> None:
         super().__init__(fields)
-        self._values = values
-
-    def _header(self) -> str:
-        return f"{len(self)} fields"
+        self._values, self.header = values, header
 
     def _table(self) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:
-        values = self._values.items()
-        return ("probability", "field", "value"), [(str(self[n].share(v)), n, one_line(repr(v))) for n, v in values]
+        return ("probability", "field", "value"), [
+            (str(of.share(value)) if value in of else "not sampled", name, one_line(repr(value)))
+            for (name, of), value in zip(self.items(), self._values.values(), strict=True)
+        ]
 
 
 class Generations(TableView, list[Generation]):

@@ -409,19 +409,22 @@ class Tilted(Model):
 
 def test_tune_names_the_cheapest_size_within_its_tolerance():
     tuning = tune(Tilted(), (1, 2), (1, 2), R=20, seed=0)
-    one, *more = tuning.sizes
-    heads = round(20 * one.log_ml / math.log(3))
-    assert one.log_ml == pytest.approx(heads / 20 * math.log(3)) and 0 < heads < 20
-    assert one.spread == pytest.approx(math.log(3) * math.sqrt(heads * (20 - heads) / (20 * 19)))
-    assert [each for size in more for each in (size.log_ml, size.spread)] == pytest.approx([math.log(2), 0] * 3)
-    assert tuning.cheapest == more[0] and tuning.helps("N") and tuning.helps("K")
-    assert "a larger K bought nothing here" in repr(tune(Tilted(), (2,), (1, 2), R=3))
-    with pytest.raises(ValueError, match="tolerance"):  # before any run
-        tune(None, tolerance=-1.0)
+    (one, *more), log_2 = tuning.values(), math.log(2)
+    heads = round(20 * one.log_mls.mean() / math.log(3))
+    assert 0 < heads < 20 and one.spread == pytest.approx(math.log(3) * math.sqrt(heads * (20 - heads) / (20 * 19)))
+    assert [each for runs in more for each in (*runs.log_mls, runs.spread)] == pytest.approx([*[log_2] * 20, 0] * 3)
+    assert tuning.cheapest == (1, 2) and tune(Tilted(), (1,), (1,), tolerance=0.1, seed=0).cheapest is None
+    low = log_2 - one.log_mls.mean() + one.spread
+    assert tuning._bars()[0][0] == pytest.approx((one.spread, 0.0, 2 * one.spread))
+    assert tuning._bars()[1][0] == pytest.approx((low, low, low)) and tuning._repr_html_().count("<rect") == 4
+    for wrong in ({"tolerance": -1.0}, {"N": (4, 0)}):  # before any run
+        with pytest.raises(ValueError, match=[*wrong][0]):
+            tune(None, **wrong)
     lm, cold = cold_lm(), cold_lm()
-    two, one = tune(intersection(lm), (2,), (2, 1), R=2, seed=5, before=lm.clear).sizes
+    two, one = tune(intersection(lm), (2,), (2, 1), R=2, seed=5, before=lm.clear).values()
     runs = repeat(lambda rng: smc_steer(intersection(cold), 2, 2, rng=rng), 2, seed=5, progress=False)
-    assert two.tokens * 2 == runs.stats.tokens > one.tokens > 0
+    assert two.stats.tokens == runs.stats.tokens and one.stats.tokens > 0
+    assert tuning.to_pandas()["N"].tolist() == [1, 1, 2, 2]
 
 
 def test_repeat_refuses_invalid_arguments():

@@ -1,6 +1,5 @@
 """Tests of Particles against sums written by hand."""
 
-import json
 import warnings
 from dataclasses import dataclass
 from math import exp, log
@@ -52,20 +51,6 @@ def test_equal_texts_are_merged_the_largest_weight_first():
     merged = particles.by_text()
     assert [*merged] == ["c", "a", "b"] and [*merged.values()] == pytest.approx([8 / 16, 5 / 16, 3 / 16])
     assert Particles([]).texts == [] and Particles([]).by_text() == {}
-
-
-def test_to_dict_returns_json_values():
-    particles = Particles([Run("a", log(1)), Run("b", log(3), cut=True)], accuracy=lambda: (0.25, ""))
-    told = json.loads(json.dumps(particles.to_dict(), allow_nan=False))
-    assert told == {
-        "log_ml": particles.log_ml, "log_ml_se": 0.25, "texts": ["b", "a"], "log_weights": [log(3), 0.0],
-        "cut": [True, False],
-    }  # fmt: skip
-    none = Particles([], deaths=[Death(3, "condition is false", 2, "x")])
-    assert json.loads(json.dumps(none.to_dict(), allow_nan=False)) == {
-        "log_ml": None, "log_ml_se": None, "texts": [], "log_weights": [], "cut": [],
-        "deaths": [{"step": 3, "reason": "condition is false", "count": 2, "text": "x"}],
-    }  # fmt: skip
 
 
 def test_weights_are_right_far_from_one():
@@ -198,7 +183,7 @@ def test_tables_fold_equal_texts_the_heaviest_first():
         "", "7 tokens run",
     ]  # fmt: skip
     page = particles._repr_html_()
-    assert "a [x2]" in page and page.count("<tr>") == 4 and 'width="64.0"' in page
+    assert "a [x2]" in page and page.count("<tr>") == 4 and 'width="63.4"' in page
 
 
 def test_repr_marks_cuts_and_shows_each_text_on_one_line():

@@ -19,6 +19,7 @@ from llmppl import (
     ConstrainedText,
     JsonSchema,
     Model,
+    PromptIntersection,
     Regex,
     beam_search,
     enumerate_exact,
@@ -344,3 +345,6 @@ def test_a_text_that_runs_on_is_named_by_its_field():
     for constraint, t, part in [(Regex("a*b"), 121, "the text"), (JsonSchema(schema), 140, r"parsed\.a\[1\]\.b")]:
         with pytest.warns(UserWarning, match=f"ended in {t} steps: {part} runs on, 'a{{20}}': bound"):
             smc_steer(ConstrainedText(lm, "b", constraint), 1, 2, seed=0)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")                  # max_tokens bounds it
+        assert smc_steer(PromptIntersection(lm, ["b"], max_tokens=201), 1, 1, seed=0).best.cut

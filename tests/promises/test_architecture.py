@@ -86,16 +86,16 @@ LINES = {
     "constraints/masks": 960,
     "constraints/vocabulary": 1900,
     "distributions": 1130,
-    "inference": 2400,                                  # tune: the spread and the cost at several N and K
+    "inference": 2390,                                  # tune: the spread and the cost at several N and K
     "inference/resuming": 240,
     "lm": 1700,
     "lm/embedded": 30,
     "lm/engines": 2150,                                # a tokenizer without transformers
     "models": 2090,                                     # a text that runs on is named, by the path of its field
-    "queries": 2110,                                    # extraction: verbatim and near-verbatim, with bounds
-    "report": 830,                                      # bars of probabilities
+    "queries": 2090,                                    # extraction: verbatim and near-verbatim, with bounds
+    "report": 840,                                      # bars of probabilities, with whiskers
     "support": 1020,                                    # warnings at the caller's line, also from within a run
-    "tasks": 1150,                                      # generate
+    "tasks": 1160,                                      # generate; fields of an answer that no sample has
 }
 
 

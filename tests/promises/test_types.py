@@ -111,7 +111,7 @@ llmppl.tasks.ray.run_many(drawn_by, ["a"], make_lm=CachedTransformer.from_pretra
 for result in run_many(drawn, (text for text in ["a"])):
     assert_type(result.particles, Particles[Any] | Any)
     print(result.particles.best if result.error is None else result.error)
-assert_type(compare(["a"], ["b"]).test.p, float | Any)
+assert_type(compare(["a"], ["b"]).p, float | Any)
 assert_type(enumerate_exact(Program(lm)), Particles[Program])
 text = ConstrainedText(lm, "a", Regex("[ab]+"), end="prefix", max_tokens=3, stop="b", rule=Rule(top_k=3))
 assert_type(text.max_tokens, int | None)

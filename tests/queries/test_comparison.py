@@ -12,6 +12,7 @@ from helpers.tiny import tiny_lm
 from scipy.stats import chi2_contingency, chisquare, multinomial
 
 from llmppl.queries import Comparison, Exact, Query, compare
+from llmppl.queries.comparison import Z, _wilson
 
 RUNS = repetitions(4000, 1000)
 NAMES = [f"s{i:02}" for i in range(50)]
@@ -49,7 +50,7 @@ def compared(shares_a, shares_b, n_a, n_b, runs, seed, **options) -> list[Compar
 @pytest.mark.parametrize("a, b", [((10, 20), (20, 10)), ((7, 0, 12, 1), (3, 9, 4, 2)), ((1430, 510, 60), (20, 9, 4))])
 def test_two_samples_have_the_statistic_of_scipy(a, b):
     found, truth = compare(named(a), named(b), seed=0), chi2_contingency([a, b], correction=False)
-    assert found.test.statistic == pytest.approx(truth.statistic) and found.test.df == truth.dof
+    assert found.statistic == pytest.approx(truth.statistic) and found.df == truth.dof
     assert (found.num_a, found.num_b) == (sum(a), sum(b)) == (found.a.sum(), found.b.sum())
     assert found.tv == pytest.approx(np.abs(np.array(a) / sum(a) - np.array(b) / sum(b)).sum() / 2)
 
@@ -57,26 +58,27 @@ def test_two_samples_have_the_statistic_of_scipy(a, b):
 def test_goodness_of_fit_has_the_statistic_of_scipy():
     known, truth = Exact({"a": 0.5, "b": 0.3, "c": 0.2}), chisquare([18, 42, 0], [30, 18, 12])
     found = compare({"a": 18, "b": 42}, known, seed=0)
-    assert found.test.statistic == pytest.approx(truth.statistic)
-    assert found.test.df == 2 and found.tv == pytest.approx(0.4)
+    assert found.statistic == pytest.approx(truth.statistic)
+    assert found.df == 2 and found.tv == pytest.approx(0.4)
     other = compare(known, {"a": 18, "b": 42}, seed=0)
-    assert other.test == found.test and other.tv_interval == pytest.approx(found.tv_interval)
+    assert (other.p, other.statistic) == (found.p, found.statistic)
+    assert other.tv_interval == pytest.approx(found.tv_interval)
     assert other.num_a is None and other.num_b == 60
     impossible = compare(["a", "b"], Exact({"a": 1}), permutations=99)
-    assert impossible.test.statistic == math.inf and impossible.p == 0.01
+    assert impossible.statistic == math.inf and impossible.p == 0.01
 
 
 def test_two_known_distributions_are_not_tested():
     found = compare(Exact({"a": 0.5, "b": 0.5}), Exact({"a": 0.25, "b": 0.5, "c": 0.25}))
-    assert found.p is found.test is found.tv_interval is None
+    assert found.p is found.statistic is found.tv_interval is None
     assert found.tv == pytest.approx(0.25)
 
 
 def test_samples_are_counted_and_seeds_repeat():
     samples, counts = ["x", "y", "x", "z"], {"x": 2, "z": 1, "y": 1, "never": 0}
     first, again = (compare(side, {"x": 5, "y": 1}, seed=3) for side in (samples, counts))
-    assert repr(first) == repr(again) and first.test == again.test and "never" not in first.categories
-    assert compare(iter(np.array(samples)), Counter(x=5, y=1), rng=np.random.default_rng(3)).test == first.test
+    assert repr(first) == repr(again) and first.p == again.p and "never" not in first.categories
+    assert compare(iter(np.array(samples)), Counter(x=5, y=1), rng=np.random.default_rng(3)).p == first.p
     assert not first.a.flags.writeable
 
 
@@ -104,8 +106,10 @@ def test_the_table_shows_counts_shares_and_results():
     )
     known = compare(Exact({"a": 0.25, "b": 0.75}), Exact({"b": 1}))
     assert repr(known).splitlines()[1] == "total variation 0.2500; both sides are exact: there is nothing to test"
-    widths = [float(width) for width in re.findall(r'<rect width="([0-9.]+)"', known._repr_html_())]
-    assert widths == [60.0, 80.0, 20.0, 1.0]            # px of a and b in each row
+    widths = [float(width) for width in re.findall(r'rect y="1" width="([0-9.]+)"', known._repr_html_())]
+    assert widths == [59.5, 79.0, 20.5, 1.0] and "<path" not in known._repr_html_()       # px of a and b in each row
+    drawn = compare({"x": 30, "y": 10}, {"x": 10, "y": 10}, seed=0)
+    assert drawn._bars()[0][0] == (0.75, *_wilson(0.75, 40, Z)) and drawn._repr_html_().count("<path") == 4
     many = repr(compare({f"{i}" * 100: 30 - i for i in range(25)}, {"x": 1}))
     assert "'" + "0" * 49 + "..." in many and "... and 6 more" in many
 

@@ -292,7 +292,7 @@ def test_the_command_names_a_file_that_it_cannot_read_or_write(tmp_path):
 def test_the_notebook_view_draws_the_steps_and_the_weights(tmp_path):
     particles, _, _ = steer(tmp_path / "run.jsonl")
     view = particles._repr_html_()
-    assert view.count('class="chart"') == 3 and view.count('class="bar"') == len(particles) and bar(1.0) in view
+    assert view.count('class="chart"') == 3 and view.count('class="bar"') == len(particles) and bar([1.0]) in view
     assert f"log Z-hat over {len(particles.steps)} steps" in view
     assert "<script" not in view and "color:" not in view
 

@@ -39,9 +39,9 @@ def test_a_table_is_as_wide_as_its_cells_and_shows_twenty_rows():
 
 
 def test_a_table_of_a_notebook_escapes_its_cells_and_sets_no_colours():
-    shown = html_table(["n", "<text>"], [["<1>", "</td>&"]], bars=[(0.25, 1.0)])
+    shown = html_table(["n", "<text>"], [["<1>", "</td>&"]], bars=[[(0.25,), (1.0, 0.5, 1.25)]])
     assert "&lt;text&gt;" in shown and "<td>&lt;1&gt;</td>" in shown and "&lt;/td&gt;&amp;" in shown
-    assert 'rect width="20.0"' in shown and shown.count("<th") - shown.count("<thead") == 3
+    assert 'width="16.6"' in shown and "M32.2 5H79.0M" in shown and shown.count("<th") - shown.count("<thead") == 3
     assert not re.search("color:|background|<script", shown)
 
 
