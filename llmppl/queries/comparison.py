@@ -147,9 +147,10 @@ def compare(
         test = _homogeneity(left, right, permutations, rng)
     elif num_a or num_b:
         test = _goodness(*((left, right) if num_a else (right, left)), permutations, rng)
-    interval = _interval(left / (num_a or 1), num_a or math.inf, right / (num_b or 1), num_b or math.inf, Z)
     p, statistic, df = test
-    interval = None if p is None else interval
+    interval: Any = None
+    if p is not None:
+        interval = _interval(left / (num_a or 1), num_a or math.inf, right / (num_b or 1), num_b or math.inf, Z)
     return Comparison(categories, left, right, num_a, num_b, p, statistic, df, permutations, interval)
 
 
