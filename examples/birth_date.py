@@ -39,7 +39,7 @@ times the number of all dates. Dates use the tokenizer's spelling.
                   -26.3  August 3, 3000
                   -27.0  August 3, 1500
                   -27.0  August 3, 2500
-                 rank of the right one: about 7,000,000 of 13,200,000
+                 rank of the right one: about 7,200,000 of 13,200,000
 """
 
 import argparse
@@ -74,8 +74,9 @@ def rank(
     texts = [str(match) for match in found]
     if f"{prompt} {right}" in texts:
         return f"{1 + texts.index(f'{prompt} {right}')}"
-    start = lm.context(prompt)
-    drawn = [start + f" {form.sample(rng, LONGEST)}" for _ in found]
+    start, days = lm.context(prompt), [f"{n}" for n in range(10)] + [f"{n:02}" for n in range(100)]
+    dates = [f" {rng.choice(MONTHS)} {rng.choice(days)}, {rng.integers(10_000):04}" for _ in found]     # of PAPER
+    drawn = [start + date for date in dates]
     log_probs = [context.log_prob_since(start) for context in [start + f" {right}", *drawn]]
     better = np.mean(np.array(log_probs[1:]) > log_probs[0])
     return f"about {float(f'{max(len(found) + 1, better * size(form)):.2g}'):,.0f}"

@@ -4,6 +4,7 @@ import numpy as np
 from hypothesis import strategies as st
 
 from llmppl.constraints import END, Vocabulary
+from llmppl.constraints.masks.distances import bytes_to_accept
 
 
 class Machine:
@@ -54,6 +55,20 @@ def read(recognizer, text, state=None):
 def accepts(recognizer, text):
     state = read(recognizer, text)
     return state is not None and recognizer.accepts(state)
+
+
+def drawn(dfa, rng, most):
+    """Return a text of the language of at most `most` bytes, by a random walk."""
+    dfa.explore()
+    left, state, text = bytes_to_accept(dfa.table, dfa.accepting), dfa.start, []
+    while True:
+        row = dfa.table[state]
+        fits = np.flatnonzero((row > 0) & (left[row] < most - len(text)))
+        byte = rng.choice([*fits, *[-1] * dfa.accepts(state)])
+        if byte < 0:
+            return bytes(text).decode()
+        text.append(byte)
+        state = row[byte]
 
 
 def brute_force(recognizer, vocab, state):

@@ -1,5 +1,6 @@
 """Recognizers that threads share, and random walks through their masks."""
 
+import itertools
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -128,8 +129,8 @@ def canonically(shared, rng, length=8):
 
 def counted(shared, rng):
     n = int(rng.integers(3, 9))
-    text = shared.sample(np.random.default_rng(n), n + 3)
-    return [shared.count(n), shared.count(n + 2), text, text in shared, shared.sample(rng, n)]
+    texts = list(itertools.islice(shared.enumerate(), n))
+    return [shared.count(n), shared.count(n + 2), texts, texts[-1] in shared]
 
 
 def matched(shared, rng):

@@ -2,12 +2,11 @@
 
 The universe is all UTF-8 text. A complement holds every string of code points that the language does not hold; lone
 surrogates are not text. Lengths are counted in characters. The counts for one length determine the counts for the next,
-exactly, however large; enumeration and sampling follow from them.
+exactly, however large; enumeration follows from them.
 """
 
 from __future__ import annotations
 
-import bisect
 import itertools
 import math
 from collections.abc import Callable, Iterable, Iterator
@@ -94,25 +93,6 @@ class Counts:
             return [(lo, hi, t, left, pending - 1) for lo, hi, t in self._arcs[REST][state]]
         return [(lo, hi, t, left - 1, p) for p in range(REST) for lo, hi, t in self._arcs[p][state]]
 
-    def sample(self, rng: np.random.Generator, max_length: int) -> str | None:
-        """Draw one of the texts of at most `max_length` characters, all equally likely. None if there are none."""
-        sizes = [self.completions(length)[0][self.start] for length in range(max_length + 1)]
-        if not sum(sizes):
-            return None
-        rank, shorter = _below(rng, sum(sizes)), [0, *itertools.accumulate(sizes)]
-        left = bisect.bisect_right(shorter, rank) - 1
-        rank -= shorter[left]
-        state, pending, text = self.start, 0, bytearray()
-        while left or pending:
-            for lo, hi, t, left_then, pending_then in self._continuations(state, left, pending):
-                each = self.completions(left_then)[pending_then][t]
-                if rank < (hi - lo + 1) * each:
-                    break
-                rank -= (hi - lo + 1) * each
-            text.append(lo + rank // each)
-            state, left, pending, rank = t, left_then, pending_then, rank % each
-        return text.decode()
-
 
 def _within(row: list[Edge], low: int, high: int) -> list[Edge]:
     """Return the edges of `row` for the bytes low..high."""
@@ -125,15 +105,6 @@ def _ways(row: list[Edge]) -> list[tuple[int, int]]:
     for lo, hi, t in row:
         ways[t] = ways.get(t, 0) + hi - lo + 1
     return list(ways.items())
-
-
-def _below(rng: np.random.Generator, bound: int) -> int:
-    """Draw a whole number in [0, bound) uniformly, however large `bound` is."""
-    bits = (bound - 1).bit_length()
-    while True:
-        draw = int.from_bytes(rng.bytes((bits + 7) // 8), "little") & ((1 << bits) - 1)
-        if draw < bound:
-            return draw
 
 
 class DFA(Machine):
@@ -232,17 +203,6 @@ class DFA(Machine):
     def shortest(self) -> str | None:
         """Return the first string of `enumerate`, or None if there is none."""
         return next(self.enumerate(), None) if self.start else None
-
-    def sample(self, rng: np.random.Generator, max_length: int) -> str:
-        """Draw one of the strings of at most `max_length` characters, all equally likely.
-
-        Raises ValueError if there are none.
-        """
-        max_length = arguments.count("max_length", max_length, least=0)
-        found = self._counts.sample(rng, max_length)
-        if found is None:
-            raise ValueError(f"{self!r} has no string of at most {max_length} characters")
-        return found
 
     # ---- display
 

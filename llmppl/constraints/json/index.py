@@ -96,7 +96,7 @@ class JsonIndex(TokenIndex):
 
     @locked
     def _find_within(self, key: tuple[State, float]) -> PackedMask:
-        state = self.graph.checked(key[0])
+        state, self._distances.work = self.graph.checked(key[0]), 0
         return self.store.of_mask(self._mask_of(state, min(key[1] - 1, MOST)), state.accepts)
 
     def _mask(self, todo: list[Reading], most: float = math.inf) -> Bools:
@@ -128,7 +128,7 @@ class JsonIndex(TokenIndex):
         return mask
 
     def _ends_within(self, state: Config, most: float) -> bool:
-        return self._stack_left(state) <= most or bool(self._distances.of(self, state, most) <= most)
+        return self._stack_left(state) <= most or bool(self._distances.also(self, state, most) <= most)
 
     def _add(self, group: Group, below: Stack, most: float, mask: Bools) -> None:
         """Add the tokens of a group to a mask, if they have an end within `most` tokens."""
@@ -169,5 +169,5 @@ class _Closing(SearchDistances):
         self.graph = self.graph.renewed(self.graph.room)
         return walk_state(self.graph, self.trie, self.graph.number(state))
 
-    def of(self, index: Any, state: Config, most: float = math.inf) -> float:
-        return super().of(self, state, most)
+    def also(self, index: Any, state: Config, most: float) -> float:
+        return super().also(self, state, most)

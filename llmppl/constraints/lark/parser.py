@@ -27,6 +27,7 @@ from llmppl.support.graphs import reversed_edges
 END = "$END"
 IGNORED = 1                                         # the bit of ignored text
 MAX_ITEMS = 250_000                                 # of the states of lark's parser
+MAX_CHAIN = 500                                     # reductions before a token, by the parser's states and symbols
 MAX_LENGTH = 32                                     # symbols of a rule that lark's analysis takes in one piece
 
 K = TypeVar("K")
@@ -268,7 +269,7 @@ class Parser:
         most, seen = stack.height + len(self.shifts), set[Stack]()      # above: some state is back, and nothing read
         while (reduction := self.reduced[stack.state].get(symbol)) is not None:
             size, name = reduction
-            if stack.height > most or stack in seen:
+            if stack.height > most or stack in seen or len(seen) > MAX_CHAIN * most:
                 raise _endless(name, symbol)
             seen.add(stack)
             base = stack.pop(size)
@@ -368,6 +369,7 @@ def _on_top(stack: Stack | None, layout: Layout) -> Stack | None:
 
 def _endless(name: str, symbol: str) -> ValueError:
     return ValueError(
-        f"grammar: lark's parser never ends before {symbol}, where rule {name} is found without reading anything, "
-        "again and again; a rule that may be empty is repeated or stands before itself, and a priority prefers it"
+        f"grammar: lark's parser never ends before {symbol}, or takes thousands of steps, where rule {name} is found "
+        "without reading anything, again and again; a rule that may be empty is repeated too often, or stands before "
+        "itself, and a priority prefers it"
     )

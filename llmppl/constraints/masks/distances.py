@@ -119,7 +119,7 @@ def build(index: Any, max_states: int) -> PrecomputedIndex:
     )
 
 MAX_MEMO = 1 << 16                                  # distances that are kept for states without a table
-MAX_WORK = 20_000_000                               # of one search for an end, at 100 to 200 ns each
+MAX_WORK = 12_000_000                               # of the searches of one call, at 100 to 250 ns each
 MAX_WALKED = 50_000_000                             # tokens that the searches in one table read
 
 Floats = npt.NDArray[np.float64]
@@ -242,7 +242,7 @@ def _least_steps(edges: Ints, distance: Floats) -> Floats:
 
 
 class SearchDistances:
-    """Distances by breadth-first search from one state; a ValueError after MAX_WORK."""
+    """Distances by breadth-first search from one state; a ValueError after MAX_WORK in one call of `of` or `within`."""
 
     def cost(self, state: State) -> int:
         """Return the work of a new state on the way to a token; a token takes 1, and their state 1,000."""
@@ -252,26 +252,36 @@ class SearchDistances:
         self._lock = turn
         self._memo: dict[State, tuple[float, bool]] = {}        # a distance, and whether it is no lower bound only
         self._next: dict[State, tuple[State, ...]] = {}         # states after one token, shared by all searches
+        self._failed: dict[State, str] = {}                     # errors of searches
+        self.work = 0                                           # of this call
 
     def within(self, index: Any, state: State, ends: Ints, n: float) -> Bools:
         targets, where = np.unique(ends, return_inverse=True)
         states = [index.graph.state(target) for target in targets.tolist()]    # before a search renews the graph
-        return np.array([self.of(index, target, n) <= n for target in states], bool)[where]
+        self.work = 0
+        return np.array([self.also(index, target, n) <= n for target in states], bool)[where]
 
-    @locked
     def of(self, index: Any, state: State, most: float = math.inf) -> float:
         """Return the distance of a state; inf if it is more than `most`, as far as a search to there tells."""
+        self.work = 0
+        return self.also(index, state, most)
+
+    @locked
+    def also(self, index: Any, state: State, most: float) -> float:
+        """Return `of(index, state, most)` as a part of the same call."""
         found, exact = self._memo.get(state, (0.0, False))
         if not exact and found <= most:
+            if state in self._failed:
+                raise ValueError(self._failed[state])
             found, exact = self._search(index, state, most)
-            for memo in (self._memo, self._next):
+            for memo in (self._memo, self._next, self._failed):
                 if len(memo) > MAX_MEMO:
                     memo.clear()
             self._memo[state] = found, exact
         return found if exact else math.inf
 
-    def _search(self, index: Any, state: State, most: float) -> tuple[float, bool]:
-        level, seen, depth, work = [state], {state}, 0, 0
+    def _search(self, index: Any, start: State, most: float) -> tuple[float, bool]:
+        level, seen, depth = [start], {start}, 0
         while level and not any(map(index.recognizer.accepts, level)):
             if depth >= most:
                 return depth + 1, False
@@ -281,13 +291,15 @@ class SearchDistances:
                     known = len(index.graph.states)
                     ends = index.walk(each)[1]
                     self._next[each] = tuple(index.graph.state(end) for end in np.unique(ends).tolist())
-                    work += ends.size + 1000 + sum(map(self.cost, index.graph.states[known:]))
+                    self.work += ends.size + 1000 + sum(map(self.cost, index.graph.states[known:]))
                 below.update(dict.fromkeys(self._next[each]))
-                if work + len(seen) + len(below) > MAX_WORK:
-                    raise ValueError(
+                if self.work + len(seen) + len(below) > MAX_WORK:
+                    self._memo[start] = depth + 1, False
+                    self._failed[start] = (
                         f"{index.name}: no end found within {depth} tokens and {len(seen)} states; complete=False lets "
                         "max_tokens cut such a text"
                     )
+                    raise ValueError(self._failed[start])
             level = [each for each in below if each not in seen]
             seen.update(level)
             depth += 1

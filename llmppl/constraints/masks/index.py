@@ -186,8 +186,8 @@ class TokenIndex(Index):
     def tokens_to_accept(self, state: State, most: float = math.inf) -> float:
         """Return the least number of tokens from `state` to one that accepts, eos not counted; inf if there is no path.
 
-        The result may be inf if there is no path of at most `most` tokens. Raise a ValueError if a search reads more
-        than two million tokens.
+        The result may be inf if there is no path of at most `most` tokens. Raise a ValueError if the search passes its
+        limit, some seconds.
         """
         if state is END:
             return 0

@@ -147,31 +147,6 @@ def test_finite_languages_are_recognised(pattern, finite):
     assert Regex(pattern).is_finite() is finite
 
 
-def chi_square(counts: np.ndarray) -> float:
-    expected = counts.sum() / len(counts)
-    return float(((counts - expected) ** 2).sum() / expected)
-
-
-@pytest.mark.parametrize("pattern, length", [("a|b|bb|bbb", 3), ("[ab]{0,3}", 3), ("a*(b|é)?", 4), ("(?:a|é|😀)*", 2)])
-def test_samples_are_uniform_over_strings(pattern, length):
-    # level 1e-4 per case, by Wilson & Hilferty's approximation to the chi-square quantile (z = 3.719)
-    dfa, rng = Regex(pattern), np.random.default_rng(5)
-    strings = list(itertools.takewhile(lambda text: len(text) <= length, dfa.enumerate()))
-    number = {text: i for i, text in enumerate(strings)}
-    draws = [number[dfa.sample(rng, length)] for _ in range(repetitions(20_000, 4_000))]
-    free = len(strings) - 1
-    limit = free * (1 - 2 / (9 * free) + 3.719 * np.sqrt(2 / (9 * free))) ** 3
-    assert chi_square(np.bincount(draws, minlength=len(strings))) < limit
-
-
-def test_a_sample_is_reproducible_and_an_empty_language_refuses_one():
-    dfa = Regex(r"\w{3,40}")
-    assert dfa.sample(np.random.default_rng(3), 40) == dfa.sample(np.random.default_rng(3), 40)
-    assert re.fullmatch(r"\w{3}", dfa.sample(np.random.default_rng(3), 3))
-    with pytest.raises(ValueError, match="has no string of at most 2 characters"):
-        dfa.sample(np.random.default_rng(3), 2)
-
-
 # ---- what a recognizer promises
 
 

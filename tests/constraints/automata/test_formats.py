@@ -14,6 +14,7 @@ from urllib.parse import urlsplit
 import numpy as np
 import pytest
 from helpers.common import repetitions
+from helpers.machines import drawn
 from pydantic import HttpUrl, TypeAdapter
 
 from llmppl import constraints as languages
@@ -108,7 +109,7 @@ def edited(rng, text, alphabet):
 def test_a_ready_made_language_agrees_with_its_validator(name):
     language, (is_valid, alphabet), rng = getattr(languages, name)(), FORMATS[name], np.random.default_rng(0)
     assert all(member in language and is_valid(member) for member in MEMBERS[name])
-    texts = [language.sample(rng, max(map(len, MEMBERS[name]))) for _ in range(20)] + MEMBERS[name]
+    texts = [drawn(language, rng, max(map(len, MEMBERS[name]))) for _ in range(20)] + MEMBERS[name]
     answers = {}
     for i in range(repetitions(20_000, 1500)):
         text = edited(rng, texts[i % len(texts)], alphabet)
@@ -131,7 +132,7 @@ def test_every_day_of_the_calendar_is_a_date_and_no_other():
 def test_pydantic_takes_every_url():
     rng, adapter = np.random.default_rng(1), TypeAdapter(HttpUrl)
     for length in range(12, 60, 2):
-        adapter.validate_python(languages.url().sample(rng, length))
+        adapter.validate_python(drawn(languages.url(), rng, length))
 
 
 RANGES = [(1, 12, 0), (-7, 13, 0), (None, 9, 0), (95, None, 0), (0, 0, 0), (0, 1, 2), (-1.5, 2.25, 2), (-20, -3.05, 1),

@@ -8,6 +8,7 @@ import unicodedata
 import numpy as np
 import pytest
 from helpers.common import repetitions, slow
+from helpers.machines import drawn
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -75,14 +76,21 @@ def texts_for(dfa: DFA, seed: int) -> list[str]:
     texts = ["".join(dice.choices(LETTERS, k=dice.randrange(6))) for _ in range(6)]
     if any(dfa.count(n) for n in range(6)):
         for _ in range(5):
-            text = dfa.sample(rng, 5)
+            text = drawn(dfa, rng, 20)
             at = dice.randrange(len(text) + 1)
             before, letter, after = text[:at], dice.choice(LETTERS), text[at:]
             texts += [text, before + letter + after, before + letter + after[1:], before + after[1:]]
     return texts
 
 
-def check_generated(pattern: str, flags: int, seed: int) -> None:
+many = settings(max_examples=repetitions(800, 60), suppress_health_check=list(HealthCheck))
+
+
+@pytest.mark.parametrize("patterns", [PLAIN, LOOKING, ONCE], ids=["plain", "lookarounds", "atomic groups"])
+@many
+@given(st.data(), FLAGS, st.integers(0, 2**32))
+def test_a_generated_pattern_agrees_with_re(patterns, data, flags, seed):
+    pattern = data.draw(patterns)
     try:
         compiled = re.compile(pattern, flags)
     except re.error:
@@ -90,27 +98,6 @@ def check_generated(pattern: str, flags: int, seed: int) -> None:
     dfa = Regex(pattern, flags)
     for text in texts_for(dfa, seed):
         assert (text in dfa) == (compiled.fullmatch(text) is not None), (pattern, flags, text)
-
-
-many = settings(max_examples=repetitions(800, 60), suppress_health_check=list(HealthCheck))
-
-
-@many
-@given(PLAIN, FLAGS, st.integers(0, 2**32))
-def test_a_generated_pattern_agrees_with_re(pattern, flags, seed):
-    check_generated(pattern, flags, seed)
-
-
-@many
-@given(LOOKING, FLAGS, st.integers(0, 2**32))
-def test_a_generated_pattern_with_lookarounds_agrees_with_re(pattern, flags, seed):
-    check_generated(pattern, flags, seed)
-
-
-@many
-@given(ONCE, FLAGS, st.integers(0, 2**32))
-def test_a_generated_pattern_with_atomic_groups_agrees_with_re(pattern, flags, seed):
-    check_generated(pattern, flags, seed)
 
 
 @many

@@ -740,6 +740,29 @@ def test_searches_without_a_table_stop_where_no_end_is_near(monkeypatch):
         index.tokens_to_accept(index.start)
 
 
+def test_the_searches_of_one_call_share_a_limit_and_fail_once(monkeypatch):
+    class Words:
+        start, steps, accepts = b"", 0, staticmethod(lambda state: len(state) == 10)
+
+        def step(self, state, byte):
+            self.steps += 1
+            text = state + bytes([byte])
+            return re.fullmatch(b"[a-e]x{0,9}", text) and text
+
+    index = TokenIndex(Words(), Vocabulary([b"a", b"b", b"c", b"d", b"e", b"x", b""], eos_ids=[6]))
+    monkeypatch.setattr(distances, "MAX_WORK", 50_000)                      # one search takes 9 x 2,200
+    steps = []
+    for _ in range(2):
+        with pytest.raises(ValueError, match="no end found within 4 tokens"):   # of the third search
+            index.mask_within(index.start, 20)
+        steps.append(index.recognizer.steps)
+    assert steps[0] == steps[1]
+    failed = index.after("c")
+    assert index.tokens_to_accept(failed, 4) == np.inf and index.tokens_to_accept(index.after("cxx")) == 7
+    with pytest.raises(ValueError, match="no end found within 4 tokens"):
+        index.tokens_to_accept(failed, 5)
+
+
 def test_searches_in_a_table_read_few_states_and_stop_at_a_limit(embedded, monkeypatch):
     index, again = (TokenIndex(Regex(r"(?:(?:.){50}?\d){0,40}?"), embedded.vocab) for _ in range(2))   # 16,881 states
     monkeypatch.setattr(distances, "MAX_WALKED", 600_000)
