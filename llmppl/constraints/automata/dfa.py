@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Iterator
 from functools import cache, reduce
 from graphlib import CycleError, TopologicalSorter
 from operator import sub
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
 from numpy.typing import NDArray
@@ -83,15 +83,11 @@ class Counts:
             if not left and not pending:
                 yield text.decode()
                 continue
-            for lo, hi, t, left_then, pending_then in reversed(self._continuations(state, left, pending)):
+            kinds = [(REST, left, pending - 1)] if pending else [(p, left - 1, p) for p in range(REST)]
+            arcs = [(arc, left_then, p) for kind, left_then, p in kinds for arc in self._arcs[kind][state]]
+            for (lo, hi, t), left_then, pending_then in reversed(arcs):
                 if self.completions(left_then)[pending_then][t]:
                     stack += [(t, left_then, pending_then, text + bytes((byte,))) for byte in range(hi, lo - 1, -1)]
-
-    def _continuations(self, state: int, left: int, pending: int) -> list[tuple[int, int, int, int, int]]:
-        """Return (lo, hi, target, characters left, bytes pending) for the bytes that may be read next."""
-        if pending:
-            return [(lo, hi, t, left, pending - 1) for lo, hi, t in self._arcs[REST][state]]
-        return [(lo, hi, t, left - 1, p) for p in range(REST) for lo, hi, t in self._arcs[p][state]]
 
 
 def _within(row: list[Edge], low: int, high: int) -> list[Edge]:
@@ -117,6 +113,7 @@ class DFA(Machine):
     """
 
     strings: tuple[str, ...] | None = None          # the argument of `from_strings`
+    made_by = ""                                    # the operation, in words
 
     def __init__(self, nfa: NFA) -> None:
         self.needs_lookahead = False                # True if some match had to wait for the text after it
@@ -208,7 +205,7 @@ class DFA(Machine):
 
     def __repr__(self) -> str:
         known = "" if self.ready.all() else " so far"
-        return f"DFA({self.num_states} states{known})"
+        return f"DFA({self.made_by if not self.start else f'{self.num_states} states{known}'})"
 
     # ---- operations: each returns a new automaton
 
@@ -235,7 +232,7 @@ class DFA(Machine):
     def __add__(self, other: DFA) -> DFA:
         """Return the texts of the first language followed by a text of the second."""
         if not isinstance(other, DFA):
-            return NotImplemented
+            self._refuse(other)
         nfa = NFA(Budget(f"{arguments.shown(self)} + {arguments.shown(other)}"))
         nfa.start = nfa.include(self, nfa.include(other, ACCEPT))
         return DFA(nfa)
@@ -265,9 +262,21 @@ class DFA(Machine):
     def _product(self, other: DFA, sign: str, accept: Callable[[Any, Any], Any], alone: tuple[bool, bool]) -> DFA:
         """Return the product; `alone[i]`: a text can be in it when only the i-th automaton is not dead."""
         if not isinstance(other, DFA):
-            return NotImplemented
+            self._refuse(other)
         budget = Budget(f"{arguments.shown(self)} {sign} {arguments.shown(other)}")
-        return DFA.from_table(*product(self, other, accept, alone, budget))
+        found = DFA.from_table(*product(self, other, accept, alone, budget))
+        found.made_by = budget.what
+        return found
+
+    def _refuse(self, other: object) -> NoReturn:
+        """Raise the TypeError of an operation with something else."""
+        raise TypeError(
+            f"{type(self).__name__} and {type(other).__name__} do not combine, since both must be automata: "
+            "Regex(re.escape(text)) is one, and so is the .automaton of a JsonSchema that is finite. In a program, two "
+            "calls of `extend` join any constraints"
+        )
+
+    __radd__ = __ror__ = __rand__ = __rsub__ = __rxor__ = _refuse
 
     def minimise(self) -> DFA:
         """Return the automaton of this language with the fewest states."""

@@ -26,9 +26,9 @@ _ESCAPE = (
 _TOKEN = re.compile(
     rf"{_ESCAPE}|(?P<class>\[\^?(?:\\.|[^\\\]])*\])|(?P<edge>\\[bB])"
     r"|(?P<open>\((?:\?(?::|<?[=!]|<[A-Za-z_$][\w$]*>)|(?!\?)))|(?P<count>(?:[*+?]|\{[0-9]+(?:,[0-9]*)?\})\??(?!\+))"
-    r"|(?P<plain>(?!\{,?[0-9]*\})[^\\(*+?\[])|(?P<wrong>.{1,3})", re.DOTALL
+    r"|(?P<plain>(?!\{,?[0-9]*\})[^\\(*+?\[])|(?P<wrong>\\.|.{1,3})", re.DOTALL
 )  # fmt: skip
-_MEMBER = re.compile(rf"{_ESCAPE}|\\(?P<back>b)|(?P<hyphen>-|\\-)|(?P<plain>[^\\])|(?P<wrong>.{{1,3}})", re.DOTALL)
+_MEMBER = re.compile(rf"{_ESCAPE}|\\(?P<back>b)|(?P<hyphen>-|\\-)|(?P<plain>[^\\])|(?P<wrong>\\.|.{{1,3}})", re.DOTALL)
 _PAIR = re.compile(r"\\u([dD][89abAB]..)\\u([dD][c-fC-F]..)")
 
 
@@ -109,8 +109,8 @@ def _character(token: re.Match[str]) -> str:
     """Return one character, escaped or plain, as Python has it."""
     kind, code, text = token.lastgroup, token["code"] or "", token[0]
     if kind == "wrong":
-        remedy = r"; {0,n} counts, and \{ is the character" if text[0] == "{" else ""
-        raise ValueError(f"ECMA-262 has no {text}, or no automaton has it{remedy}")
+        remedies = {"{": r"; {0,n} counts, and \{ is the character", "\\": "; letters and digits need no backslash"}
+        raise ValueError(f"ECMA-262 has no {text}, or no automaton has it{remedies.get(text[0], '')}")
     if kind == "same":
         return text
     if not code:

@@ -23,7 +23,6 @@ from llmppl.support.locks import cached_property
 
 COMMA = ord(",")
 BLANK = " ?"                                        # whitespace of a record in one line
-
 MAX_LOCALS = 1 << 16                                # local states that are kept, of one frame
 Key = Any
 Move = tuple[int, int, Key]                         # first and last byte, and the key after them

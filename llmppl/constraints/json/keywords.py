@@ -130,28 +130,30 @@ def check_keywords(schema: Any, at: str = "") -> None:
         for key, value in node.items():
             rule = RULES.get(key)
             if rule and not rule[0](value):
-                text = json.dumps(value, ensure_ascii=False, default=float)
+                marked = json.dumps(value, ensure_ascii=False, default="\0{}\0".format)         # decimals
+                text = marked.replace('"\\u0000', "").replace('\\u0000"', "")
                 words = [each for each in _listed(value) if key == "type" and _is_name(each) and each not in TYPES]
+                tool = "; the schema of a tool is its 'parameters'" * (words == ["function"])
                 near = difflib.get_close_matches(OTHER_TYPES.get(words[0], words[0]), TYPES, 1) if words else []
                 raise ValueError(
                     f"JSON schema at {place}, {key!r}: {text if len(text) <= 60 else text[:57] + '...'} should be "
-                    f"{rule[1]}{f'; did you mean {near[0]!r}?' if near else ''}"
+                    f"{rule[1]}{f'; did you mean {near[0]!r}?' if near else tool}"
                 )
 
 
-def foreign(schema: Any) -> tuple[list[str], list[str]]:
+def foreign(schema: Any, at: str = "#") -> tuple[list[str], list[str]]:
     """Return messages about names that are almost surely wrong keywords, and remarks about others.
 
     JSON Schema ignores unknown names. A message is about a name of another library, a name one edit from a keyword
     with a value that the keyword could have, or a schema without any keyword. Remarks are about the first place of each
     other name that does not begin with x-, and parts that may be any JSON.
     """
-    wrong, notes, found = list[str](), dict[str, str](), [*nodes(schema)]
+    wrong, notes, found = list[str](), dict[str, str](), [*nodes(schema, at)]
     refs = {node.get("$ref") for _, node in found}
     for place, node in found:
-        is_group = place not in refs and place.rpartition("/")[0] in ("#/$defs", "#/definitions")
+        is_group = place not in refs and place.rpartition("/")[0] in (f"{at}/$defs", f"{at}/definitions")
         is_bare = not node.keys() & KEYWORDS - {"$defs", "definitions"}
-        if is_bare and (is_group or not node):
+        if is_bare and (is_group or not node or place == at != "#"):        # a resource of definitions alone
             continue
         unknown = [key for key in node if key not in NAMES and key[:2].lower() != "x-"]
         for key in unknown:

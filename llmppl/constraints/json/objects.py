@@ -9,6 +9,7 @@ Patterns sort the others into *classes*: a class is the set of patterns that are
 from __future__ import annotations
 
 import itertools
+import json
 import math
 from bisect import bisect_left
 from collections.abc import Callable, Iterator
@@ -22,7 +23,7 @@ from llmppl.constraints.automata.dfa import DFA, anything
 from llmppl.constraints.constraint import Bools, Ints
 from llmppl.constraints.json.ecma import found
 from llmppl.constraints.json.frames import MAX_LOCALS, Container, Content, Expansion, Key, Local, Move, Whitespace
-from llmppl.constraints.json.scalars import ESCAPED, cut, escapes, spelled, texts_of
+from llmppl.constraints.json.scalars import ESCAPED, cut, escapes, texts_of
 from llmppl.constraints.json.shapes import Lazy, Object, Shape, String, both, fits, intersect
 from llmppl.constraints.masks.distances import bytes_to_accept
 from llmppl.support.graphs import Memo, Numbering
@@ -186,7 +187,7 @@ class Members(Container):
     @cached_property
     def _order(self) -> tuple[list[bytes], list[int]]:
         """Spellings of the listed names, sorted, and their numbers."""
-        pairs = sorted((spelled(name), i) for name, i in self._number.items())
+        pairs = sorted((json.dumps(name, ensure_ascii=False)[1:-1].encode(), i) for name, i in self._number.items())
         return [name for name, _ in pairs], [i for _, i in pairs]
 
     @property

@@ -6,6 +6,7 @@ metaschemas, and the `resources` of the caller: a mapping of URIs, or a folder. 
 
 from __future__ import annotations
 
+import itertools
 import json
 import re
 from collections.abc import Mapping
@@ -14,7 +15,7 @@ from pathlib import Path
 from typing import Any, cast
 from urllib.parse import unquote, urlsplit
 
-from llmppl.constraints.json.keywords import check_keywords, nodes
+from llmppl.constraints.json.keywords import check_keywords, foreign, nodes
 
 try:
     import attrs
@@ -51,11 +52,12 @@ def draft_of(schema: Any, default: int | None = None) -> int:
     return 7 if any(isinstance(node.get("items"), list) for _, node in nodes(schema)) else 2020
 
 
-def registry_of(schema: Any, resources: Resources = None) -> Registry[Any]:
+def registry_of(schema: Any, resources: Resources, notes: list[str]) -> Registry[Any]:
     """Return the registry of a schema (the resource ""), the metaschemas and the caller's resources.
 
-    A file of a folder stands for any URI whose last parts are its path, and is read when a `$ref` needs it. Raises
-    TypeError or ValueError if `resources` is neither mapping nor folder, or a resource is no schema.
+    A file of a folder stands for any URI whose last parts are its path, and is read when a `$ref` needs it. Names
+    in it that are no keywords join `notes`. Raises TypeError or ValueError if `resources` is neither mapping nor
+    folder, or a resource is no schema.
     """
     draft = draft_of(schema)
     named: Mapping[str, Any] = resources if isinstance(resources, Mapping) else {}
@@ -69,10 +71,10 @@ def registry_of(schema: Any, resources: Resources = None) -> Registry[Any]:
         parts = [part for part in unquote(urlsplit(uri).path).split("/") if part not in ("", ".")]
         files = [folder.joinpath(*parts[i:]).resolve() for i in range(len(parts))] if folder else []
         for file in [file for file in files if file.is_relative_to(folder) and file.is_file()]:     # type: ignore[arg-type]
-            return _resource(file.read_text(encoding="utf-8-sig"), draft, uri)
+            return _resource(file.read_text(encoding="utf-8-sig"), draft, uri, notes)
         raise NoSuchResource(uri)
 
-    given = [(uri.removesuffix("#"), _resource(each, draft, uri)) for uri, each in named.items()]
+    given = [(uri.removesuffix("#"), _resource(each, draft, uri, notes)) for uri, each in named.items()]
     make: Any = Registry                            # of attrs, which mypy does not read
     try:
         root = "", DRAFTS[draft].create_resource(schema)
@@ -82,7 +84,7 @@ def registry_of(schema: Any, resources: Resources = None) -> Registry[Any]:
     return registry
 
 
-def _resource(given: Any, draft: int, uri: str) -> Any:
+def _resource(given: Any, draft: int, uri: str, notes: list[str]) -> Any:
     """Return a resource, from a schema or its JSON. Raises ValueError if it is neither."""
     try:
         text = given if isinstance(given, str) else json.dumps(given)
@@ -90,6 +92,7 @@ def _resource(given: Any, draft: int, uri: str) -> Any:
     except (TypeError, ValueError, ArithmeticError, RecursionError) as error:
         raise ValueError(f"the resource {uri!r} is not JSON: {error}") from None
     check_keywords(schema, uri)
+    notes += itertools.chain(*foreign(schema, f"{uri}#"))
     return DRAFTS[draft_of(schema, draft)].create_resource(schema)
 
 

@@ -22,7 +22,7 @@ from collections.abc import Callable, Iterator
 from decimal import Decimal
 from fractions import Fraction
 from functools import lru_cache, reduce
-from operator import and_, or_
+from operator import and_, itemgetter, or_
 from typing import Any, TypeVar
 
 import numpy as np
@@ -43,7 +43,9 @@ MAX_REMAINDERS = 4_000                                  # remainders of a step
 _WHOLE, _INTEGER = (rf"-?(?:0|[1-9][0-9]{{0,{digits - 1}}})" for digits in (MAX_DIGITS, 2 * MAX_DIGITS))
 _ANY = rf"{_WHOLE}(?:\.[0-9]{{1,{MAX_FRACTION}}})?(?:[eE][+-]?(?:[0-9]{{1,2}}|1[0-9]{{2}}|2[0-5][0-9]))?"
 TOP = Fraction(repr(sys.float_info.max))
-SPANS = (Fraction("5e-324"), Fraction(f"9.{'9' * MAX_FRACTION}e-5")), (Fraction(10**16), TOP)     # with an exponent
+# spans of numbers with an exponent: without bounds those that _ANY lacks, and with bounds
+SPANS = [((Fraction("5e-324"), Fraction(f"9.{'9' * MAX_FRACTION}e-{low}")), (Fraction(10**high), TOP))
+         for low, high in ((260, 260), (5, 16))]    # fmt: skip
 
 
 @lru_cache(128)
@@ -76,7 +78,7 @@ def numbers(shape: Number) -> DFA:
         return found
     least, most = between(MAX_FRACTION + 324, TOP)
     return found | _powers(tuple(
-        (sign, max(low, first), min(high, last)) for first, last in SPANS
+        (sign, max(low, first), min(high, last)) for first, last in SPANS[known != []]
         for sign, low, high in ((1, least, most), (-1, -most, -least)) if low <= last and first <= high
     ))  # fmt: skip
 
@@ -88,7 +90,8 @@ def _powers(parts: tuple[tuple[int, Fraction, Fraction], ...]) -> DFA:
     The digits of m are cut at those of both bounds. Between two cuts, all m have the same exponents.
     """
     nfa, ways, unit = NFA(), [], 10**MAX_FRACTION
-    for sign, low, high in parts:
+    for (low, high), some in itertools.groupby(parts, itemgetter(1, 2)):
+        signs = DFA.from_strings(["-" * (sign < 0) for sign, _, _ in some])
         first, last = (len(str(math.floor(end * 10**324))) - 325 for end in (low, high))
         least = math.ceil(low * Fraction(10) ** (MAX_FRACTION - first))
         most = math.floor(high * Fraction(10) ** (MAX_FRACTION - last))
@@ -96,7 +99,7 @@ def _powers(parts: tuple[tuple[int, Fraction, Fraction], ...]) -> DFA:
             powers = range(first + (m < least), last + (m <= most))
             texts = DFA.from_strings([*map("e{}".format, powers), *map("e{:+03d}".format, powers)])
             digits = nfa.include(numerals(m, after - 1, MAX_FRACTION), nfa.include(texts, ACCEPT))
-            ways.append(nfa.include(DFA.from_strings(["-" * (sign < 0)]), digits))
+            ways.append(nfa.include(signs, digits))
     nfa.start = nfa.split(ways)
     return DFA(nfa).minimise()
 
@@ -169,7 +172,6 @@ def spellings(given: Any) -> set[str]:
 # ---- strings
 
 T = TypeVar("T")
-
 MAX_STATES = 20_000                                 # of a language that is explored
 MAX_BOUND = 1_000                                   # of the length of a string with a language
 _PAIR = r"[dD][89aAbB][0-9a-fA-F]{2}\\u[dD][c-fC-F][0-9a-fA-F]{2}"      # of surrogates
@@ -179,21 +181,14 @@ SPELLED = {byte: json.dumps(chr(byte))[2:-1] for byte in (*range(32), 34, 92)}  
 ESCAPED = tuple(SPELLED)
 
 
-def spelled(name: str) -> bytes:
-    """Return the bytes of a text between its quotes."""
-    return json.dumps(name, ensure_ascii=False)[1:-1].encode()
-
-
 def escapes(read: str, after: Callable[[int], T | None]) -> Iterator[tuple[int, str | T]]:
     """Yield the bytes that may follow a backslash and `read`, each with a longer `read`, or with `after(byte)`."""
-    longer: dict[str, T] = {}
+    found: dict[str, str | T] = {}
     for byte, code in SPELLED.items():
         if code.startswith(read) and (target := after(byte)) is not None:
-            if len(code) == len(read) + 1:
-                yield ord(code[-1]), target
-            else:
-                longer[code[: len(read) + 1]] = target
-    yield from ((ord(code[-1]), code) for code in longer)
+            longer = code[: len(read) + 1]
+            found[longer] = target if longer == code else longer
+    yield from ((ord(longer[-1]), to) for longer, to in found.items())
 
 
 @lru_cache(1_000)

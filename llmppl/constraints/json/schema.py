@@ -90,7 +90,7 @@ class JsonSchema(Shared):
         if wrong and not lenient:
             raise ValueError(f"JSON schema at {wrong[0]} (lenient=True ignores it)")
         self._notes = wrong + notes
-        self._registry = references.registry_of(self._exact, resources)
+        self._registry = references.registry_of(self._exact, resources, self._notes)
         resolver = references.resolver_of(self._exact, self._registry)
         pattern = ANY_BLANKS if whitespace is True else whitespace or None
         self._texts = Texts(spaces(pattern), self.order == "schema")

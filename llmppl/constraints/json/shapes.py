@@ -18,12 +18,6 @@ from llmppl.constraints.automata.dfa import DFA
 from llmppl.constraints.automata.formats import format_language
 from llmppl.constraints.json.ecma import found
 
-__all__ = [
-    "ANY", "EVERY", "NEVER", "NONE", "TYPES", "Array", "Busy", "Choice", "Constants", "Inexact", "Lazy", "Number",
-    "Object", "Others", "Shape", "String", "both", "choice", "fits", "intersect", "is_number", "key_of", "language",
-    "negate", "unfolded", "values_of",
-]  # fmt: skip
-
 MAX_OPTIONS = 2_000                                 # of one choice
 
 

@@ -7,6 +7,7 @@ not name, and formats are patterns of what pydantic reads. `read` checks all els
 from __future__ import annotations
 
 import contextlib
+import enum
 import functools
 import math
 import re
@@ -48,7 +49,8 @@ _PART = r"(?:0|[1-9][0-9]{0,20})(?:\.[0-9]{1,18})?(?:e[+-]?[0-9]{1,2})?"
 _PATTERNS = {                                       # by pydantic's formats and kinds
     "ipv4interface": _INTERFACE, "ipvanyinterface": _INTERFACE, "ipv4network": _NETWORK, "ipvanynetwork": _NETWORK,
     "ipvanyaddress": FORMATS["ipv4"], "ipv6interface": f"{ipv6()}(?:/{either(digits_between(0, 128))})?",
-    "ipv6network": either(f"(?:[0-9a-f]{{1,4}}:){{{n}}}:/{either(digits_between(16 * n, 128))}" for n in range(1, 8)),
+    "ipv6network": either(
+        f"{':'.join(['[0-9a-f]{1,4}'] * n)}::/{either(digits_between(16 * n, 128))}" for n in range(8)),
     "fraction": r"-?[0-9]{1,18}(?:/[1-9][0-9]{0,17})?", "complex": f"-?{_PART}(?:[+-]{_PART}j)?|-?{_PART}j",
     **{name: f"(?:{char}{{4}})*(?:{char}{{2}}==|{char}{{3}}=)?"
        for name, char in (("base64", "[A-Za-z0-9+/]"), ("base64url", "[A-Za-z0-9_-]"))},
@@ -253,7 +255,11 @@ def _type_schema() -> Any:
             return self._listed(schema, super().literal_schema(schema))
 
         def enum_schema(self, schema: Any) -> Node:
-            return self._listed(schema, super().enum_schema(schema))
+            node, members = super().enum_schema(schema), schema["members"]
+            if issubclass(schema["cls"], enum.Flag) and len(members) <= 10:        # 2**10 combinations
+                unions = functools.reduce(lambda some, flag: some | {each | flag.value for each in some}, members, {0})
+                node = {"type": "integer", "enum": sorted(unions)}
+            return self._listed(schema, node)
 
         def _listed(self, schema: Any, node: Node) -> Node:
             """Return the choices of a node that pydantic reads from JSON."""

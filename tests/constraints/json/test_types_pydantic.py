@@ -33,6 +33,10 @@ class Channel(enum.IntEnum):
     A, B = 123456789012345678, -(2**63)
 
 
+class Access(enum.IntFlag):
+    READ, WRITE, RUN = 1, 2, 8
+
+
 def bounded(kind, **bounds):
     return Annotated[kind, Field(**bounds)]
 
@@ -54,7 +58,8 @@ VALUES = [
     (ipaddress.IPv4Address, [ipaddress.IPv4Address("1.2.3.4")]),
     (ipaddress.IPv6Address, [ipaddress.IPv6Address("::1")]),
     (ipaddress.IPv4Network, [*map(ipaddress.IPv4Network, ("1.2.3.4/32", "10.0.0.0/8", "1.2.128.0/17"))]),
-    (ipaddress.IPv6Network, [*map(ipaddress.IPv6Network, ("2001:db8::/32", "fe80::/128"))]),
+    (ipaddress.IPv6Network, [*map(ipaddress.IPv6Network, ("2001:db8::/32", "fe80::/128", "::/8"))]),
+    (Access, [Access.READ | Access.RUN, Access(0)]),
     (ipaddress.IPv6Interface, [ipaddress.IPv6Interface("fe80::1/64")]),
     (zoneinfo.ZoneInfo, [zoneinfo.ZoneInfo("Europe/Vienna")]),
     (pydantic.Base64Bytes, []),

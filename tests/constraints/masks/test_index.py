@@ -441,6 +441,8 @@ def test_a_constraint_that_no_tokens_can_meet_is_refused(pattern, tokens):
 def test_a_constraint_without_any_text_is_refused():
     with pytest.raises(ValueError, match="accepts no string at all"):
         TokenIndex(Machine(np.zeros((2, 256)), [False, False]), Vocabulary([b"a"]))
+    with pytest.raises(ValueError, match=r"Regex\('a'\) & Regex\('b'\)\) accepts no string at all: .* drop one"):
+        TokenIndex(Regex("a") & Regex("b"), Vocabulary([b"a"]))
 
 
 def test_a_forbidden_token_is_refused_with_the_allowed_bytes():
