@@ -30,6 +30,7 @@ from llmppl.report.probabilities import Probabilities, Share, key_of
 from llmppl.report.tables import TableView, frame, html_table, one_line, text_table, without_middle
 from llmppl.support.arguments import count, function, generator, name_of, optional_count, shown
 from llmppl.support.locks import cached_property
+from llmppl.support.options import Guess
 from llmppl.support.runtime import Stats
 from llmppl.support.shared import Shared
 
@@ -80,6 +81,9 @@ class Particles(Shared, Sequence[P]):
     log_ml_se_reason : str
         Reason why `log_ml_se` is None, else "".
     """
+
+    log_Z = Guess("no log_Z: its estimate is log_ml")
+    text = Guess("no text: texts has all, and str(posterior.best) is one")
 
     def __init__(
         self, particles: Iterable[P], *, stats: Stats | None = None, deaths: Iterable[Death] = (),

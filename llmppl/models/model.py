@@ -48,6 +48,7 @@ from llmppl.models.choices import (
 )
 from llmppl.models.spans import Extent, Span, Until, extend
 from llmppl.support.arguments import shown
+from llmppl.support.options import Guess
 from llmppl.support.runtime import ContextTooLong, running
 from llmppl.support.shared import Shared
 
@@ -202,6 +203,8 @@ class Model:
     _noted_: Noted = NOTHING
     _before_: str = ""                                  # the text before the last step
     _stepping_: bool = False
+    if not TYPE_CHECKING:                               # subclasses may have such an attribute, of any type
+        text = Guess("no text: it is s, or str(particle)")
     _late_: Any = (200, "call self.finish(), or bound the run by max_steps=")       # steps without an end, advice
 
     def __init_subclass__(cls, **kwargs: Any) -> None:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from llmppl.report.tables import TableView, frame, one_line
 from llmppl.support.arguments import is_hashable
-from llmppl.support.options import readable_tuple
+from llmppl.support.options import Guess, readable_tuple
 
 if TYPE_CHECKING:
     import pandas
@@ -52,6 +52,8 @@ class Probabilities(TableView, Mapping[Any, float]):
     The key of a value that cannot be hashed, such as a list, is its repr. `shares` is a tuple of `Share`, in the same
     order, and `header` the first line of the table.
     """
+
+    probability = probabilities = Guess("no such attribute: it is a mapping, as in dict(answers) and answers[value]")
 
     def __init__(self, shares: Iterable[Share], header: str) -> None:
         self.shares = tuple(sorted(shares, key=lambda share: -share.probability))

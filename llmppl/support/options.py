@@ -6,7 +6,7 @@ import difflib
 import functools
 import inspect
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any, TypeVar
+from typing import Any, NoReturn, TypeVar
 
 F = TypeVar("F", bound=Callable[..., Any])
 C = TypeVar("C", bound=type)
@@ -38,6 +38,16 @@ def list_options(options: type, defaults: Mapping[str, object]) -> Callable[[F],
         return function
 
     return decorate
+
+
+class Guess:
+    """Name that users guess for another one. Its AttributeError has a hint; instances may have such an attribute."""
+
+    def __init__(self, hint: str) -> None:
+        self.hint = hint
+
+    def __get__(self, instance: object, owner: type) -> NoReturn:
+        raise AttributeError(f"{owner.__name__} has {self.hint}")
 
 
 def readable_tuple(cls: C) -> C:

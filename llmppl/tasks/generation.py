@@ -33,7 +33,7 @@ from llmppl.report.probabilities import Probabilities, Share, key_of
 from llmppl.report.tables import TableView, frame, html_table, one_line, text_table
 from llmppl.support.arguments import function, generator, is_type, one_of, shown
 from llmppl.support.locks import cached_property
-from llmppl.support.options import list_options, unknown_option
+from llmppl.support.options import Guess, list_options, unknown_option
 from llmppl.support.runtime import Runtime, spent
 from llmppl.tasks.many import TOGETHER, run_many
 
@@ -113,6 +113,8 @@ class Generation:
     error : str
         Reason why there is no answer, in a list of answers; else "". The attributes above then raise a ValueError.
     """
+
+    parsed = best = confidence = Guess("no such attribute: the answer is value, and its confidence is probability")
 
     def __init__(
         self, plan: _Plan, prompt: Any, posterior: Any, tokens: int, seconds: float, error: str = ""

@@ -91,10 +91,10 @@ LINES = {
     "lm": 1700,
     "lm/embedded": 30,
     "lm/engines": 2150,                                # a tokenizer without transformers
-    "models": 2090,                                     # a text that runs on is named, by the path of its field
+    "models": 2100,                                     # a text that runs on is named, by the path of its field
     "queries": 2090,                                    # extraction: verbatim and near-verbatim, with bounds
     "report": 840,                                      # bars of probabilities, with whiskers
-    "support": 1020,                                    # warnings at the caller's line, also from within a run
+    "support": 1030,                                    # hints for names that users guess
     "tasks": 1160,                                      # generate; fields of an answer that no sample has
 }
 
