@@ -10,7 +10,6 @@ from __future__ import annotations
 import heapq
 import math
 from dataclasses import dataclass
-from operator import attrgetter
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from llmppl.inference.detached import detach
@@ -29,7 +28,6 @@ if TYPE_CHECKING:
 M = TypeVar("M", bound=Model)
 
 MAX_TOGETHER = 512                                      # branches that share a forward pass
-LOG_WEIGHT = attrgetter("log_weight")
 
 
 def enumerate_exact(model: M, max_steps: int | None = None, *, power: float = 1.0) -> Particles[M]:
@@ -176,7 +174,7 @@ def beam_search(
             stepped = _step(runtime, runs, "beam_search", f"a beam at step {t}", N, K)
             ended = [run for run in runs if run.finished] + stepped
             watch.step(t, ended, ended)
-            runs = heapq.nlargest(N, [run for run in ended if run.log_weight > -math.inf], LOG_WEIGHT)
+            runs = heapq.nlargest(N, [run for run in ended if run.log_weight > -math.inf], lambda run: run.log_weight)
             if not runs:
                 raise ValueError(
                     f"beam_search with N={N}, K={K}: every run that was followed has died by step {t}, the last of "
@@ -185,6 +183,6 @@ def beam_search(
             show(t, runs)
     active = any(not run.finished for run in runs)
     cut(runs)
-    beams = Beams(Beam(run.log_weight, run) for run in heapq.nlargest(N, runs, LOG_WEIGHT))
+    beams = Beams(Beam(run.log_weight, run) for run in heapq.nlargest(N, runs, lambda run: run.log_weight))
     beams.limit = limit.reached() if active and t != max_steps else ""
     return beams

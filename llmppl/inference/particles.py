@@ -83,7 +83,6 @@ class Particles(Shared, Sequence[P]):
     """
 
     log_Z = Guess("no log_Z: its estimate is log_ml")
-    text = Guess("no text: texts has all, and str(posterior.best) is one")
 
     def __init__(
         self, particles: Iterable[P], *, stats: Stats | None = None, deaths: Iterable[Death] = (),

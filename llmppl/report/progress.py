@@ -26,8 +26,7 @@ class Bar:
         self._bar: Any = None
         self._line: Any = None
         self._text, self._written_at = "", 0.0
-        shown = sys.stderr.isatty() and not running() if progress is None else progress     # bars of tasks would mix
-        if not shown:
+        if not (sys.stderr.isatty() and not running() if progress is None else progress):  # bars of tasks would mix
             return
         if in_notebook():
             from IPython.display import Pretty, display

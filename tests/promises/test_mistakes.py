@@ -67,7 +67,6 @@ MISTAKES = [
     (lambda: importance_sampling(program(), 3)["s"], TypeError, r"by\('s'\) is the posterior of an attribute"),
     (lambda: generate(LM, "a", {"type": "object"}), TypeError, "give JsonSchema"),
     (lambda: importance_sampling(program(), 3).log_Z, AttributeError, "Particles has no log_Z: its estimate is log_ml"),
-    (lambda: importance_sampling(program(), 3).text, AttributeError, "texts has all"),
     (lambda: importance_sampling(program(), 3).best.text, AttributeError, "Text has no text: it is s, or str"),
     (lambda: generate(LM, "a", max_tokens=1).confidence, AttributeError, "its confidence is probability"),
     (lambda: generate(LM, "a", ["a", "b"]).posterior.probability, AttributeError, r"Choice has .* answers\[value\]"),
@@ -119,15 +118,6 @@ MISTAKES = [
     (lambda: smc_steer(program(), 2, seed=0).expect(lambda p: {}), TypeError, r"averages numbers, .*f returned \{\}"),
 ]
 LETTERS = letters("0123456789")
-
-
-def test_a_program_may_have_a_name_that_users_guess():
-    class Own(Model):
-        def step(self):
-            self.text = "b"
-            self.finish()
-
-    assert importance_sampling(Own(), 1).best.text == "b"
 
 
 @pytest.mark.parametrize("mistake, error, said", MISTAKES)

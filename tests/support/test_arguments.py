@@ -184,7 +184,6 @@ API = [
         for scheme in (multinomial, stratified, systematic, optimal)
     ),
     ("DFA.count", "length", COUNT, word.count),
-    ("DFA.sample", "max_length", COUNT, lambda x: word.sample(rng, x)),
     ("DFA.times", "least", COUNT, word.times),
     ("DFA.times", "most", [bad for bad in OPTIONAL_COUNT if bad != INF], lambda x: word.times(1, x)),
     ("TokenIndex.build_all", "max_states", COUNT, lambda x: word.index(lm.vocab).build_all(x)),
