@@ -12,7 +12,7 @@ import os
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Generic, TypedDict, TypeVar, Unpack
+from typing import TYPE_CHECKING, Any, Generic, Literal, TypedDict, TypeVar, Unpack
 
 import numpy as np
 from numpy.typing import NDArray
@@ -48,7 +48,11 @@ class RunOptions(TypedDict, total=False):
     every: int | None
     timeout: float | None
     budget: int | None
+    on_timeout: Literal["return", "raise"]
     power: float
+
+
+_DEFAULTS = {"power": 1.0, "on_timeout": "return"}
 
 
 def _run(name: str, model: M, expand: Expand, select: Select, options: RunOptions) -> Particles[M]:
@@ -62,7 +66,7 @@ def _run(name: str, model: M, expand: Expand, select: Select, options: RunOption
         raise ValueError(f'every={every} is of a checkpoint: give its path, as in checkpoint="run.ckpt"')
     run = SMC(model, expand, select, seed=seed, rng=rng, power=options.get("power", 1.0))
     timeout, budget = options.get("timeout"), options.get("budget")
-    limit = Limit(run.runtime, timeout, budget) if (timeout, budget) != (None, None) else None
+    limit = Limit(run.runtime, timeout, budget, options.get("on_timeout", "return"))
     observers = list[Observer]()
     if on_step is not None:
         run.recorder = call = function("on_step", on_step, 'Recorder("run.jsonl")')
@@ -77,7 +81,7 @@ def _run(name: str, model: M, expand: Expand, select: Select, options: RunOption
         return run.run(max_steps=max_steps, observers=observers, limit=limit)
 
 
-@list_options(RunOptions, {"power": 1.0})
+@list_options(RunOptions, _DEFAULTS)
 def smc_steer(
     model: M, N: int, K: int = 3, *, expand: ExpansionName = "distinct", **options: Unpack[RunOptions]
 ) -> Particles[M]:
@@ -117,6 +121,8 @@ def smc_steer(
     timeout, budget : float and int, optional
         Seconds, and tokens that the language model runs. After the step that reaches one, unfinished particles are
         returned marked `cut`, and `limit` names it.
+    on_timeout : str
+        "raise": a run that reaches a limit raises a TimeoutError, whose `particles` are those of its last step.
     power : float
         The target is the joint probability raised to this power: of choices, `observe` and `score`. Above 1 it is
         sharper. Steps propose from the tempered distributions, with exact weights.
@@ -130,7 +136,7 @@ def smc_steer(
     return _run("smc_steer", check_model(model), EXPANSIONS[expand](N, K), DownSample(N), options)
 
 
-@list_options(RunOptions, {"power": 1.0})
+@list_options(RunOptions, _DEFAULTS)
 def smc_standard(
     model: M, N: int, *, ess_threshold: float = 0.5, resample: Scheme = systematic, **options: Unpack[RunOptions]
 ) -> Particles[M]:
@@ -142,7 +148,7 @@ def smc_standard(
     return _run("smc_standard", check_model(model), Copies(N), ResampleBelow(N, ess_threshold, resample), options)
 
 
-@list_options(RunOptions, {"power": 1.0})
+@list_options(RunOptions, _DEFAULTS)
 def importance_sampling(model: M, N: int, **options: Unpack[RunOptions]) -> Particles[M]:
     """Run the program N times independently, with weights. The parameters are those of `smc_steer`."""
     return _run("importance_sampling", check_model(model), Copies(N), ResampleBelow(N, 0.0), options)

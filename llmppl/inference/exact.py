@@ -169,7 +169,7 @@ def beam_search(
     runs: list[Any] = start_particles(model, [StopAtChoice(asker="beam_search")])
     watch, limit = Warnings(bounded=max_steps is not None), Limit(runtime, timeout, budget)
     with Bar(progress, max_steps, lambda runs: f"{finished(runs)}, best log joint {runs[0].log_weight:.2f}") as show:
-        while any(not run.finished for run in runs) and t != max_steps and not (t and limit.reached()):
+        while any(not run.finished for run in runs) and t != max_steps and not (t and limit.reached(runs)):
             t += 1
             stepped = _step(runtime, runs, "beam_search", f"a beam at step {t}", N, K)
             ended = [run for run in runs if run.finished] + stepped
@@ -184,5 +184,5 @@ def beam_search(
     active = any(not run.finished for run in runs)
     cut(runs)
     beams = Beams(Beam(run.log_weight, run) for run in heapq.nlargest(N, runs, lambda run: run.log_weight))
-    beams.limit = limit.reached() if active and t != max_steps else ""
+    beams.limit = limit.reached(runs) if active and t != max_steps else ""
     return beams

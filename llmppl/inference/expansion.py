@@ -15,6 +15,7 @@ import math
 import time
 import warnings
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
+from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Any, Literal, TypeVar
 
@@ -34,7 +35,7 @@ from llmppl.models.choices import (
     spawned,
 )
 from llmppl.models.model import Model, untwist, wrap_step
-from llmppl.support.arguments import count, is_hashable, optional_count, positive, shown
+from llmppl.support.arguments import count, is_hashable, one_of, optional_count, positive, shown
 from llmppl.support.runtime import Runtime, spent, warn
 
 M = TypeVar("M", bound=Model)
@@ -386,24 +387,36 @@ def start_particles(model: M, choosers: Sequence[Sampled], power: float = 1.0) -
     return particles
 
 
+# of the caller: called with the particles after each step of its runs, and returns the reason to end the run, or ""
+watching: ContextVar[Callable[[Sequence[Any]], str]] = ContextVar("watching", default=lambda particles: "")
+
+
 class Limit:
     """Limit of a run in seconds, and in tokens that its language models run. A run ends after the step that reaches it.
 
-    Within a task of `run_many`, the tokens are its share of the batches.
+    Within a task of `run_many`, the tokens are its share of the batches. With on_timeout="raise" the run ends by a
+    TimeoutError.
     """
 
-    def __init__(self, runtime: Runtime, timeout: float | None, budget: int | None) -> None:
+    def __init__(
+        self, runtime: Runtime, timeout: float | None = None, budget: int | None = None, on_timeout: str = "return"
+    ) -> None:
         self.runtime, self.budget = runtime, optional_count("budget", budget)
+        self.bounded = (timeout, budget) != (None, None)
         self.timeout = math.inf if timeout is None else positive("timeout", timeout)
+        self.on_timeout = one_of("on_timeout", on_timeout, ("return", "raise"))
         self._start, self._tokens = time.perf_counter(), spent()[1]
 
-    def reached(self) -> str:
-        """Return "timeout" or "budget" if that is reached, else ""."""
+    def reached(self, particles: Sequence[Any]) -> str:
+        """Return "timeout", "budget" or the reason of `watching` if that ends a run with these particles, else ""."""
+        reason = watching.get()(particles)
         if time.perf_counter() - self._start >= self.timeout:
-            return "timeout"
-        if self.budget is not None and (spent()[1] - self._tokens or self.runtime.stats.tokens) >= self.budget:
-            return "budget"
-        return ""
+            reason = "timeout"
+        elif self.budget is not None and (spent()[1] - self._tokens or self.runtime.stats.tokens) >= self.budget:
+            reason = "budget"
+        if reason and self.on_timeout == "raise":
+            raise TimeoutError(f"a run reached its {reason}; the `particles` of this error are those of its last step")
+        return reason
 
 
 def cut(particles: Iterable[Model]) -> None:

@@ -73,7 +73,7 @@ class Particles(Shared, Sequence[P]):
         The effective sample size, 1 / sum_i W_i^2, from 1 to n; 0 if n is 0.
     deaths : Deaths, a tuple of `Death`
     steps : StepRecords, a tuple of `StepRecord`
-    limit : "timeout" or "budget" if one has ended the run, else ""
+    limit : "timeout", "budget" or "cancelled" if that has ended the run, else ""
     log_ml_se : float or None
         Standard error of log_ml, estimated from this run alone. It reflects only events that particles have seen. If a
         rare event carries the mass and no particle has seen it, log_ml is several nats too low and its error small

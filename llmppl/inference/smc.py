@@ -96,7 +96,7 @@ class SMC(Generic[M]):
     rng : np.random.Generator, the stream of the run
     records : list of StepRecord
     deaths : list of Death
-    limit : "timeout" or "budget" if one has ended the run, else ""
+    limit : "timeout", "budget" or "cancelled" if that has ended the run, else ""
     """
 
     def __init__(
@@ -130,7 +130,7 @@ class SMC(Generic[M]):
         return self
 
     def __next__(self) -> Step:
-        if not self.active:
+        if not self.active or self.limit:
             raise StopIteration
         try:
             with self._partial_result(), paced_collector():
@@ -178,16 +178,21 @@ class SMC(Generic[M]):
         Observers, such as a progress bar, act after each step.
         """
         optional_count("max_steps", max_steps)
-        self._warnings.bounded = max_steps is not None or limit is not None
+        limit = limit or Limit(self.runtime)
+        self._warnings.bounded = max_steps is not None or limit.bounded
         with self._partial_result(), paced_collector():
             while self.active and self.t < (max_steps or math.inf) and not self.limit:
                 record, candidates = self._next()
                 for observer in observers:
                     observer(self, record, candidates)
                 del record, candidates                  # frees them before the next step waits for the language model
-                self.limit = limit.reached() if limit is not None and self.active else ""
+                self.limit = self.limit or (limit.reached(self.particles) if self.active else "")
         cut(self.particles)
         return self._result(self.particles)
+
+    def cancel(self) -> None:
+        """End the run after the step under way, as a limit does. Another thread may call it."""
+        self.limit = "cancelled"
 
     def posterior(self) -> Particles[M]:
         """Return the result of a run that ends here. Copies of the unfinished particles are marked `cut`."""

@@ -115,6 +115,7 @@ class _Worker(greenlet):  # type: ignore[misc]
     def __init__(self, runtime: Runtime, todo: deque[tuple[Callable[[], Any], str]]) -> None:
         super().__init__(self._work)
         self.runtime, self.name = runtime, ""
+        self.cancelled = False                          # another thread may set it: `Runtime.each` then unwinds it
         self.cpu_seconds = self.tokens = self.resumed = 0.0         # counted by `Runtime.each`
         self._todo, self._caller = todo, contextvars.copy_context()
 
@@ -284,7 +285,8 @@ class Runtime:
                 for requests in _by_evaluator(batch):
                     answered |= _counted(requests)
                 for each in batch:
-                    yield from resume(each.worker, answered.pop(each.worker))
+                    go_on = answered.pop(each.worker)
+                    yield from resume(each.worker, each.worker.throw if each.worker.cancelled else go_on)
         finally:
             if threading.get_ident() == thread:         # greenlet unwinds others in their thread
                 _unwind(workers)

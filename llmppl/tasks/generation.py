@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import html
 import inspect
 import math
@@ -117,7 +118,7 @@ class Generation:
     parsed = best = confidence = Guess("no such attribute: the answer is value, and its confidence is probability")
 
     def __init__(
-        self, plan: _Plan, prompt: Any, posterior: Any, tokens: int, seconds: float, error: str = ""
+        self, plan: Plan, prompt: Any, posterior: Any, tokens: int, seconds: float, error: str = ""
     ) -> None:
         self._plan, self.prompt, self._posterior = plan, prompt, posterior
         self.method, self.call = plan.method, plan.call
@@ -344,11 +345,9 @@ def generate(
     ValueError
         If no text is left, with the reasons. In a list, the `error` of an answer has them.
     """
-    if unknown := options.keys() - GenerateOptions.__annotations__.keys():
-        raise unknown_option("generate", sorted(unknown), inspect.signature(generate).parameters)
     on_answer = function("on_answer", options.pop("on_answer", lambda answer: None), "print", takes=1)
     limits = {"max_tokens": max_tokens, "budget": budget, "timeout": timeout}
-    plan = _Plan(language_model(lm), constraint, one_of("method", method, get_args(Method)), limits, seed, options)
+    plan = Plan(language_model(lm), constraint, one_of("method", method, get_args(Method)), limits, seed, options)
     several = isinstance(prompt, list | tuple) and not (prompt and isinstance(prompt[0], Mapping))
     if several and plan.method != "exact":
         together, progress = options.get("together", TOGETHER), options.get("progress")
@@ -359,20 +358,16 @@ def generate(
             made[i] = Generation(plan, prompt[i], found, each.tokens, each.seconds, _error(each))
             on_answer(made[i])
         return Generations(made[i] for i in range(len(made)))
-    start, contexts = time.perf_counter(), [*map(plan.context, prompt)] if several else plan.context(prompt)
-    rng = generator(seed)
-    run = Runtime().each([(lambda: (plan.run(contexts, rng), round(spent()[1])), "generate")], 1)
-    posterior, tokens = next(run)
+    if not several:
+        return next(Runtime().each([(functools.partial(plan.answer, prompt, generator(seed)), "generate")], 1))
+    start, contexts = time.perf_counter(), [*map(plan.context, prompt)]
+    run = Runtime().each([(lambda: (plan.run(contexts, generator(seed)), round(spent()[1])), "generate")], 1)
+    choices, tokens = next(run)
     seconds = time.perf_counter() - start
-    if several:
-        answers = Generations(Generation(plan, each, choice, tokens // len(prompt), seconds / len(prompt))
-                              for each, choice in zip(prompt, posterior, strict=True))  # fmt: skip
-        [*map(on_answer, answers)]
-        return answers
-    if isinstance(posterior, Particles) and not posterior:
-        raise ValueError(f"generate found no text: {posterior._causes()}")
-    return Generation(plan, prompt, posterior, tokens, seconds)
-
+    answers = Generations(Generation(plan, each, choice, tokens // len(prompt), seconds / len(prompt))
+                          for each, choice in zip(prompt, choices, strict=True))  # fmt: skip
+    [*map(on_answer, answers)]
+    return answers
 
 def _error(result: Any) -> str:
     """Return why a result of `run_many` has no answer; "" if it has one."""
@@ -381,13 +376,15 @@ def _error(result: Any) -> str:
     return "" if result.particles or result.matches else f"generate found no text: {result.particles._causes()}"
 
 
-class _Plan:
+class Plan:
     """Arguments of `generate` that do not depend on the prompt: the algorithm and the options of the program."""
 
     def __init__(
         self, lm: CachedTransformer, constraint: Any, method: str, limits: dict[str, Any], seed: int | None,
         options: GenerateOptions,
     ) -> None:  # fmt: skip
+        if unknown := options.keys() - GenerateOptions.__annotations__.keys():
+            raise unknown_option("generate", sorted(unknown), inspect.signature(generate).parameters)
         given = {name: value for name, value in {**limits, **options}.items() if value is not None}
         if "temperature" in given:
             if "rule" in given:
@@ -442,6 +439,14 @@ class _Plan:
             ranked = zip(particles, log_joints(particles), strict=True)     # while the cache has their tokens
             found.answer = max(ranked, key=lambda each: (not each[0].cut, each[1]), default=(None,))[0]
         return found
+
+    def answer(self, prompt: Any, rng: np.random.Generator) -> Generation:
+        """Return the answer to one prompt, as a function of `Runtime.each`. ValueError if no text is left."""
+        start = time.perf_counter()
+        posterior = self.run(self.context(prompt), rng)
+        if isinstance(posterior, Particles) and not posterior:
+            raise ValueError(f"generate found no text: {posterior._causes()}")
+        return Generation(self, prompt, posterior, round(spent()[1]), time.perf_counter() - start)
 
     @property
     def call(self) -> str:

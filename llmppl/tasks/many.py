@@ -16,10 +16,11 @@ from typing import Any, Literal, TypeVar
 
 import numpy as np
 
+from llmppl.inference.expansion import watching
 from llmppl.inference.particles import Particles
 from llmppl.inference.smc import paced_collector
 from llmppl.report.progress import Bar
-from llmppl.support.arguments import count, function, generator, name_of, shown
+from llmppl.support.arguments import count, function, generator, name_of, positive, shown
 from llmppl.support.files import is_own_error
 from llmppl.support.runtime import Runtime, spent
 from llmppl.support.values import Identity, identity
@@ -37,6 +38,7 @@ def run_many(
     *,
     seed: int | None = None,
     together: int = TOGETHER,
+    timeout: float | None = None,
     to: str | os.PathLike[str] | None = None,
     resume: bool | Literal["force"] = False,
     progress: bool | None = None,
@@ -58,6 +60,9 @@ def run_many(
         The stream of a task is `default_rng(SeedSequence(seed, spawn_key=(index,)))`.
     together : int
         Number of tasks that run at a time.
+    timeout : float, optional
+        Seconds of a task. Its algorithm then returns the particles of its last step, marked `cut`, whose `limit` is
+        "timeout". A step is not interrupted.
     to : path, optional
         An SQLite file that gets each result when its task ends; `load_results(path)` reads it. Tasks are compared by
         their data, or by their repr if they are none.
@@ -86,8 +91,19 @@ def run_many(
     function("run", run, "lambda task, rng: smc_steer(model(task), N, K, rng=rng)", takes=2)
     count("together", together)
     program = None if to is None else identity(name_of(run), run)
-    run_all = functools.partial(lanes, run, together)
+    run_all = functools.partial(lanes, run if timeout is None else _within(positive("timeout", timeout), run), together)
     return recorded(run_all, tasks, program, seed=seed, to=to, resume=resume, progress=progress)
+
+
+def _within(seconds: float, run: Run) -> Run:
+    """Return a run whose algorithms end after some seconds."""
+    @functools.wraps(run)
+    def limited(task: Any, rng: np.random.Generator) -> Any:
+        end = time.perf_counter() + seconds
+        watching.set(lambda particles: "timeout" if time.perf_counter() >= end else "")
+        return run(task, rng)
+
+    return limited
 
 
 def recorded(

@@ -8,7 +8,8 @@ from helpers.common import slow
 from helpers.exactness import ALGORITHMS, CASES, check
 from helpers.tiny import add_up, tiny_lm
 
-from llmppl import ConstrainedText, Model, Regex, beam_search, enumerate_exact, smc_standard, smc_steer
+from llmppl import SMC, ConstrainedText, Model, Regex, beam_search, enumerate_exact, smc_standard, smc_steer
+from llmppl.inference import Distinct, DownSample
 from llmppl.models.choices import Choice
 
 FEW = ["predicate", "infilling with a prior and EOS", "intersection, first", "where, second choice", "soft",
@@ -97,6 +98,28 @@ class Endless(Model):
 def test_a_run_ends_after_the_step_that_reaches_its_time(search):
     found = search(timeout=1e-6)
     assert found.limit == "timeout" and found.best.cut and len(found.best.choices) == 1
+
+
+def test_a_limit_can_raise_with_the_particles_of_the_last_step():
+    with pytest.raises(TimeoutError, match="reached its timeout") as raised:
+        smc_steer(Endless(), 3, 2, seed=0, timeout=1e-6, on_timeout="raise")
+    returned = smc_steer(Endless(), 3, 2, seed=0, timeout=1e-6)
+    assert [*map(str, raised.value.particles)] == [*map(str, returned)] and raised.value.particles[0].cut
+    with pytest.raises(ValueError, match="on_timeout"):
+        smc_steer(Endless(), 3, 2, timeout=1.0, on_timeout="stop")
+
+
+def test_a_cancelled_run_ends_after_its_step():
+    run = SMC(Endless(), Distinct(3, 2), DownSample(3), seed=0)
+    next(run)
+    next(run)
+    run.cancel()
+    assert [*run] == []
+    same = smc_steer(Endless(), 3, 2, seed=0, max_steps=2)
+    assert run.limit == "cancelled" and [*map(str, run.posterior())] == [*map(str, same)]
+    run = SMC(Endless(), Distinct(3, 2), DownSample(3), seed=0)
+    found = run.run(observers=[lambda run, record, candidates: run.t == 2 and run.cancel()])
+    assert found.limit == "cancelled" and [*map(str, found)] == [*map(str, same)]
 
 
 def test_a_run_ends_after_the_step_that_reaches_its_tokens():

@@ -67,7 +67,7 @@ def test_the_document_lists_the_folders_in_their_order():
 MAX_LINES, MAX_CLASS, MAX_PARAMETERS = 900, 500, 8
 # branches per code line, as tools/shape.py counts them; the aims are 0.25 and 0.15
 MAX_DENSITY = {"llmppl": 0.295, "tests": 0.227}         # lines without branches went first
-MAX_TOTAL = {"llmppl": 27_520, "tests": 29_290}         # lines; the front door took 1,100 and 600
+MAX_TOTAL = {"llmppl": 28_375, "tests": 29_720}         # lines; the front door took 1,100, and the server 820
 MAX_PUBLIC = 37                                         # names of llmppl.__all__; two are the front door
 MAX_WHATS = 1.0                                         # relative "what" per 1,000 words
 MAX_WORDS = 12                                          # of a test's name
@@ -78,7 +78,7 @@ MAX_WALK = 1.1                                          # times the moves that d
 # support, and 550 each for cli and tasks
 LINES = {
     ".": 920,                                           # the check of programs took over what runs watched
-    "cli": 600,
+    "cli": 640,                                         # serve
     "constraints": 515,                                # Pattern, with its index and its limits of copies and time
     "constraints/automata": 2530,                       # bounds of numbers compare digits in a table, five times faster
     "constraints/json": 3600,                          # masks within a limit; types of networks, zones; aim 2,300
@@ -86,16 +86,17 @@ LINES = {
     "constraints/masks": 980,                           # searches share a limit, failed ones are remembered
     "constraints/vocabulary": 1900,
     "distributions": 1130,
-    "inference": 2390,                                  # tune: the spread and the cost at several N and K
+    "inference": 2420,                                  # tune: the spread and the cost at several N and K
     "inference/resuming": 240,
     "lm": 1700,
     "lm/embedded": 30,
     "lm/engines": 2150,                                # a tokenizer without transformers
     "models": 2100,                                     # a text that runs on is named, by the path of its field
     "queries": 2090,                                    # extraction: verbatim and near-verbatim, with bounds
+    "serving": 770,                                     # a service for threads and coroutines, and its endpoints
     "report": 840,                                      # bars of probabilities, with whiskers
     "support": 1030,                                    # hints for names that users guess
-    "tasks": 1160,                                      # generate; fields of an answer that no sample has
+    "tasks": 1190,                                      # generate; fields of an answer that no sample has
 }
 
 

@@ -50,9 +50,9 @@ class Colour(enum.Enum):
     ],
 )  # fmt: skip
 def test_auto_chooses_the_method(constraint, options, method):
-    from llmppl.tasks.generation import _Plan
+    from llmppl.tasks.generation import Plan
 
-    assert _Plan(LM, constraint, "auto", {}, None, options).method == method
+    assert Plan(LM, constraint, "auto", options, None, {}).method == method
 
 
 @pytest.mark.parametrize("method", ["importance", "steer"])

@@ -181,6 +181,14 @@ def test_a_run_within_a_task_shares_the_rounds_of_the_others():
     assert within < lm.stats.rounds
 
 
+def test_a_task_that_reaches_its_time_keeps_its_particles():
+    run = steer(tiny_lm())
+    results = by_index(run_many(run, TASKS, seed=5, timeout=1e-6))
+    assert all(result.error is None for result in results)
+    assert [(r.particles.limit, len(r.particles.steps)) for r in results] == [("timeout", 1)] * len(TASKS)
+    assert all(not r.particles.limit for r in run_many(run, TASKS, seed=5, timeout=1e6))
+
+
 def test_an_abandoned_iterator_unwinds_its_tasks():
     lm, begun, left = cold_lm(), [], []
 

@@ -1,0 +1,38 @@
+"""`llmppl serve`: the endpoints of OpenAI over a language model."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from llmppl.cli import options
+from llmppl.cli.options import Given, command
+
+
+@command("lm")
+def serve(
+    given: Given,
+    host: Annotated[str, typer.Option(help="Address to listen at; 0.0.0.0 is every address.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(min=0, max=65535, help="Port; 0 takes a free one.")] = 8000,
+    key: Annotated[str | None, typer.Option(envvar="LLMPPL_KEY", help="Requests must carry this key.")] = None,
+    together: Annotated[int, typer.Option(min=1, help="Requests that run at a time.")] = 16,
+    waiting: Annotated[int, typer.Option(min=1, help="Requests that may wait.")] = 1000,
+    timeout: Annotated[float, typer.Option(min=0.001, help="Longest time of an answer, in seconds.")] = 120.0,
+) -> None:
+    """Serve the endpoints of OpenAI for chat and completions, with constraints and weights.
+
+    Example: llmppl serve --lm smollm2 --port 8000
+    """
+    try:
+        import uvicorn
+
+        from llmppl.serving.app import make_app
+        from llmppl.serving.bodies import Limits
+    except ImportError as error:
+        raise ImportError(f"llmppl serve needs FastAPI and uvicorn ({error}): pip install 'llmppl[server]'") from None
+    from llmppl.serving import Service
+
+    with Service(options.load(given.lm), together=together, max_waiting=waiting) as service:
+        app = make_app(service, name=given.lm or "llmppl", key=key, limits=Limits(seconds=timeout))
+        uvicorn.run(app, host=host, port=port, log_level="info")

@@ -1,0 +1,280 @@
+"""A service: callers in threads and coroutines put runs into the lanes of one thread, where they share batches.
+
+A *call* is a run that a caller has submitted. Calls begin in their order, at most `together` at a time. Up to rounding,
+the result of a call does not depend on the calls that run beside it. The *settled* text of a call is the beginning
+that the texts of all its particles share. Every later particle continues one of them, so it never changes.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import threading
+import time
+from collections import deque
+from collections.abc import AsyncIterator, Callable, Generator, Iterator, Sequence
+from concurrent.futures import CancelledError, Future
+from dataclasses import dataclass
+from functools import partial
+from queue import SimpleQueue
+from typing import Any, Generic, TypeVar, Unpack
+
+from greenlet import GreenletExit, getcurrent
+
+from llmppl.inference.expansion import watching
+from llmppl.inference.smc import paced_collector
+from llmppl.lm import CachedTransformer
+from llmppl.models.programs import language_model
+from llmppl.support.arguments import count, function, generator, positive
+from llmppl.support.runtime import Runtime, spent
+from llmppl.tasks.generation import GenerateOptions, Generation, Method, Plan
+from llmppl.tasks.many import TOGETHER
+
+T = TypeVar("T")
+
+
+class ServiceFull(RuntimeError):
+    """As many calls wait as the service admits. The caller can try again later."""
+
+
+@dataclass(frozen=True)
+class ServiceStats:
+    """Number of calls in each state, and the work for the calls that have ended.
+
+    waiting, running : int, now
+    done, failed, cancelled, refused : int, since the service began; a full service refuses
+    tokens, cpu_seconds : int and float, tokens that language models ran, and CPU seconds of the process
+    """
+
+    waiting: int
+    running: int
+    done: int
+    failed: int
+    cancelled: int
+    refused: int
+    tokens: int
+    cpu_seconds: float
+
+
+class Call(Future[T], Generic[T]):
+    """A run that a service has taken: a `concurrent.futures.Future` that a coroutine can await.
+
+    `result()` waits in a thread, and `await call` in a coroutine. If the coroutine is cancelled, so is the call.
+    `texts()` and `async for piece in call` yield the text of a call of `generate` as it settles.
+
+    run : callable, the function of the call
+    settles : bool, True if the text that all particles share begins the text of the result
+    seconds_waited : float, between `submit` and the beginning of the run
+    """
+
+    def __init__(self, run: Callable[[], T], timeout: float | None) -> None:
+        super().__init__()
+        self.run, self.timeout, self.settles, self.seconds_waited = run, timeout, False, 0.0
+        self._entered, self._settled = time.monotonic(), ""
+        self._worker: Any = None                        # that runs the call
+        self._listeners, self._lock = list[Callable[[str | None], Any]](), threading.Lock()
+
+    def cancel(self) -> bool:
+        """End the call before it begins, or after its step or batch. Return False if it has ended."""
+        if not super().cancel() and self._worker is not None:
+            self._worker.cancelled = True
+        return not self.done() or self.cancelled()
+
+    def __await__(self) -> Generator[Any, None, T]:
+        return asyncio.wrap_future(self).__await__()
+
+    def texts(self) -> Iterator[str]:
+        """Yield pieces of the text as it settles, and wait for them. Together they are the text of the result."""
+        pieces = SimpleQueue[str | None]()
+        self._listen(pieces.put)
+        yield from iter(pieces.get, None)
+        self.result()                                   # or its error
+
+    async def __aiter__(self) -> AsyncIterator[str]:
+        loop, pieces = asyncio.get_running_loop(), asyncio.Queue[str | None]()
+        self._listen(lambda piece: loop.call_soon_threadsafe(pieces.put_nowait, piece))
+        while (piece := await pieces.get()) is not None:
+            yield piece
+        self.result()
+
+    def _listen(self, put: Callable[[str | None], Any]) -> None:
+        """Pass the settled text so far and each later piece to `put`, and None at the end."""
+        with self._lock:
+            self._listeners.append(put)
+            if self._settled:
+                put(self._settled)
+        self.add_done_callback(lambda call: put(None))
+
+    # ---- the service
+
+    def begin(self, worker: Any) -> None:
+        """Keep the worker of the run. TimeoutError if the time is up."""
+        self._worker, self.seconds_waited = worker, time.monotonic() - self._entered
+        if self._late():
+            raise TimeoutError(f"the call has waited {self.seconds_waited:.1f} s and has not begun")
+
+    def watch(self, particles: Sequence[Any]) -> str:
+        """Return the reason to end the run after a step, or "". Settle the text that the particles share."""
+        if self.settles and particles:
+            # U+FFFD stands for a character of which tokens are missing
+            self.settle(os.path.commonprefix([str(particle) for particle in particles]).rstrip("\ufffd"))
+        return "cancelled" if self._worker.cancelled else "timeout" if self._late() else ""
+
+    def settle(self, text: str) -> None:
+        """Pass the new piece of the settled text to the listeners."""
+        with self._lock:
+            piece, self._settled = text[len(self._settled) :], text
+            for put in self._listeners if piece else ():
+                put(piece)
+
+    def _late(self) -> bool:
+        return self.timeout is not None and time.monotonic() - self._entered >= self.timeout
+
+
+class Service:
+    """Runs of many callers with one language model, in shared batches. Any thread or coroutine may call its methods.
+
+        with Service(lm) as service:
+            calls = [service.generate(prompt, ["yes", "no"]) for prompt in prompts]
+            answers = [call.result() for call in calls]     # in a coroutine: await call
+
+    Parameters
+    ----------
+    lm : CachedTransformer
+    together : int
+        Number of calls that run at a time.
+    max_waiting : int
+        Number of calls that may wait. A further one raises ServiceFull.
+    timeout : float, optional
+        Default of the calls, in seconds.
+    """
+
+    def __init__(
+        self, lm: CachedTransformer, *, together: int = TOGETHER, max_waiting: int = 1000, timeout: float | None = None
+    ) -> None:
+        self.lm, self.timeout = language_model(lm), None if timeout is None else positive("timeout", timeout)
+        self.together, self.max_waiting = count("together", together), count("max_waiting", max_waiting)
+        self._waiting, self._running = deque[Call[Any]](), dict[Call[Any], None]()
+        self._counts = dict[str, Any](done=0, failed=0, cancelled=0, refused=0, tokens=0, cpu_seconds=0.0)
+        self._closed, self._changed = False, threading.Condition()
+        self._thread = threading.Thread(target=self._serve, name="llmppl service", daemon=True)
+        self._thread.start()
+
+    # ---- callers
+
+    def submit(self, run: Callable[[], T], *, timeout: float | None = None) -> Call[T]:
+        """Return the call of a function without arguments: `lambda: smc_steer(Story(lm, prompt), N=8, seed=1)`.
+
+        After `timeout` seconds from now, an algorithm of inference returns the particles of its last step, marked
+        `cut`. Other functions are not interrupted. A call that begins no sooner fails with a TimeoutError.
+        """
+        function("run", run, "lambda: smc_steer(model, N, K, seed=1)", takes=0)
+        return self._enter(Call(run, self.timeout if timeout is None else positive("timeout", timeout)))
+
+    def generate(
+        self, prompt: Any, constraint: Any = None, *, method: Method = "auto", max_tokens: int | None = None,
+        budget: int | None = None, timeout: float | None = None, seed: int | None = None,
+        **options: Unpack[GenerateOptions],
+    ) -> Call[Generation]:  # fmt: skip
+        """Return the call of `generate` for one prompt, with its result at the same seed.
+
+        The thread of the caller checks the arguments and compiles the constraint.
+        """
+        if of_lists := options.keys() & {"together", "progress", "on_answer"}:
+            raise TypeError(f"a service takes one prompt at a time, so {min(of_lists)} says nothing here")
+        plan = Plan(self.lm, constraint, method, {"max_tokens": max_tokens, "budget": budget}, seed, options)
+        plan.program(prompt)
+        call = Call(partial(plan.answer, prompt, generator(seed)), timeout or self.timeout)
+        call.settles = plan.method not in ("best_of", "exact")
+        return self._enter(call)
+
+    def _enter(self, call: Call[T]) -> Call[T]:
+        with self._changed:
+            if self._closed:
+                raise RuntimeError("the service is closed")
+            if len(self._waiting) >= self.max_waiting:
+                waiting = deque(each for each in self._waiting if not each.cancelled())
+                self._counts["cancelled"] += len(self._waiting) - len(waiting)
+                self._waiting = waiting
+            if len(self._waiting) >= self.max_waiting:
+                self._counts["refused"] += 1
+                raise ServiceFull(f"{self.max_waiting} calls wait already: try again later")
+            self._waiting.append(call)
+            self._changed.notify_all()
+        return call
+
+    @property
+    def stats(self) -> ServiceStats:
+        with self._changed:
+            return ServiceStats(len(self._waiting), len(self._running), **self._counts)
+
+    def close(self, *, cancel: bool = False) -> None:
+        """End the service when its calls have ended, or now with cancel=True. Further calls are a RuntimeError."""
+        with self._changed:
+            self._closed = True
+            for call in [*self._waiting, *self._running] if cancel else ():
+                call.cancel()
+            self._changed.notify_all()
+        self._thread.join()
+
+    def __enter__(self) -> Service:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *error: object) -> None:
+        self.close(cancel=kind is not None)
+
+    def __repr__(self) -> str:
+        return f"<Service {self.stats}>"
+
+    # ---- the thread that runs the calls
+
+    def _serve(self) -> None:
+        while True:
+            with self._changed:
+                self._changed.wait_for(lambda: self._waiting or self._closed)
+                if not self._waiting:
+                    return
+            with paced_collector():
+                deque(Runtime().each(self, self.together), maxlen=0)
+
+    def __iter__(self) -> Service:
+        return self
+
+    def __next__(self) -> tuple[Callable[[], None], str]:
+        """Return the next call that waits. StopIteration if there is none now."""
+        with self._changed:
+            while self._waiting:
+                call = self._waiting.popleft()
+                if call.set_running_or_notify_cancel():
+                    self._running[call] = None
+                    return partial(self._run, call), "a call of a service"
+                self._counts["cancelled"] += 1
+        raise StopIteration
+
+    def _run(self, call: Call[Any]) -> None:
+        """Run a call to its end. Its errors are its own."""
+        result: Any = None
+        error: BaseException | None = None
+        watching.set(call.watch)
+        try:
+            call.begin(getcurrent())
+            result = call.run()
+            if getcurrent().cancelled:
+                raise GreenletExit
+            if call.settles or isinstance(result, Generation):
+                call.settle(result.text)
+        except GreenletExit:
+            error = CancelledError()
+        except BaseException as reason:
+            error = reason
+        with self._changed:
+            del self._running[call]
+            ended = "done" if error is None else "cancelled" if isinstance(error, CancelledError) else "failed"
+            self._counts[ended] += 1
+            cpu_seconds, tokens = spent()
+            self._counts["tokens"] += round(tokens)
+            self._counts["cpu_seconds"] += cpu_seconds
+        if error is None:
+            call.set_result(result)
+        else:
+            call.set_exception(error)
