@@ -281,9 +281,7 @@ def default_cache_bytes(devices: Iterable[Any]) -> int:
     return int(min(mem_get_info(device)[0] for device in devices) * share) // 2
 
 
-def _engine(
-    model: Any, vocab: Vocabulary, max_batch_tokens: int, adapters: tuple[str, ...] | None = None
-) -> Engine:
+def _engine(model: Any, vocab: Vocabulary, max_batch_tokens: int, adapters: tuple[str, ...] | None = None) -> Engine:
     """Return an engine that runs `model`, with `adapters` active; with the currently active ones by default."""
     if isinstance(model, Engine):
         return model.renewed() if isinstance(model, SlotEngine) else model

@@ -57,9 +57,7 @@ def text_table(heads: Sequence[str], rows: Rows, *, numbers: bool = False) -> li
     shown = rows[:MAX_ROWS]
     widths = [max(len(row[i]) for row in [heads, *shown]) for i in range(len(heads))]
     widths[-1] *= numbers
-    lines = [
-        "  ".join(cell.rjust(width) for cell, width in zip(row, widths, strict=True)) for row in [heads, *shown]
-    ]
+    lines = ["  ".join(cell.rjust(width) for cell, width in zip(row, widths, strict=True)) for row in [heads, *shown]]
     return lines + [f"... and {len(rows) - MAX_ROWS} more"] * (len(rows) > MAX_ROWS)
 
 

@@ -398,9 +398,7 @@ def test_the_trie_prints_its_shared_contexts_and_cached_entries(monkeypatch):
     del left, other
     lm.store.fit_rows(lm.store.budget)                  # none fits beside so much
     further, twig = right + "G" + "H", right + "I"
-    assert str(lm.trie).splitlines()[1:] == [
-        "'ABC' ▪▪▪", "├─ 'D' ▪", "└─ 'EF' ▫▫", "   ├─ 'GH' ▫▫", "   └─ 'I' ▫",
-    ]  # fmt: skip
+    assert str(lm.trie).splitlines()[1:] == ["'ABC' ▪▪▪", "├─ 'D' ▪", "└─ 'EF' ▫▫", "   ├─ 'GH' ▫▫", "   └─ 'I' ▫"]
     assert len(further) + len(twig) == 13
     monkeypatch.setattr(cache, "_MAX_LINES", 2)
     assert str(lm.trie).splitlines()[-1] == "... and 5 contexts more"

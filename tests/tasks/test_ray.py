@@ -298,9 +298,7 @@ def test_a_killed_driver_resumes(tmp_path, seed):
     path, pids, moment = tmp_path / "results.db", tmp_path / "pids", random.Random(seed).randrange(1, len(TASKS))
     pids.mkdir()
     code = f"import test_ray; print('ran:', test_ray.drive({str(pids)!r}, {str(path)!r}))"
-    command = functools.partial(
-        subprocess.Popen, [sys.executable, "-c", code], stdout=subprocess.PIPE, text=True
-    )
+    command = functools.partial(subprocess.Popen, [sys.executable, "-c", code], stdout=subprocess.PIPE, text=True)
     with command() as driver:
         wait_until(lambda: num_written(path) > moment, "result")
         driver.kill()

@@ -41,19 +41,15 @@ class Counts:
         self._ways = [{state: _ways(row) for state, row in enumerate(arcs) if row} for arcs in self._arcs]
         self._counts = [self._inside(self.accepting.astype(int).tolist())]
 
+    @locked
     def completions(self, length: int) -> list[list[int]]:
         """Return counts[p][state], p = 0..3: the texts that finish a character by p bytes, then have `length` more."""
-        if length >= len(self._counts):
-            self._count_to(length)
-        return self._counts[length]
-
-    @locked
-    def _count_to(self, length: int) -> None:
         while len(self._counts) <= length:
             counts = [0] * len(self.rows)
             for lead, after in enumerate(self._counts[-1]):
                 self._add(lead, after, counts)
             self._counts.append(self._inside(counts))
+        return self._counts[length]
 
     def _inside(self, counts: list[int]) -> list[list[int]]:
         """Return `counts` for states between characters, then those for states 1 to 3 bytes before a character ends."""

@@ -7,17 +7,18 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from llmppl.constraints.json.frames import Container, Expansion, Whitespace
-from llmppl.constraints.json.shapes import Array, Constants, Lazy, values_of
+from llmppl.constraints.json.shapes import Array, Constants, Lazy, both, values_of
 from llmppl.support.locks import cached_property
 
 
 class Progress(NamedTuple):
-    """Items so far: those with a shape of their own, how many are needed and possible, and the values used."""
+    """Items so far: place, how many are needed and possible, values used, and how many `contains` still needs."""
 
     place: int
     need: int
     room: float
     used: int
+    wanted: int
 
 
 class Items(Container):
@@ -30,26 +31,29 @@ class Items(Container):
         self._shape, self._is_live = shape, is_live
         values = (values_of(shape) or {}).values() if shape.unique else ()
         self._values = [Lazy.of(Constants((value,))) for value in values]
-        self._most = len(self._values) if shape.unique else math.inf
+        self._most = min(shape.most, len(self._values) if shape.unique else math.inf)
+        self._some = both(shape.rest, shape.some)
 
     @property
     def is_possible(self) -> bool:
         """True if the shape has instances. Items that need not be there are not read."""
         shape = self._shape
-        return shape.least <= min(shape.most, self._most) and all(
-            map(self._is_live, (*shape.first, shape.rest)[: shape.least])
-        )
+        needed = (*shape.first, shape.rest)[: shape.least] + (self._some,) * (shape.wanted > 0)
+        return max(shape.least, shape.wanted) <= self._most and all(map(self._is_live, needed))
 
     @cached_property
     def _begin(self) -> Progress:
         shape = self._shape
         live = next((i for i, item in enumerate((*shape.first, shape.rest)) if not self._is_live(item)), math.inf)
-        return Progress(0, shape.least, min(live, shape.most, self._most), 0)
+        return Progress(0, shape.least, min(live, self._most), 0, shape.wanted)
 
     def parts(self, at: Progress) -> tuple[Expansion, bool]:
-        after = Progress(min(at.place + 1, len(self._shape.first)), max(0, at.need - 1), at.room - 1, at.used)
+        after = at._replace(place=min(at.place + 1, len(self._shape.first)), need=max(0, at.need - 1), room=at.room - 1)
         items = [(self._shape.item(at.place), after)]
+        if at.wanted:
+            items.insert(0, (self._some, after._replace(wanted=at.wanted - 1)))
         if self._shape.unique:
             left = ((i, part) for i, part in enumerate(self._values) if not at.used >> i & 1)
             items = [(part, after._replace(used=at.used | 1 << i)) for i, part in left]
-        return Expansion([], [(part, ("after", 0, then)) for part, then in items if at.room > 0]), not at.need
+        calls = [(part, ("after", 0, then)) for part, then in items if max(then.need, then.wanted) <= then.room]
+        return Expansion([], calls), max(at.need, at.wanted) == 0

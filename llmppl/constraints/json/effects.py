@@ -42,19 +42,16 @@ class Node:
 
     def __init__(self, trie: Trie, places: list[int]) -> None:
         self.trie, self.places = trie, places
-        self.ids = self._under(False)
+        self.ids = self.below(False)
 
-    def _under(self, is_deep: bool) -> list[int]:
+    def below(self, is_deep: bool = True) -> list[int]:
+        """Return the ids of the tokens that end here, and of those below if `is_deep`."""
         trie, found = self.trie, list[int]()
         for place in self.places if self.places != [len(self.trie)] else ():
             node = trie.nodes.item(place)
             end = trie.skip.item(node) if is_deep else node + 1
             found += trie.order[trie.first.item(node) : trie.first.item(end)].tolist()
         return found
-
-    def below(self) -> list[int]:
-        """Return the ids of the tokens that end here or below."""
-        return self._under(True)
 
     @cached_property
     def kids(self) -> dict[int, Node]:

@@ -80,9 +80,6 @@ class Local:
         moves = sorted(moves, key=lambda move: move[0])
         return [(lo, hi, local(key)) for lo, hi, key in moves], [(of, local(key)) for of, key in calls], done
 
-    def __repr__(self) -> str:
-        return f"{type(self.frame).__name__}{self.key}"
-
 
 class Frame:
     """Automaton of a value, from the key `first`."""

@@ -58,8 +58,8 @@ LIMITS = {                                          # remarks
 }  # fmt: skip
 SINCE = {                                           # the first drafts of keywords that draft 4 lacks
     "const": 6, "contains": 6, "propertyNames": 6, "if": 7, "dependentRequired": 2019, "dependentSchemas": 2019,
-    "unevaluatedItems": 2019, "unevaluatedProperties": 2019, "$recursiveRef": 2019, "prefixItems": 2020,
-    "$dynamicRef": 2020,
+    "minContains": 2019, "maxContains": 2019, "unevaluatedItems": 2019, "unevaluatedProperties": 2019,
+    "$recursiveRef": 2019, "prefixItems": 2020, "$dynamicRef": 2020,
 }  # fmt: skip
 EXCLUDED = {"exclusiveMinimum": "minimum", "exclusiveMaximum": "maximum"}
 IN_PLACE = frozenset(                               # keywords that may evaluate members
@@ -295,13 +295,17 @@ class Reader:
             first, rest = "items", "additionalItems"
         items = tuple(self._part(part, place, first, i) for i, part in enumerate(schema.get(first, ())))
         others = self._others(schema, rest, "unevaluatedItems", place)
-        if "contains" in schema:
-            self._leave_out(place, "contains")
         unique = schema.get("uniqueItems", False)
         if unique and (items or not _is_listed(others)):
             self._leave_out(place, "uniqueItems")
             unique = False
-        return Array(first=items, rest=others, unique=unique)
+        some, wanted, is_plain = shapes.NONE, 0, (items, unique) == ((), False)
+        if "contains" in schema:
+            if not is_plain or "maxContains" in schema:
+                self._leave_out(place, "contains")
+            if is_plain:
+                some, wanted = self._part(schema["contains"], place, "contains"), int(schema.get("minContains", 1))
+        return Array(first=items, rest=others, unique=unique, some=some, wanted=wanted)
 
     def _object(self, schema: Any, place: Place) -> Shape:
         named, patterns = ([

@@ -58,7 +58,7 @@ class Lazy:
         return self._shape
 
 
-EVERY = Lazy(lambda: (ANY, True))
+EVERY, NONE = Lazy(lambda: (ANY, True)), Lazy(lambda: (NEVER, True))
 
 
 @dataclass(frozen=True, eq=False)
@@ -99,13 +99,18 @@ class String:
 
 @dataclass(frozen=True, eq=False)
 class Array:
-    """Arrays of `least` to `most` items. The first few have shapes of their own, the others that of `rest`."""
+    """Arrays of `least` to `most` items, `wanted` of them at least of the shape `some`.
+
+    The first few have shapes of their own, the others that of `rest`.
+    """
 
     least: int = 0
     most: float = math.inf
     first: tuple[Lazy, ...] = ()
     rest: Lazy = EVERY
     unique: bool = False
+    some: Lazy = NONE
+    wanted: int = 0
 
     def item(self, i: int) -> Lazy:
         return self.first[i] if i < len(self.first) else self.rest
@@ -156,8 +161,7 @@ TYPES: dict[str, Shape] = {
     "array": Array(), "object": Object(),
 }  # fmt: skip
 ANY: Choice = Choice(tuple(TYPES.values()))
-NEVER = Choice(())
-NONE = Lazy.of(NEVER)
+NEVER: Choice = Choice(())
 
 
 def choice(options: Iterable[Shape]) -> Shape:
@@ -239,10 +243,11 @@ def intersect(a: Shape, b: Shape) -> Shape:
             return String(*_counts(a, b), _union(a.languages, b.languages))
         case Array(), Array():
             items = tuple(both(a.item(i), b.item(i)) for i in range(max(len(a.first), len(b.first))))
-            unique = a.unique or b.unique
-            if items and unique:
+            unique, counts = a.unique or b.unique, {(a.some, a.wanted), (b.some, b.wanted)} - {(NONE, 0)}
+            if bool(items) + unique + len(counts) > 1:          # an array has one of these
                 raise Inexact
-            return Array(*_counts(a, b), items, both(a.rest, b.rest), unique)
+            some, wanted = next(iter(counts), (NONE, 0))
+            return Array(*_counts(a, b), items, both(a.rest, b.rest), unique, some, wanted)
         case Object(), Object():
             named = {name: both(a.of_name(name), b.of_name(name)) for name in _union(a.properties, b.properties)}
             others, required = _union(a.others, b.others), _union(a.required, b.required)
@@ -276,7 +281,7 @@ def negate(shape: Shape) -> Shape:
         case String():
             texts = (String(languages=((kind, value, not is_in),)) for kind, value, is_in in shape.languages)
             return choice([*others, *_other_sizes(shape), *texts])
-        case Array(first=(), unique=False) if shape.rest is EVERY:
+        case Array(first=(), unique=False) if (shape.rest, shape.wanted) == (EVERY, 0):
             return choice([*others, *_other_sizes(shape)])
         case Object(others=()) if shape.names == String():
             return choice([*others, *_other_sizes(shape), *_other_objects(shape)])
@@ -360,6 +365,7 @@ def fits(value: Any, shape: Shape) -> bool:
                 shape.least <= len(value) <= shape.most
                 and all(fits(each, shape.item(i).shape) for i, each in enumerate(value))
                 and not (shape.unique and len(set(map(key_of, value))) < len(value))
+                and sum(fits(each, shape.some.shape) for each in value) >= shape.wanted
             )
         case Object():
             return isinstance(value, dict) and (

@@ -47,9 +47,6 @@ class Config:
     def __deepcopy__(self, memo: object) -> Config:
         return self
 
-    def __repr__(self) -> str:
-        return f"<{', '.join(map(repr, (local for local, _ in self.items)))}{' end' * self.accepts}>"
-
 
 END = Config((), True)                              # nothing may follow
 

@@ -52,9 +52,7 @@ _TURNS: WeakKeyDictionary[Any, Lock] = WeakKeyDictionary()      # of passes over
 at_fork(after_in_child=lambda: torch.set_num_threads(1))        # OpenMP waits for threads that a fork lacks
 
 
-def engine(
-    model: Any, vocab: Vocabulary, max_batch_tokens: int, adapters: Sequence[str] | None = None
-) -> Engine:
+def engine(model: Any, vocab: Vocabulary, max_batch_tokens: int, adapters: Sequence[str] | None = None) -> Engine:
     """Return an engine with the model's own probabilities: `Cached` if it equals plain forward passes on sample texts.
 
     Otherwise warn and return `Recomputed`. `adapters` are the names of the active ones; None for those active now.

@@ -41,7 +41,7 @@ SCHEMAS = {
     "names": {"type": "object", "patternProperties": {"^a": INTEGER, "b$": {"maximum": 50}}},
     "property names": {"type": "object", "propertyNames": {"enum": ["a", "b"]}, "minProperties": 1},
     "unique": {"type": "array", "items": {"enum": ["a", "b", 1]}, "uniqueItems": True},
-    "contains": {"type": "array", "items": {"enum": ["a", 1]}, "contains": {"const": 1}, "maxItems": 3},
+    "contains": {"type": "array", "items": {"enum": ["a", 1]}, "contains": {"const": 1}, "maxContains": 1},
     "choice": {"oneOf": [CLOSED, {"type": "array", "prefixItems": [LETTER], "items": False}, {"const": None}]},
     "condition": {
         **record(a=LETTER, b={}), "required": ["a"], "if": record(a={"const": "a"}), "then": record(b=INTEGER),
