@@ -3,6 +3,7 @@
 LLMPPL_FULL=1 (`make check`) selects the full counts; without it the quick profile runs (tests/helpers/common.py).
 """
 
+import gc
 import os
 import signal
 
@@ -28,6 +29,14 @@ if "PYTEST_XDIST_WORKER" in os.environ:             # one thread a worker, or th
     import torch
 
     torch.set_num_threads(1)
+
+
+@pytest.fixture(autouse=True)
+def older_objects():
+    """Keep the objects of earlier tests out of `gc.collect()`, which otherwise takes seconds late in a run."""
+    gc.freeze()
+    yield
+    gc.unfreeze()
 
 
 @pytest.fixture(scope="session")

@@ -5,7 +5,7 @@ from functools import cache
 
 import numpy as np
 import pytest
-from helpers.common import FULL, ROOT, repetitions
+from helpers.common import FULL, ROOT, repetitions, slow
 from helpers.json_texts import Reader, walk
 
 from llmppl import Vocabulary
@@ -121,7 +121,7 @@ def check_mask(reader, index, vocab, text, tree):
 
 
 @per_schema
-@pytest.mark.parametrize("tokens", ["complete", "gpt2", *["cl100k_base"] * FULL])
+@pytest.mark.parametrize("tokens", ["complete", *slow("gpt2"), *["cl100k_base"] * FULL])
 def test_masks_equal_search_byte_by_byte(name, order, tokens):
     vocab, rng, reader = vocabulary(tokens), np.random.default_rng(len(name)), Reader(SCHEMAS[name], **order)
     index = reader.constraint.index(vocab)

@@ -12,7 +12,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import regex
-from helpers.common import ROOT, repetitions
+from helpers.common import ROOT, repetitions, slow
 from helpers.machines import ALPHABET, PIECES, Machine, brute_force, explore, machines, read, vocabularies
 from hypothesis import given
 from hypothesis import strategies as st
@@ -503,7 +503,7 @@ def test_our_automata_have_tables_and_custom_ones_need_none():
 
 # ---- real vocabularies
 
-REAL = ["gpt2", "cl100k_base", "o200k_base", "mistral_v3"]
+REAL = ["gpt2", "mistral_v3", *slow("cl100k_base", "o200k_base")]
 PATTERNS = [
     r"([0-9]*)?\.?[0-9]*",
     r"[^\W\d]\w*",

@@ -10,7 +10,7 @@ import sys
 
 import numpy as np
 import pytest
-from helpers.common import ROOT
+from helpers.common import ROOT, slow
 from helpers.tokenizers import HEX, byte_level, fast, llama, unigram
 from hypothesis import given
 from hypothesis import strategies as st
@@ -20,8 +20,8 @@ from transformers import AutoTokenizer, ByT5Tokenizer
 from llmppl.constraints import EOS, Text, Token, Vocabulary, encode_fragment
 
 SHARED = ROOT.parent / "shared"
-REAL = ["vocab/gpt2", "vocab/cl100k_base", "vocab/o200k_base", "vocab/mistral_v3", "models/stories260K",
-        "embedded/tiny"]  # fmt: skip
+REAL = ["vocab/gpt2", "vocab/mistral_v3", "models/stories260K", "embedded/tiny",
+        *slow("vocab/cl100k_base", "vocab/o200k_base")]  # fmt: skip
 UNICODE = st.text(st.characters(exclude_categories=["Cs"]), max_size=20)
 
 
