@@ -141,7 +141,7 @@ class Generation:
         if isinstance(found, Beams | Choice):
             return None if isinstance(found, Choice) else found.best
         if self.method in ("sample", "best_of"):
-            return getattr(found, "answer", found.best)
+            return getattr(found, "answer", None) or found.best
         answers = found.answers()
         rank = [(p.cut, -answers[answer_of(p)], -w) for p, w in zip(found, found.weights.tolist(), strict=True)]
         return found[min(range(len(found)), key=rank.__getitem__)]      # a text that has ended, if there is one
@@ -172,6 +172,8 @@ class Generation:
 
     @cached_property
     def alternatives(self) -> Any:
+        if not len(self.posterior):                     # greedy decoding alone has a text
+            return Probabilities((), "no sample is left")
         return self.posterior.answers() if isinstance(self.posterior, Particles) else self.posterior
 
     @cached_property
@@ -195,9 +197,10 @@ class Generation:
     def fields(self) -> Fields:
         values = _fields_of(self.value)
         if not values or not self._plan.way.weighs or all(particle.cut for particle in self.posterior):
-            why = f"method={self.method!r} estimates no probabilities" if values else "the answer is no record"
+            why = "no sample has ended" if self._plan.way.weighs else f"{self.method!r} estimates no probabilities"
+            why = why if values else "the answer is no record"
             return Fields({}, {}, f"no fields: {why}")
-        header = f"{len(values)} fields" + f"; the answer is {self._apart}" * bool(self._apart)
+        header = f"{len(values)} field{'s' * (len(values) > 1)}" + f"; the answer is {self._apart}" * bool(self._apart)
         return Fields({name: self.posterior.field(name) for name in values}, values, header)
 
     @property
@@ -354,7 +357,7 @@ def generate(
         made = dict[int, Generation]()
         results = run_many(plan.run, [*map(plan.context, prompt)], seed=seed, together=together, progress=progress)
         for each in results:
-            found, i = each.particles or each.matches, each.index
+            found, i = each.particles if each.matches is None else each.matches, each.index
             made[i] = Generation(plan, prompt[i], found, each.tokens, each.seconds, _error(each))
             on_answer(made[i])
         return Generations(made[i] for i in range(len(made)))
@@ -373,7 +376,8 @@ def _error(result: Any) -> str:
     """Return why a result of `run_many` has no answer; "" if it has one."""
     if result.error:
         return str(result.error).rstrip().rpartition("\n")[2]
-    return "" if result.particles or result.matches else f"generate found no text: {result.particles._causes()}"
+    left = result.matches or result.particles or getattr(result.particles, "answer", None)
+    return "" if left else f"generate found no text: {result.particles._causes()}"
 
 
 class Plan:
@@ -444,7 +448,7 @@ class Plan:
         """Return the answer to one prompt, as a function of `Runtime.each`. ValueError if no text is left."""
         start = time.perf_counter()
         posterior = self.run(self.context(prompt), rng)
-        if isinstance(posterior, Particles) and not posterior:
+        if isinstance(posterior, Particles) and not (posterior or getattr(posterior, "answer", None)):
             raise ValueError(f"generate found no text: {posterior._causes()}")
         return Generation(self, prompt, posterior, round(spent()[1]), time.perf_counter() - start)
 

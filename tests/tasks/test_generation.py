@@ -153,7 +153,7 @@ def test_fields_of_an_answer_that_no_sample_has_are_shown():
         assert "none of the 3 samples" in repr(each.fields)
         assert each.fields["a"].shares == each.posterior.field("a").shares
         assert ("not sampled" in repr(each.fields).splitlines()[-1]) == (each.value.b not in each.fields["b"])
-    assert "no fields: method='greedy'" in repr(generate(letters(), "a", Pair, method="greedy").fields)
+    assert "no fields: 'greedy'" in repr(generate(letters(), "a", Pair, method="greedy").fields)
 
 
 @pytest.mark.parametrize(
@@ -231,6 +231,29 @@ def test_each_answer_of_a_list_is_reported_when_it_ends(constraint):
     assert [*map(id, seen)] == [*map(id, answers)] and [each.prompt for each in seen] == ["a", "b", "c"]
     with pytest.raises(ZeroDivisionError):              # after the first one
         generate(LM, ["a", "b"], constraint, seed=0, on_answer=lambda answer: 1 / 0)
+
+
+def test_greedy_decoding_answers_where_all_samples_died():
+    pydantic = pytest.importorskip("pydantic")
+
+    class Word(pydantic.BaseModel):
+        word: Literal["a", "b", "c"]
+
+        @pydantic.field_validator("word")
+        @classmethod
+        def refuse(cls, word):
+            assert liked in ("", word)
+            return word
+
+    liked = ""
+    lm, options = CachedTransformer.from_pretrained(), {"N": 1, "temperature": 6.0, "max_tokens": 16}
+    liked = lm("The", Word, method="greedy", max_tokens=16).value.word
+    alone = next(each for each in (lm("The", Word, seed=s, **options) for s in range(99)) if not len(each.posterior))
+    lists = (lm(["The"], Word, seed=s, **options) for s in range(99))
+    listed = next(each for [each] in lists if not len(each.posterior))
+    for answer in (alone, listed):
+        assert answer.value.word == liked and answer.probability is None and not answer.fields
+        assert "no sample has ended" in repr(answer.fields) and len(answer.alternatives) == 0 and liked in repr(answer)
 
 
 def test_best_of_compares_with_greedy_decoding_under_a_power():

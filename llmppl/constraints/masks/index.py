@@ -106,7 +106,7 @@ class TokenIndex(Index):
         self._begin()
         self._masks: Memo[State, PackedMask] = Memo(self._find, self.graph.room)
         if self.start is None or (self.start == 0 and isinstance(self.graph, TableGraph)):
-            raise ValueError(f"{self.name} accepts no string at all: its parts exclude each other; widen or drop one")
+            raise ValueError(f"{self.name} accepts no string at all: widen it, or drop one of its parts")
         _check_spellable(self)
 
     def _begin(self) -> None:
