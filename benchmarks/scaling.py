@@ -213,9 +213,9 @@ def simulate(path: Path, num_tasks: int, stops: list[int], **cluster: Any) -> li
 def nothing_is_lost(path: Path, num_tasks: int) -> bool:
     """Check that the file has each result exactly once, and that it is right."""
     results = load_results(path)
-    right = (Simulated.result(i, f"task {i}").particles for i in range(num_tasks))
+    right = (Simulated.result(i, f"task {i}") for i in range(num_tasks))
     return [result.index for result in results] == list(range(num_tasks)) and all(
-        result.particles is not None and result.particles.to_dict() == other.to_dict()
+        result.as_dict()["particles"] == other.as_dict()["particles"]
         for result, other in zip(results, right, strict=True)
     )
 

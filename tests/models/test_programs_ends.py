@@ -8,7 +8,7 @@ import warnings
 
 import numpy as np
 import pytest
-from helpers.common import repetitions
+from helpers.common import repetitions, slow
 from helpers.programs import EvenLength, nested
 from helpers.samplers import weighed
 from helpers.tiny import (
@@ -114,7 +114,7 @@ def test_a_text_has_the_probability_of_its_tokens_and_its_end(name, end):
 
 
 @each_end
-@each_constraint
+@pytest.mark.parametrize("name", ["regex", *slow(*[*CONSTRAINTS][1:])])
 def test_three_algorithms_estimate_this_probability_without_bias(name, end):
     model, truth = program(name, end), by_hand(name, end)
     for run in (

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from helpers.common import HANG, repetitions, wants_ray
+from helpers.common import HANG, repetitions, slow, wants_ray
 from helpers.tasks import by_index, records
 
 import llmppl.tasks.ray
@@ -273,7 +273,7 @@ def test_an_aborted_run_leaves_no_worker(cluster, tmp_path):
     wait_until(lambda: not any(alive(path.name) for path in tmp_path.iterdir()), "end of the workers")
 
 
-@pytest.mark.parametrize("seed", range(repetitions(full=20, quick=2)))
+@pytest.mark.parametrize("seed", range(repetitions(full=20, quick=1)))
 def test_a_worker_that_is_killed_costs_nothing(cluster, tmp_path, seed):
     path, pids = tmp_path / "results.db", tmp_path / "pids"
     pids.mkdir()
@@ -292,7 +292,7 @@ def num_written(path):
         return 0
 
 
-@pytest.mark.parametrize("seed", range(repetitions(full=20, quick=1)))
+@pytest.mark.parametrize("seed", slow(*range(20)))
 def test_a_killed_driver_resumes(tmp_path, seed):
     wants_ray()
     path, pids, moment = tmp_path / "results.db", tmp_path / "pids", random.Random(seed).randrange(1, len(TASKS))
