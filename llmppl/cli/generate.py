@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from llmppl.tasks import Result
 
 STEERING = "particles", "factor", "seed", "max_tokens", "temperature", "lm"
-CONTINUING = "regex", "grammar", "stop", "chat"
+CONTINUING = "regex", "grammar", "json_schema", "stop", "chat"
 MAX_ROWS = 20                                           # of a summary of results
 HEADS = " index  weight  log Z-hat  likeliest text, or error"
 Export = Annotated[Path | None, typer.Option(metavar="OUT", dir_okay=False, help="Write all results to this file.")]
@@ -43,7 +43,8 @@ def generate(
     Example: llmppl generate "The cat was" --regex " [0-9]{1,2} years old[.]"
     """
     prompt = options.given_text(prompt)
-    limit = f", matching {given.regex or given.grammar}" * bool(given.regex or given.grammar)
+    limits = given.regex or given.grammar or given.json_schema
+    limit = f", matching {limits}" * bool(limits)
     program = Continuation(given).program(prompt)
     _steer(f"{prompt!r} {'is answered' if given.chat else 'goes on'}{limit}", program, given)
 
@@ -56,8 +57,9 @@ class Continuation:
 
     def __init__(self, given: Given) -> None:
         self.given, self.rule = given, options.rule(given)
-        self.constraint = options.constraint(given.regex, given.grammar)
-        usage_error(self.constraint and given.stop, "--stop excludes --regex and --grammar, which say how a text ends.")
+        self.constraint = options.constraint(given)
+        wrong = "--stop excludes --regex, --grammar and --json-schema, which say how a text ends."
+        usage_error(self.constraint and given.stop, wrong)
 
     def lm(self) -> CachedTransformer:
         return options.load(self.given.lm)
@@ -115,7 +117,7 @@ def intersect(
 def demo(given: Given) -> None:
     """Run three small programs at temperature 0.7: short words, a text with holes, two prompts at once."""
     every = {**vars(given), "particles": 5, "seed": 7, "temperature": 0.7, "json": False, "trace": None, "factor": 10}
-    words = {"regex": "( [A-Za-z]{1,5}[,.]?)+", "grammar": None, "stop": None, "chat": False}
+    words = {"regex": "( [A-Za-z]{1,5}[,.]?)+", "grammar": None, "json_schema": None, "stop": None, "chat": False}
     generate("Once upon a time, there was a little girl", Given(**every | words | {"max_tokens": 24, "factor": 3}))
     typer.echo()
     infill("The dog was very[BLANK] because he had lost his[BLANK].", Given(**every, max_tokens=40))

@@ -31,9 +31,19 @@ FILE = {"exists": True, "dir_okay": False, "readable": True, "metavar": "FILE"}
 Given = SimpleNamespace                                 # values of the options of a command
 
 app = typer.Typer(
-    name="llmppl", no_args_is_help=True, add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False,
+    name="llmppl", no_args_is_help=True, rich_markup_mode=None, pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )  # fmt: skip
+
+
+def _schema(given: str | None) -> str | None:
+    """Return the JSON of --json-schema, which is that or a file of it."""
+    if given is None or given.lstrip()[:1] in ("{", ""):
+        return given
+    try:
+        return Path(given).read_text(encoding="utf-8")
+    except (OSError, ValueError) as error:
+        raise typer.BadParameter(f"{given} is neither a JSON object nor a file of one ({error})") from None
 
 
 def _option(kind: Any, default: Any, help: str, *names: str, **settings: Any) -> inspect.Parameter:
@@ -54,7 +64,10 @@ OPTIONS = {
     "temperature": _option(float, 1.0, "Below 1, likely tokens become likelier; 0 is greedy decoding.", metavar="X"),
     "top_k": _option(int | None, None, "Only the N likeliest tokens.", min=1, metavar="N"),
     "regex": _option(str | None, None, "Only texts that R matches as a whole.", metavar="R"),
-    "grammar": _option(Path | None, None, "Only texts of a grammar of lark, or of a JSON schema (.json).", **FILE),
+    "grammar": _option(Path | None, None, "Only texts of a grammar of lark.", **FILE),
+    "json_schema": _option(
+        str | None, None, "Only JSON of a schema: '{\"type\": ...}', or its file.", metavar="SCHEMA", callback=_schema
+    ),
     "stop": _option(list[str] | None, None, "End a text before TEXT. Several --stop are allowed.", metavar="TEXT"),
     "chat": _option(bool, False, "The prompt is a message to a model trained to chat.", "--chat"),
     "json": _option(bool, False, "Print a JSON object for each text, one per line, and nothing else.", "--json"),
@@ -113,19 +126,17 @@ def given_text(argument: str) -> str:
     return sys.stdin.read().removesuffix("\n") if argument == "-" else argument
 
 
-def constraint(regex: str | None, grammar: Path | None) -> Any:
-    """Return the constraint of --regex or --grammar, or None."""
+def constraint(given: Given) -> Any:
+    """Return the constraint of --regex, --grammar or --json-schema, or None."""
     from llmppl.constraints import Grammar, JsonSchema, Regex
 
-    usage_error(regex is not None and grammar is not None, "--regex and --grammar exclude each other: give one.")
-    if regex is not None:
-        return Regex(regex)
-    if grammar is None or grammar.suffix != ".json":
-        return grammar and Grammar.from_file(grammar)
-    try:
-        return JsonSchema(grammar.read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise ValueError(f"{grammar}: {error}") from None
+    several = [given.regex, given.grammar, given.json_schema].count(None) < 2
+    usage_error(several, "--regex, --grammar and --json-schema exclude each other: give one.")
+    if given.regex is not None:
+        return Regex(given.regex)
+    if given.json_schema is not None:
+        return JsonSchema(given.json_schema)
+    return given.grammar and Grammar.from_file(given.grammar)
 
 
 def rule(given: Given) -> Rule:

@@ -67,9 +67,9 @@ def _edited(edits: Any) -> str:
     return f"  [{shown}]" if shown else ""
 
 
-@command("regex", "grammar")
+@command("regex", "grammar", "json_schema")
 def check(text: Annotated[str, typer.Argument(help="The text to check; - is standard input.")], given: Given) -> None:
-    """Check whether a text is one of --regex or --grammar. If not, show where it leaves the language.
+    """Check whether a text is one of --regex, --grammar or --json-schema. If not, show where it leaves the language.
 
     The exit code is 0 if the text matches. It is 1 if not, also for the beginning of a match.
 
@@ -77,8 +77,8 @@ def check(text: Annotated[str, typer.Argument(help="The text to check; - is stan
     """
     from llmppl.constraints.masks.index import match_prefix
 
-    constraint, text = options.constraint(given.regex, given.grammar), options.given_text(text)
-    options.usage_error(constraint is None, "Give --regex R or --grammar FILE.")
+    constraint, text = options.constraint(given), options.given_text(text)
+    options.usage_error(constraint is None, "Give --regex R, --grammar FILE or --json-schema SCHEMA.")
     reading, code = match_prefix(constraint, text), 1
     at = reading.length
     if at < len(text):

@@ -229,13 +229,20 @@ class Service:
     # ---- the thread that runs the calls
 
     def _serve(self) -> None:
-        while True:
-            with self._changed:
-                self._changed.wait_for(lambda: self._waiting or self._closed)
-                if not self._waiting:
-                    return
-            with paced_collector():
-                deque(Runtime().each(self, self.together), maxlen=0)
+        try:
+            while self._wait():
+                with paced_collector():
+                    deque(Runtime().each(self, self.together), maxlen=0)
+        finally:                                        # none is left unless this thread has failed
+            self._closed = True
+            for call in [*self._running, *self._waiting]:
+                call.set_exception(RuntimeError("the service has ended by an error of its own"))
+
+    def _wait(self) -> bool:
+        """Wait for a call. Return False if the service is closed and none waits."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._waiting or self._closed)
+            return bool(self._waiting)
 
     def __iter__(self) -> Service:
         return self

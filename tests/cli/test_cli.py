@@ -31,10 +31,10 @@ README = (ROOT / "README.md").read_text(encoding="utf-8").splitlines()
 IN_README = [shlex.split(line)[1:] for line in README if line.startswith("    llmppl ")]
 
 
-def test_no_command_has_more_than_twelve_options():
+def test_no_command_has_more_than_thirteen_options():
     helps = [run(command.callback.__name__, "--help").stdout for command in cli.app.registered_commands]
     numbers = [len(re.findall(r"^  (?:-\w, )?--", text, re.MULTILINE)) for text in helps]
-    assert len(numbers) == 10 and max(numbers) <= 13     # --help itself is one
+    assert len(numbers) == 10 and max(numbers) <= 14    # --help itself is one
 
 
 @each_command
@@ -102,7 +102,7 @@ def test_generate_keeps_to_a_grammar_and_ends_within_max_tokens(files):
 
 def test_generate_keeps_to_a_json_schema(files):
     pytest.importorskip("jsonschema")
-    rows = particles("generate", "Tim: ", "--grammar", "age.json", "--max-tokens", "60", "--seed", "1")
+    rows = particles("generate", "Tim: ", "--json-schema", "age.json", "--max-tokens", "60", "--seed", "1")
     assert len(rows) == 8 and all(json.loads(row["text"])["age"] in (3, 4) and not row["cut"] for row in rows)
 
 
@@ -175,8 +175,8 @@ def test_unprintable_characters_are_escaped():
         (["generate", "Hi", "--chat"], 2, ".*chat template"),
         (["generate", "Hi", "--temperature", "-1"], 2, "temperature must be positive and finite"),
         (["generate", "Hi", "--trace", "no/such/folder"], 2, "no/such/folder: No such file or directory"),
-        (["generate", "Tim: ", "--grammar", "wrong.json"], 2, "wrong.json: "),
-        (["generate", "Tim: ", "--grammar", "late.json", "--max-tokens", "4"], 2, ".*within max_tokens=4"),
+        (["generate", "Tim: ", "--json-schema", "wrong.json"], 2, "JSON schema at #, 'type'"),
+        (["generate", "Tim: ", "--json-schema", "late.json", "--max-tokens", "4"], 2, ".*within max_tokens=4"),
         (["check", "a", "--regex", "a(?!a)a"], 2, "accepts no string at all"),
         (["query", "The cat", "--prefix", "A"], 2, "no prefix of the pattern"),
         (["query", "The zzzz", "--prefix", "The", "--top-k", "1"], 1, "no match: --top-k leaves none"),
@@ -199,9 +199,11 @@ def test_an_error_of_the_library_is_one_line_on_stderr(files, arguments, code, m
         (["intersect"], "PROMPT"),
         (["generate", "Hi", "--regex", "a", "--grammar", str(ROOT / "README.md")], "exclude each other"),
         (["generate", "Hi", "--grammar", "no-such-file.lark"], "--grammar"),
+        (["generate", "Hi", "--json-schema", "no-such-file.json"], "neither a JSON object nor a file"),
+        (["generate", "Hi", "--json-schema", "{}", "--regex", "a"], "exclude each other"),
         (["generate", "Hi", "--regex", "a", "--stop", "b"], "--stop excludes --regex"),
         (["generate", "Hi", "--max-new-tokens", "3"], "--max-tokens"),
-        (["check", "text"], "Give --regex R or --grammar FILE"),
+        (["check", "text"], "Give --regex R, --grammar FILE or"),
     ],
 )
 def test_an_option_out_of_range_is_named_before_anything_is_loaded(arguments, name, monkeypatch):
@@ -270,10 +272,11 @@ def test_check_agrees_with_re_on_every_short_text(pattern):
     ("[1,22]", "list.lark", 0, "complete: "),
     ("[1;2]", "list.lark", 1, "the next byte must be one of b',', b'0'..b'9', b']', not ';'"),
     ("30", "small.json", 0, "complete: "), ("31", "small.json", 1, "31\n ^\n"),
+    ("3", '{"enum": [3]}', 0, "complete: "), ("4", ' {"enum": [3]}', 1, "not '4'"),
 ])  # fmt: skip
 def test_check_reads_grammars_and_schemas(files, text, file, code, shown):
     pytest.importorskip("jsonschema")
-    result = run("check", text, "--grammar", file)
+    result = run("check", text, "--grammar" if file.endswith(".lark") else "--json-schema", file)
     assert result.exit_code == code and shown in result.stdout
 
 
