@@ -14,22 +14,26 @@ Sources: the lexer and parser of lark 1.3; Willard & Louf (2023), section 4, for
 
 from __future__ import annotations
 
+import math
 import os
 from bisect import bisect_right
 from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
+import numpy as np
 from lark import Lark
 from lark.indenter import Indenter
 
-from llmppl.constraints.constraint import Ints, State, VocabularyLike
+from llmppl.constraints.constraint import Bools, Ints, State, VocabularyLike
 from llmppl.constraints.lark.completion import Completion
 from llmppl.constraints.lark.lexer import PartialTokens
 from llmppl.constraints.lark.loader import Parts, read
 from llmppl.constraints.lark.masks import Masks
 from llmppl.constraints.lark.parser import Stack, bits_of
 from llmppl.constraints.masks import TokenIndex
+from llmppl.constraints.masks.distances import SearchDistances, bounded
+from llmppl.constraints.masks.index import MOST
 from llmppl.constraints.masks.mask_store import PackedMask
 from llmppl.constraints.vocabulary.trie import Trie
 from llmppl.constraints.vocabulary.trie_walk import MemoGraph
@@ -39,6 +43,7 @@ from llmppl.support.locks import Lock, cached_property, locked
 from llmppl.support.shared import Shared
 
 MAX_STATES = 1 << 16                                # that are kept
+MAX_VISITED = 3_000                                 # by a search for an end
 MAX_MASKS = 1 << 14                                 # that are made before all are forgotten
 Hypothesis = tuple[Stack, int]                      # a parser stack, and a partial token
 
@@ -204,12 +209,62 @@ class _StateGraph(MemoGraph):
             self.table[number, cuts[i - 1] : cuts[i]] = known
 
 
+class _Ends(SearchDistances):
+    """Distances for masks: paths to an end over low stacks, which bound them, and searches near the limit.
+
+    Answers depend on the state alone, so that they are equal whatever was asked before. Each search visits at most
+    MAX_VISITED states. If it finds no end, the state counts as too far.
+    """
+
+    def __init__(self, turn: Lock) -> None:
+        super().__init__(turn)
+        self._paths = dict[State, float]()
+
+    @locked
+    def within(self, index: Any, state: State, ends: Ints, n: float) -> Bools:
+        targets, where = np.unique(ends, return_inverse=True)
+        states = [index.graph.state(target) for target in targets.tolist()]     # before a search renews the graph
+        near = [each.accepting or self._path(index, each) <= n or self._near(index, each, n) for each in states]
+        return np.array(near, bool)[where]
+
+    def _path(self, index: Any, state: State) -> float:
+        if state not in self._paths:
+            bounded(self._paths)[state] = self._over_low_stacks(index, state)
+        return self._paths[state]
+
+    def _over_low_stacks(self, index: Any, start: State) -> float:
+        """Return the length of a path to an end that goes over the lowest stacks; inf if none is found."""
+        seen, todo = {start}, {(0, 0): [start]}
+        while todo and len(seen) < MAX_VISITED:
+            key = min(todo)                             # depth + height, and depth: equal ones are read together
+            after = {each for state in todo.pop(key) for each in self.after(index, state)} - seen
+            if any(state.accepting for state in after):
+                return key[1] + 1
+            seen |= after
+            for state in after:
+                height = min(stack.height for stack, _ in state.hypotheses)
+                todo.setdefault((height + key[1] + 1, key[1] + 1), []).append(state)
+        return math.inf
+
+    def _near(self, index: Any, start: State, n: float) -> bool:
+        """Check by a breadth-first search whether n tokens lead to an end. Unless n is infinite, a long one says no."""
+        seen, level = {start}, {start}
+        for _ in range(int(min(n, MAX_VISITED))):
+            level = {each for state in level for each in self.after(index, state)} - seen
+            if any(state.accepting for state in level):
+                return True
+            seen |= level
+            if len(seen) > MAX_VISITED:
+                return n >= MOST
+        return False
+
+
 class GrammarIndex(TokenIndex):
     """Index of a grammar. The parser decides once for all tokens that no stack tells apart."""
 
     def _begin(self) -> None:
         super()._begin()
-        self.graph = _StateGraph(self.recognizer)
+        self.graph, self._distances = _StateGraph(self.recognizer), _Ends(self._lock)
 
     def build_all(self, max_states: int = 1_000_000) -> Any:
         raise TypeError(f"build_all wants finitely many states, those of a Regex or a DFA, not {self!r}")

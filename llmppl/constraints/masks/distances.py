@@ -241,6 +241,13 @@ def _least_steps(edges: Ints, distance: Floats) -> Floats:
     return distance
 
 
+def bounded(memo: dict[Any, Any]) -> dict[Any, Any]:
+    """Return the memo, without its entries if they are MAX_MEMO."""
+    if len(memo) >= MAX_MEMO:
+        memo.clear()
+    return memo
+
+
 class SearchDistances:
     """Distances by breadth-first search from one state; a ValueError after MAX_WORK in one call of `of` or `within`."""
 
@@ -274,11 +281,18 @@ class SearchDistances:
             if state in self._failed:
                 raise ValueError(self._failed[state])
             found, exact = self._search(index, state, most)
-            for memo in (self._memo, self._next, self._failed):
-                if len(memo) > MAX_MEMO:
-                    memo.clear()
-            self._memo[state] = found, exact
+            bounded(self._failed)
+            bounded(self._memo)[state] = found, exact
         return found if exact else math.inf
+
+    def after(self, index: Any, state: State) -> tuple[State, ...]:
+        """Return the states after one token."""
+        if state not in self._next:
+            known = len(index.graph.states)
+            ends = index.walk(state)[1]
+            bounded(self._next)[state] = tuple(index.graph.state(end) for end in np.unique(ends).tolist())
+            self.work += ends.size + 1000 + sum(map(self.cost, index.graph.states[known:]))
+        return self._next[state]
 
     def _search(self, index: Any, start: State, most: float) -> tuple[float, bool]:
         level, seen, depth = [start], {start}, 0
@@ -287,12 +301,7 @@ class SearchDistances:
                 return depth + 1, False
             below: dict[State, None] = {}
             for each in level:
-                if each not in self._next:
-                    known = len(index.graph.states)
-                    ends = index.walk(each)[1]
-                    self._next[each] = tuple(index.graph.state(end) for end in np.unique(ends).tolist())
-                    self.work += ends.size + 1000 + sum(map(self.cost, index.graph.states[known:]))
-                below.update(dict.fromkeys(self._next[each]))
+                below.update(dict.fromkeys(self.after(index, each)))
                 if self.work + len(seen) + len(below) > MAX_WORK:
                     self._memo[start] = depth + 1, False
                     self._failed[start] = (

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from helpers.common import repetitions
 from helpers.fire import in_threads
-from helpers.grammars import check_states, plain_lark
+from helpers.grammars import GRAMMARS, check_states, plain_lark
 from helpers.machines import accepts, read
 from lark import Lark
 from lark.exceptions import GrammarError, LarkError
@@ -110,8 +110,21 @@ def test_a_search_for_an_end_counts_the_states_it_makes(monkeypatch):
     palindromes = Grammar("start: " + "|".join(f'"{letter}" start "{letter}"' for letter in "abcde") + "|")
     index = palindromes.index(Vocabulary([*tokens, b""], eos_ids=[len(tokens)]))        # lark never reads an end
     with pytest.raises(ValueError, match="no end found within 1 tokens"):
-        index.mask_within(index.start, 8)
+        index.tokens_to_accept(index.advance(index.start, 0))
     assert len(index.graph.states) < 700                # 500 at 1,200 each, and those after one more
+
+
+@pytest.mark.parametrize("name, n", [("sql", 40), ("arithmetic", 20), ("json", 30)])
+def test_random_texts_end_in_time_and_masks_ignore_history(name, n):
+    index, other, rng = *(Grammar(GRAMMARS[name][0]).index(BYTES) for _ in range(2)), random.Random(n)
+    for _ in range(repetitions(20, 1)):
+        text, masks = b"", []
+        while not index.accepts(index.after(text)):
+            masks.append((text, index.mask_within(index.after(text), n - len(text))))
+            text += bytes([rng.choice(np.flatnonzero(masks[-1][1][:256]).tolist())])      # or an IndexError
+        assert len(text) <= n
+        for text, mask in reversed(masks):
+            assert np.array_equal(other.mask_within(other.after(text), n - len(text)), mask)
 
 
 # ---- terminals
