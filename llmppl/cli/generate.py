@@ -176,6 +176,7 @@ def many(
     job, texts = Continuation(given), _prompts(prompts)
     program = {name: value for name, value in vars(given).items() if name not in ("seed", "resume", "workers")}
     program |= {"grammar": given.grammar and given.grammar.read_text(encoding="utf-8")}
+    program |= {"json_schema": given.json_schema and options.schema_text(given.json_schema)}
     if given.workers == 1:
         run_all: Any = functools.partial(lanes, functools.partial(job.steer, job.lm()), TOGETHER)
     else:

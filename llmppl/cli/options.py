@@ -36,16 +36,6 @@ app = typer.Typer(
 )  # fmt: skip
 
 
-def _schema(given: str | None) -> str | None:
-    """Return the JSON of --json-schema, which is that or a file of it."""
-    if given is None or given.lstrip()[:1] in ("{", ""):
-        return given
-    try:
-        return Path(given).read_text(encoding="utf-8")
-    except (OSError, ValueError) as error:
-        raise typer.BadParameter(f"{given} is neither a JSON object nor a file of one ({error})") from None
-
-
 def _option(kind: Any, default: Any, help: str, *names: str, **settings: Any) -> inspect.Parameter:
     info = typer.Option(*names, help=help, show_default=default is not None, **settings)
     return inspect.Parameter("_", inspect.Parameter.KEYWORD_ONLY, default=default, annotation=Annotated[kind, info])
@@ -66,7 +56,7 @@ OPTIONS = {
     "regex": _option(str | None, None, "Only texts that R matches as a whole.", metavar="R"),
     "grammar": _option(Path | None, None, "Only texts of a grammar of lark.", **FILE),
     "json_schema": _option(
-        str | None, None, "Only JSON of a schema: '{\"type\": ...}', or its file.", metavar="SCHEMA", callback=_schema
+        str | None, None, "Only JSON of a schema: '{\"type\": ...}', or its file.", metavar="SCHEMA"
     ),
     "stop": _option(list[str] | None, None, "End a text before TEXT. Several --stop are allowed.", metavar="TEXT"),
     "chat": _option(bool, False, "The prompt is a message to a model trained to chat.", "--chat"),
@@ -135,8 +125,22 @@ def constraint(given: Given) -> Any:
     if given.regex is not None:
         return Regex(given.regex)
     if given.json_schema is not None:
-        return JsonSchema(given.json_schema)
+        name = "--json-schema" if is_json(given.json_schema) else given.json_schema
+        try:
+            return JsonSchema(schema_text(given.json_schema))
+        except ValueError as error:
+            raise ValueError(f"{name}: {error}") from None
     return given.grammar and Grammar.from_file(given.grammar)
+
+
+def is_json(argument: str) -> bool:
+    """Check whether --json-schema is a JSON object, and not the name of a file."""
+    return argument.lstrip()[:1] in ("{", "")
+
+
+def schema_text(argument: str) -> str:
+    """Return the JSON of --json-schema."""
+    return argument if is_json(argument) else Path(argument).read_text(encoding="utf-8")
 
 
 def rule(given: Given) -> Rule:

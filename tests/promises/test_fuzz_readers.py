@@ -14,7 +14,7 @@ from helpers.common import repetitions
 
 from llmppl import Grammar
 from llmppl.cli.generate import _prompts
-from llmppl.cli.options import constraint
+from llmppl.cli.options import Given, constraint
 from llmppl.support.arguments import shown
 
 GRAMMAR = 'start: sum\nsum: item ("+" item)*\nitem: NAME | NUMBER | "(" sum ")"\nNAME: /[abc]+/\nNUMBER: /[01]+(?!a)/\n'
@@ -28,7 +28,7 @@ READERS = {
     "p.jsonl": ('{"prompt": "One, two", "id": 7}\n{"prompt": "caf\\u00e9 \\"x\\""}\n', _prompts),
     "p.txt": ("One, two\nthree café\n", _prompts),
     "g.lark": (GRAMMAR, Grammar.from_file),
-    "s.json": (SCHEMA, lambda path: constraint(None, path)),
+    "s.json": (SCHEMA, lambda path: constraint(Given(regex=None, grammar=None, json_schema=str(path)))),
 }
 ODD = [b"null", b"true", b"-1", b"256", b"1e999", b"NaN", b'""', b'"ff"', b"[]", b"{}", b'{"a": 1}', b"9" * 30]
 
