@@ -17,7 +17,7 @@ from llmppl.constraints import Grammar, JsonSchema, Regex
 from llmppl.distributions import Rule
 from llmppl.tasks.generation import Method
 
-_FOREIGN = re.compile(r"%\s*(import\s+(?!(common|lark|python|unicode)\b)|\\)")      # of a grammar: reads a file
+_FOREIGN = re.compile(r"%import(?!\s+(common|lark|python|unicode)\b)")      # of a grammar: reads a file
 
 
 @dataclass(frozen=True)
@@ -117,13 +117,8 @@ class Tool(BaseModel):
     function: Function
 
 
-class Called(BaseModel):
-    name: str
-    arguments: str = ""
-
-
 class ToolCall(BaseModel):
-    function: Called
+    function: dict[Literal["name", "arguments"], str]
 
 
 class Part(BaseModel):
@@ -139,13 +134,13 @@ class Message(BaseModel):
     def plain(self) -> dict[str, str]:
         """Return the message as a text of the system, the user or the assistant. Calls of functions are JSON."""
         parts = [self.content] if isinstance(self.content, str) else [part.text for part in self.content or ()]
-        calls = [json.dumps(each.function.model_dump()) for each in self.tool_calls or ()]
+        calls = [json.dumps(each.function) for each in self.tool_calls or ()]
         role = {"tool": "user", "developer": "system"}.get(self.role, self.role)
         return {"role": role, "content": "".join(parts + calls)}
 
 
 class NamedSchema(BaseModel):
-    schema_: dict[str, Any] = Field({}, alias="schema")
+    schema_: dict[str, Any] = Field(alias="schema")
 
 
 class ResponseFormat(BaseModel):
@@ -184,6 +179,8 @@ class Chat(Body):
         if functions:
             return JsonSchema({"anyOf": [each.call_schema() for each in functions]})
         if form.type != "text":
+            if (form.type == "json_schema") != (form.json_schema is not None):
+                raise ValueError('response_format.json_schema belongs to the type "json_schema": {"schema": ...}')
             return JsonSchema({"type": "object"} if form.json_schema is None else form.json_schema.schema_)
         return self.constraint and self.constraint.build()
 

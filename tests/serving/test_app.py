@@ -15,7 +15,7 @@ from llmppl.serving import Service
 
 uvicorn = pytest.importorskip("uvicorn", reason="llmppl serve needs FastAPI and uvicorn: pip install 'llmppl[server]'")
 from llmppl.serving.app import make_app  # noqa: E402
-from llmppl.serving.bodies import Limits  # noqa: E402
+from llmppl.serving.bodies import Constraint, Limits  # noqa: E402
 
 KEY = "secret"
 HEADERS = {"content-type": "application/json", "authorization": f"Bearer {KEY}"}
@@ -129,7 +129,6 @@ WRONG = [
         "constraint": [
             3, "a", {}, {"regex": 3}, {"regex": "("}, {"regex": "a", "choice": ["a"]}, {"regexp": "a"}, {"choice": []},
             {"choice": [1]}, {"choice": "ab"}, {"grammar": "start: x"}, {"grammar": ""},
-            {"grammar": "%import .a.b\nstart: b"}, {"grammar": "%import secret.b\nstart: b"},
             {"json_schema": 3}, {"json_schema": {"type": "thing"}},
             {"json_schema": {"$ref": "file:///etc/passwd"}}, {"json_schema": {"$ref": "http://x.example/y"}},
             {"json_schema": {"min": 3}}, {"regex": "[^\\s\\S]"}, {"regex": "(a|b){99999999}"},
@@ -141,7 +140,8 @@ WRONG_TALK = [
     {"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, {"messages": [{"role": 3, "content": "a"}]},
     *({**TALK, name: value} for name, values in {
         "response_format": [
-            {"type": "xml"}, {"type": "json_schema", "json_schema": {"schema": {"type": "x"}}}, "json", {},
+            {"type": "xml"}, {"type": "json_schema"}, {"type": "json_schema", "json_schema": {}},
+            {"type": "json_schema", "json_schema": {"schema": {"type": "x"}}}, "json", {},
         ],
         "tools": [[{}], [{"type": "retrieval"}], [{"type": "function"}], 3],
         "tool_choice": ["maybe", 3, {"type": "function"}], "max_completion_tokens": [0, 201], "prompt": ["a"],
@@ -160,6 +160,15 @@ def test_wrong_requests_get_a_reason(server, path, bodies):
         status, found = post(server, path, body)
         assert 400 <= status < 500 and json.loads(found)["error"]["message"], (body, status, found)
     assert complete(server, prompt="a", max_tokens=1)
+
+
+@pytest.mark.parametrize("after", [" .a.b", ".a.b", "\\\n.a.b", " a.b", "  .a (b)"])
+def test_a_grammar_of_a_request_reads_no_file(after, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "a.lark").write_text('b: "b"\n')
+    with pytest.raises(ValueError, match="import only"):
+        Constraint(grammar=f"%import{after}\nstart: b").build()
+    assert Constraint(grammar="%import  common.INT\nstart: INT").build()
 
 
 def test_large_bodies_and_unknown_keys_are_refused(server):
