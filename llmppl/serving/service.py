@@ -169,7 +169,7 @@ class Service:
         `cut`. Other functions are not interrupted. A call that begins no sooner fails with a TimeoutError.
         """
         function("run", run, "lambda: smc_steer(model, N, K, seed=1)", takes=0)
-        return self._enter(Call(run, self.timeout if timeout is None else positive("timeout", timeout)))
+        return self._enter(Call(run, timeout))
 
     def generate(
         self, prompt: Any, constraint: Any = None, *, method: Method = "auto", max_tokens: int | None = None,
@@ -184,11 +184,12 @@ class Service:
             raise TypeError(f"a service takes one prompt at a time, so {min(of_lists)} says nothing here")
         plan = Plan(self.lm, constraint, method, {"max_tokens": max_tokens, "budget": budget}, seed, options)
         plan.program(prompt)
-        call = Call(partial(plan.answer, prompt, generator(seed)), timeout or self.timeout)
+        call = Call(partial(plan.answer, prompt, generator(seed)), timeout)
         call.settles = plan.method not in ("best_of", "exact")
         return self._enter(call)
 
     def _enter(self, call: Call[T]) -> Call[T]:
+        call.timeout = self.timeout if call.timeout is None else positive("timeout", call.timeout)
         with self._changed:
             if self._closed:
                 raise RuntimeError("the service is closed")

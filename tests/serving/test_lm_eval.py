@@ -22,27 +22,20 @@ ROWS = [
     {"text": "Tom and Lily like to", "options": [" play.", " sleep.", " fly to the moon."], "label": 0},
     {"text": "The boy went home and", "options": [" slept", " cried", " ate an apple"], "label": 2},
 ]
-CHOICES = """task: tiny_choices
-dataset_path: json
-dataset_kwargs: {data_files: {test: ROWS}}
-test_split: test
-output_type: multiple_choice
-doc_to_text: text
+COMMON = "dataset_path: json\ndataset_kwargs: {data_files: {test: ROWS}}\ntest_split: test\ndoc_to_text: text\n"
+TASKS = {
+    "choices": """output_type: multiple_choice
 doc_to_target: label
 doc_to_choice: options
 target_delimiter: ""
 metric_list: [{metric: acc}, {metric: acc_norm}]
-"""
-STORIES = """task: tiny_stories
-dataset_path: json
-dataset_kwargs: {data_files: {test: ROWS}}
-test_split: test
-output_type: generate_until
-doc_to_text: text
+""",
+    "stories": """output_type: generate_until
 doc_to_target: "{{options[0]}}"
 generation_kwargs: {until: ["."], max_gen_toks: 12, do_sample: false}
 metric_list: [{metric: exact_match}]
-"""
+""",
+}
 
 
 @pytest.fixture(scope="module")
@@ -53,9 +46,10 @@ def others():
 
 def test_two_tasks_have_the_scores_of_the_transformers_backend(embedded, others, tmp_path):
     (tmp_path / "rows.json").write_text("\n".join(map(json.dumps, ROWS)))
-    for name, task in (("choices", CHOICES), ("stories", STORIES)):
-        (tmp_path / f"{name}.yaml").write_text(task.replace("ROWS", str(tmp_path / "rows.json")))
-    manager, tasks = TaskManager(include_path=str(tmp_path), include_defaults=False), ["tiny_choices", "tiny_stories"]
+    for name, task in TASKS.items():
+        text = f"task: {name}\n{COMMON}{task}".replace("ROWS", str(tmp_path / "rows.json"))
+        (tmp_path / f"{name}.yaml").write_text(text)
+    manager, tasks = TaskManager(include_path=str(tmp_path), include_defaults=False), [*TASKS]
 
     def evaluated(model):
         found = lm_eval.simple_evaluate(model=model, tasks=tasks, task_manager=manager, bootstrap_iters=0)

@@ -123,10 +123,16 @@ def test_wrong_arguments_are_errors_of_the_caller(service):
         service.generate("a", WORDS, method="sample", K=3)
     with pytest.raises(TypeError, match="run"):
         service.submit(3)
+    with pytest.raises(ValueError, match="timeout must be positive"):
+        service.generate("a", timeout=0)
 
 
 def test_a_timeout_returns_the_particles_of_the_last_step(service):
-    particles = service.submit(endless(partial(time.sleep, 0.01)), timeout=0.2).result(HANG)
+    stepped = threading.Event()
+    call = service.submit(endless(stepped.set), timeout=HANG)
+    when(stepped, call)
+    call.timeout = 1e-9
+    particles = call.result(HANG)
     assert particles.limit == "timeout" and all(particle.cut for particle in particles) and len(particles.steps) >= 1
     held = Held(service)
     late = service.generate("a", WORDS, timeout=0.01)
