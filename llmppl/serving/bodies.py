@@ -113,20 +113,28 @@ class Function(BaseModel):
 
 
 class Tool(BaseModel):
+    """Function among the tools of a request."""
+
     type: Literal["function"]
     function: Function
 
 
 class ToolCall(BaseModel):
+    """Call of a function in an earlier message. Its arguments are JSON."""
+
     function: dict[Literal["name", "arguments"], str]
 
 
 class Part(BaseModel):
+    """Text of a message in parts."""
+
     type: Literal["text"]
     text: str
 
 
 class Message(BaseModel):
+    """Message of a conversation."""
+
     role: str
     content: str | list[Part] | None = None
     tool_calls: list[ToolCall] | None = None
@@ -140,10 +148,14 @@ class Message(BaseModel):
 
 
 class NamedSchema(BaseModel):
+    """JSON schema of an answer, with a name that says nothing here."""
+
     schema_: dict[str, Any] = Field(alias="schema")
 
 
 class ResponseFormat(BaseModel):
+    """Form of an answer: any text, any JSON object, or JSON of a schema."""
+
     type: Literal["text", "json_object", "json_schema"]
     json_schema: NamedSchema | None = None
 

@@ -8,11 +8,13 @@ in its batches, nor on earlier runs of a resumed file.
 from __future__ import annotations
 
 import functools
+import inspect
+import math
 import os
 import time
 import traceback
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal, TypedDict, TypeVar, Unpack
 
 import numpy as np
 
@@ -20,8 +22,9 @@ from llmppl.inference.expansion import watching
 from llmppl.inference.particles import Particles
 from llmppl.inference.smc import paced_collector
 from llmppl.report.progress import Bar
-from llmppl.support.arguments import count, function, generator, name_of, positive, shown
+from llmppl.support.arguments import count, function, generator, name_of, optional_count, positive, shown
 from llmppl.support.files import is_own_error
+from llmppl.support.options import list_options, unknown_option
 from llmppl.support.runtime import Runtime, spent
 from llmppl.support.values import Identity, identity
 from llmppl.tasks.results import Result, ResultFile
@@ -32,16 +35,24 @@ Run = Callable[[Any, np.random.Generator], Any]
 RunAll = Callable[[Iterable[tuple[int, Any]], Any], Iterator[Result]]
 
 
+class Options(TypedDict, total=False):
+    """Options of `run_many`, here and on Ray."""
+
+    seed: int | None
+    to: str | os.PathLike[str] | None
+    resume: bool | Literal["force"]
+    progress: bool | None
+
+
+@list_options(Options, {"resume": False})
 def run_many(
     run: Callable[[T, np.random.Generator], Any],
     tasks: Iterable[T],
     *,
-    seed: int | None = None,
     together: int = TOGETHER,
     timeout: float | None = None,
-    to: str | os.PathLike[str] | None = None,
-    resume: bool | Literal["force"] = False,
-    progress: bool | None = None,
+    budget: int | None = None,
+    **options: Unpack[Options],
 ) -> Iterator[Result]:
     """Run the same inference for each task, and yield the results as tasks end.
 
@@ -60,9 +71,9 @@ def run_many(
         The stream of a task is `default_rng(SeedSequence(seed, spawn_key=(index,)))`.
     together : int
         Number of tasks that run at a time.
-    timeout : float, optional
-        Seconds of a task. Its algorithm then returns the particles of its last step, marked `cut`, whose `limit` is
-        "timeout". A step is not interrupted.
+    timeout, budget : float and int, optional
+        Seconds of a task, and tokens that language models run for it. Its algorithm then returns the particles of its
+        last step, marked `cut`, whose `limit` is "timeout" or "budget". A step is not interrupted.
     to : path, optional
         An SQLite file that gets each result when its task ends; `load_results(path)` reads it. Tasks are compared by
         their data, or by their repr if they are none.
@@ -90,20 +101,22 @@ def run_many(
     """
     function("run", run, "lambda task, rng: smc_steer(model(task), N, K, rng=rng)", takes=2)
     count("together", together)
-    program = None if to is None else identity(name_of(run), run)
-    run_all = functools.partial(lanes, run if timeout is None else _within(positive("timeout", timeout), run), together)
-    return recorded(run_all, tasks, program, seed=seed, to=to, resume=resume, progress=progress)
+    program = None if options.get("to") is None else identity(name_of(run), run)
+    run_all = functools.partial(lanes, within(run, timeout, budget), together)
+    return recorded(run_all, tasks, program, **options)
 
 
-def _within(seconds: float, run: Run) -> Run:
-    """Return a run whose algorithms end after some seconds."""
-    @functools.wraps(run)
-    def limited(task: Any, rng: np.random.Generator) -> Any:
-        end = time.perf_counter() + seconds
-        watching.set(lambda particles: "timeout" if time.perf_counter() >= end else "")
-        return run(task, rng)
+def within(run: Callable[..., Any], timeout: float | None, budget: int | None) -> Callable[..., Any]:
+    """Return a function like `run`, whose algorithms end after this number of seconds or tokens of a call."""
+    seconds = math.inf if timeout is None else positive("timeout", timeout)
+    limited = functools.partial(_limited, run, seconds, optional_count("budget", budget) or math.inf)
+    return functools.update_wrapper(limited, run)
 
-    return limited
+
+def _limited(run: Callable[..., Any], seconds: float, tokens: float, *args: Any) -> Any:
+    end = time.perf_counter() + seconds
+    watching.set(lambda particles: (time.perf_counter() >= end) * "timeout" or (spent()[1] >= tokens) * "budget")
+    return run(*args)
 
 
 def recorded(
@@ -115,11 +128,14 @@ def recorded(
     to: str | os.PathLike[str] | None = None,
     resume: bool | Literal["force"] = False,
     progress: bool | None = None,
+    **unknown: object,
 ) -> Iterator[Result]:
     """Write and yield the results of `run_all(numbered tasks, seed)`, as `run_many` does.
 
     `program` is compared with that in a file of results.
     """
+    if unknown:
+        raise unknown_option("run_many", unknown, inspect.signature(run_many).parameters)
     if isinstance(tasks, str) or not isinstance(tasks, Iterable):
         raise TypeError(f"tasks must be a list or another iterable of tasks, not {shown(tasks)}")
     generator(seed)                                     # or an error

@@ -7,13 +7,15 @@ and its tasks run again. They draw from the same random streams, so nothing is l
 
 from __future__ import annotations
 
+import math
 import os
+import time
 import warnings
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
 from itertools import chain, islice
-from typing import Any, Literal, TypedDict, TypeVar, Unpack
+from typing import Any, TypeVar, Unpack
 
 import numpy as np
 
@@ -21,7 +23,7 @@ from llmppl.lm.transformer import DEVICE_SHARE
 from llmppl.support.arguments import count, function, name_of, optional_count
 from llmppl.support.options import list_options
 from llmppl.support.values import identity
-from llmppl.tasks.many import TOGETHER, RunAll, lanes, recorded
+from llmppl.tasks.many import TOGETHER, Options, RunAll, lanes, recorded, within
 from llmppl.tasks.results import Result
 
 L = TypeVar("L")
@@ -29,16 +31,8 @@ T = TypeVar("T")
 Run = Callable[[Any, Any, np.random.Generator], Any]
 Pair = tuple[int, Any]                                  # an index and its task
 MAX_STARTS = 3                                          # in a row, of a worker that dies in each
+GRACE = 60.0                                            # seconds after its timeout, until a chunk is late
 MAX_SHARED, MAX_ALONE = 2, 3                            # deaths of workers that ran a task with others, and alone
-
-
-class Options(TypedDict, total=False):
-    """Options that mean the same as in `llmppl.run_many`."""
-
-    seed: int | None
-    to: str | os.PathLike[str] | None
-    resume: bool | Literal["force"]
-    progress: bool | None
 
 
 @list_options(Options, {"resume": False})
@@ -50,14 +44,16 @@ def run_many(
     workers: int | None = None,
     resources: Mapping[str, Any] | None = None,
     together: int = TOGETHER,
+    timeout: float | None = None,
+    budget: int | None = None,
     **options: Unpack[Options],
 ) -> Iterator[Result]:
     """Run `llmppl.run_many` on the machines of a Ray cluster, with the same results and the same file.
 
     Ray starts on this machine if the program has not called `ray.init` and RAY_ADDRESS names no cluster. If the process
-    of a worker dies, it restarts, and the tasks that it had run again with the same random streams. Tasks are sent to
-    workers only while the caller waits for the next result. For each worker, at most `together` tasks are out, and
-    twice as many are read ahead.
+    of a worker dies, or with `timeout` is `GRACE` seconds late, it restarts, and the tasks that it had run again with
+    the same random streams. Tasks are sent to workers only while the caller waits for the next result. For each worker,
+    at most `together` tasks are out, and twice as many are read ahead.
 
     Parameters
     ----------
@@ -76,7 +72,7 @@ def run_many(
         threads as it has CPUs.
     together : int
         Number of tasks of a worker that share batches.
-    seed, to, resume, progress
+    timeout, budget, seed, to, resume, progress
         As in `llmppl.run_many`. The file is written by the calling process.
 
     Returns
@@ -96,12 +92,14 @@ def run_many(
     optional_count("workers", workers)
     count("together", together)
     program = identity(name_of(run), run, make_lm=make_lm)
-    return recorded(on_workers(run, make_lm, workers, resources, together), tasks, program, **options)
+    run, patience = within(run, timeout, budget), (timeout or math.inf) + GRACE
+    return recorded(on_workers(run, make_lm, workers, resources, together, patience), tasks, program, **options)
 
 
 def on_workers(
-    run: Run, make_lm: Callable[[], Any], workers: int | None, resources: Mapping[str, Any] | None, together: int
-) -> RunAll:
+    run: Run, make_lm: Callable[[], Any], workers: int | None, resources: Mapping[str, Any] | None, together: int,
+    patience: float = math.inf,
+) -> RunAll:  # fmt: skip
     """Return a function that runs numbered tasks on workers."""
     ray, resources = _ray(), dict(resources or {})
 
@@ -110,7 +108,8 @@ def on_workers(
         for first in rest:                              # if no task is left, nothing starts
             if not ray.is_initialized():
                 ray.init(include_dashboard=False)
-            actors = Actors(ray, workers or _room(ray, resources), resources, run, make_lm, seed, together)
+            size = workers or _room(ray, resources)
+            actors = Actors(ray, size, resources, run, make_lm, seed, together, patience)
             try:
                 yield from schedule(actors, chain([first], rest), together)
             finally:
@@ -162,11 +161,11 @@ class Actors:
 
     def __init__(
         self, ray: Any, size: int, resources: Mapping[str, Any], run: Run, make_lm: Callable[[], Any], seed: int,
-        together: int,
+        together: int, patience: float,
     ) -> None:  # fmt: skip
         dumps, put = ray.cloudpickle.dumps, ray.put
         self._make_lm, self._run = put(dumps(make_lm)), put(dumps(run))         # sent once to a machine
-        self.size, self._ray, self._seed, self._together = size, ray, seed, together
+        self.size, self._ray, self._seed, self._together, self._patience = size, ray, seed, together, patience
         # without OMP_NUM_THREADS, each takes all cores of its machine
         variables = {"OMP_NUM_THREADS": str(max(1, int(resources.get("num_cpus", 1))))}
         if gpus := resources.get("num_gpus"):
@@ -175,7 +174,7 @@ class Actors:
         self._class = ray.remote(Worker).options(**options)
         self._actors = dict[int, Any]()
         self._starts = Counter[int]()                   # of each worker, since it was last ready
-        self._calls = dict[Any, int]()                  # {reference: worker}, longest without news first
+        self._calls = dict[Any, tuple[int, float]]()    # {reference: (worker, when it is late)}
         self._error: Exception | None = None            # that was the last death
         for worker in range(size):
             self._begin(worker)
@@ -185,22 +184,26 @@ class Actors:
         self._starts[worker] += 1
         if self._starts[worker] <= MAX_STARTS:
             self._actors[worker] = self._class.remote()
-            self._calls[self._actors[worker].start.remote(self._make_lm, self._run)] = worker
+            self._calls[self._actors[worker].start.remote(self._make_lm, self._run)] = worker, math.inf
 
     def send(self, worker: int, chunk: list[Pair]) -> None:
         """Let a worker that is ready run a chunk."""
         numbered = self._ray.cloudpickle.dumps(chunk)
-        self._calls[self._actors[worker].run.remote(numbered, self._seed, self._together)] = worker
+        call = self._actors[worker].run.remote(numbered, self._seed, self._together)
+        self._calls[call] = worker, time.monotonic() + self._patience
 
     def wait(self) -> tuple[int, list[Result] | None]:
-        """Return the next worker that is ready, with its results (none at first), or one that has died, with None."""
+        """Return the next worker that is ready, with its results (none at first), or a dead or late one, with None."""
         if not self._calls:
             died = f"{MAX_STARTS} times in a row each of them died in make_lm, which loads the language model"
             raise RuntimeError(f"no worker is left: {died} (out of memory?)") from self._error
-        (call, *_), _ = self._ray.wait([*self._calls])
-        worker = self._calls.pop(call)
+        last = min(self._calls, key=lambda call: self._calls[call][1])
+        seconds = self._calls[last][1] - time.monotonic()
+        ready, _ = self._ray.wait([*self._calls], timeout=None if seconds == math.inf else max(seconds, 0.0))
+        [call] = ready or [last]
+        worker, _ = self._calls.pop(call)
         try:
-            found = self._ray.cloudpickle.loads(self._ray.get(call))
+            found = self._ray.cloudpickle.loads(self._ray.get(call, timeout=None if ready else 0.0))
         except self._ray.exceptions.RayTaskError as error:              # of make_lm, or of this module
             raise error.cause from error
         except self._ray.exceptions.RayError as error:
@@ -245,5 +248,5 @@ def schedule(cluster: Any, tasks: Iterable[Pair], together: int) -> Iterator[Res
             if deaths[index] < MAX_SHARED + MAX_ALONE:
                 (alone if deaths[index] >= MAX_SHARED else waiting).appendleft((index, task))
             else:
-                died = f"{deaths[index]} workers died of this task (out of memory?), the last {MAX_ALONE} of it alone"
-                ended.append(Result(index, task, error=died))
+                died = f"{deaths[index]} workers died of this task (out of memory, or no answer?)"
+                ended.append(Result(index, task, error=f"{died}, the last {MAX_ALONE} of it alone"))

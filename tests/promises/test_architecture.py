@@ -67,7 +67,7 @@ def test_the_document_lists_the_folders_in_their_order():
 MAX_LINES, MAX_CLASS, MAX_PARAMETERS = 900, 500, 8
 # branches per code line, as tools/shape.py counts them; the aims are 0.25 and 0.15
 MAX_DENSITY = {"llmppl": 0.295, "tests": 0.227}         # lines without branches went first
-MAX_TOTAL = {"llmppl": 28_590, "tests": 29_860}         # lines; the front door took 1,100, and the server 980
+MAX_TOTAL = {"llmppl": 28_620, "tests": 29_890}         # lines; the front door took 1,100, and the server 980
 MAX_PUBLIC = 37                                         # names of llmppl.__all__; two are the front door
 MAX_WHATS = 1.0                                         # relative "what" per 1,000 words
 MAX_WORDS = 12                                          # of a test's name
@@ -93,10 +93,10 @@ LINES = {
     "lm/engines": 2150,                                # a tokenizer without transformers
     "models": 2100,                                     # a text that runs on is named, by the path of its field
     "queries": 2090,                                    # extraction: verbatim and near-verbatim, with bounds
-    "serving": 910,                                     # a service, its endpoints, and the adapter of lm_eval
+    "serving": 920,                                     # a service, its endpoints, and the adapter of lm_eval
     "report": 840,                                      # bars of probabilities, with whiskers
     "support": 1030,                                    # hints for names that users guess
-    "tasks": 1190,                                      # generate; fields of an answer that no sample has
+    "tasks": 1210,                                      # generate; limits of many tasks, also of one that hangs on Ray
 }
 
 

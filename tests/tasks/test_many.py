@@ -181,12 +181,15 @@ def test_a_run_within_a_task_shares_the_rounds_of_the_others():
     assert within < lm.stats.rounds
 
 
-def test_a_task_that_reaches_its_time_keeps_its_particles():
-    run = steer(tiny_lm())
-    results = by_index(run_many(run, TASKS, seed=5, timeout=1e-6))
+@pytest.mark.parametrize(("limit", "least", "most"), [("timeout", 1e-6, 1e6), ("budget", 1, 10**6)])
+def test_a_task_that_reaches_its_limit_keeps_its_particles(limit, least, most):
+    def run(task, rng):
+        return steer(cold_lm())(task, rng)              # which runs tokens of its own
+
+    results = by_index(run_many(run, TASKS, seed=5, **{limit: least}))
     assert all(result.error is None for result in results)
-    assert [(r.particles.limit, len(r.particles.steps)) for r in results] == [("timeout", 1)] * len(TASKS)
-    assert all(not r.particles.limit for r in run_many(run, TASKS, seed=5, timeout=1e6))
+    assert [(r.particles.limit, len(r.particles.steps)) for r in results] == [(limit, 1)] * len(TASKS)
+    assert all(not r.particles.limit for r in run_many(run, TASKS, seed=5, **{limit: most}))
 
 
 def test_an_abandoned_iterator_unwinds_its_tasks():
@@ -285,6 +288,7 @@ def test_repeat_gives_the_runs_of_run_many():
         ((coin, 3), TypeError, "tasks must be a list or another iterable of tasks, not 3"),
         ((coin, "abc"), TypeError, "tasks must be a list or another iterable of tasks, not 'abc'"),
         ((coin, TASKS, {"together": 0}), ValueError, "together must be at least 1"),
+        ((coin, TASKS, {"seeds": 1}), TypeError, r"run_many takes no seeds: did you mean seed\?"),
         ((coin, TASKS, {"seed": -1}), ValueError, "seed must be at least 0"),
         ((coin, TASKS, {"resume": True}), ValueError, r"say with which, as to='results\.db'"),
     ],

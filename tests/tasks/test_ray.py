@@ -123,7 +123,7 @@ def test_without_ray_an_error_says_how_to_install_it(monkeypatch):
         ({"together": 0}, "together must be at least 1"),
         ({"tasks": "abc"}, "tasks must be a list"),
         ({"resume": True}, "resume=True goes on with a file"),
-        ({"sed": 1}, "unexpected keyword argument 'sed'"),
+        ({"sed": 1}, "run_many takes no sed: did you mean seed"),
     ],
 )
 def test_wrong_arguments_are_named_before_ray_is_started(wrong, message):
@@ -200,6 +200,23 @@ def test_a_task_that_exits_is_an_error_at_once(cluster, tmp_path, in_step):
     assert [result.error is None for result in results] == [True, False, True, True, True]
     assert "SystemExit: that is all" in results[1].error
     assert len(list(tmp_path.iterdir())) == 1           # process
+
+
+def sleep(lm, prompt, rng):
+    """Hang for the task "ab"; end by the limits of the call for the others."""
+    if prompt == "ab":
+        time.sleep(HANG)
+    return steer(lm, prompt, rng)
+
+
+@slow
+def test_a_task_that_hangs_is_an_error_and_costs_no_other(cluster, monkeypatch):
+    for name in ("GRACE", "MAX_SHARED", "MAX_ALONE"):
+        monkeypatch.setattr(llmppl.tasks.ray, name, 1)
+    run = functools.partial(llmppl.tasks.ray.run_many, sleep, ["a", "ab", "b"], make_lm=tiny_lm, progress=False)
+    first, hung, last = by_index(run(timeout=5, budget=1))
+    assert hung.error == "2 workers died of this task (out of memory, or no answer?), the last 1 of it alone"
+    assert [(len(each.particles.steps), each.particles.limit) for each in (first, last)] == [(1, "budget")] * 2
 
 
 def test_a_checkpoint_that_cannot_be_written_ends_the_run(cluster, tmp_path):

@@ -68,7 +68,7 @@ def test_a_task_that_kills_workers_is_an_error_and_costs_no_other():
     results = {result.index: result for result in schedule(cluster, numbered(50), together=8)}
     assert sorted(results) == list(range(50))
     assert [i for i, result in results.items() if result.error] == [13]
-    assert results[13].error == "5 workers died of this task (out of memory?), the last 3 of it alone"
+    assert results[13].error == "5 workers died of this task (out of memory, or no answer?), the last 3 of it alone"
     assert [len(chunk) for chunk in cluster.chunks if 13 in chunk] == [8, 8, 1, 1, 1]
 
 
@@ -129,7 +129,7 @@ def test_a_worker_knows_its_share_of_a_device(resources, share):
     actor = SimpleNamespace(options=lambda **given: options.append(given) or SimpleNamespace(remote=lambda: None))
     pickled = SimpleNamespace(dumps=lambda it: it)
     ray = SimpleNamespace(remote=lambda _: actor, cloudpickle=pickled, put=lambda it: it)
-    Actors(ray, 0, resources or {}, print, print, 0, 1)
+    Actors(ray, 0, resources or {}, print, print, 0, 1, 1.0)
     variables = [each["runtime_env"]["env_vars"] for each in options]
     assert [(each.get("LLMPPL_DEVICE_SHARE"), each["OMP_NUM_THREADS"]) for each in variables] == [(share, "1")]
 
