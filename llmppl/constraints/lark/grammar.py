@@ -224,39 +224,40 @@ class _Ends(SearchDistances):
     def within(self, index: Any, state: State, ends: Ints, n: float) -> Bools:
         targets, where = np.unique(ends, return_inverse=True)
         states = [index.graph.state(target) for target in targets.tolist()]     # before a search renews the graph
-        near = [each.accepting or self._path(index, each) <= n or self._near(index, each, n) for each in states]
+        near = [each.accepting or self._path(index, each) <= n or self._length(index, each, n) <= n for each in states]
         return np.array(near, bool)[where]
 
     def _path(self, index: Any, state: State) -> float:
         if state not in self._paths:
-            bounded(self._paths)[state] = self._over_low_stacks(index, state)
+            bounded(self._paths)[state] = self._length(index, state, math.inf)
         return self._paths[state]
 
-    def _over_low_stacks(self, index: Any, start: State) -> float:
-        """Return the length of a path to an end that goes over the lowest stacks; inf if none is found."""
+    def _length(self, index: Any, start: State, n: float) -> float:
+        """Return the length of a path to an end of at most n tokens; inf if none is found, n if that is MOST."""
         seen, todo = {start}, {(0, 0): [start]}
-        while todo and len(seen) < MAX_VISITED:
+        while todo and min(todo)[1] < n:
+            if len(seen) > MAX_VISITED:
+                return n if n == MOST else math.inf
             key = min(todo)                             # depth + height, and depth: equal ones are read together
-            after = {each for state in todo.pop(key) for each in self.after(index, state)} - seen
-            if any(state.accepting for state in after):
-                return key[1] + 1
+            level, depth = todo.pop(key), key[1] + 1
+            if self._end_follows(index, level):
+                return depth
+            after = {each for state in level for each in self.after(index, state)} - seen
             seen |= after
-            for state in after:
-                height = min(stack.height for stack, _ in state.hypotheses)
-                todo.setdefault((height + key[1] + 1, key[1] + 1), []).append(state)
+            for state in after:                         # low stacks first, unless n bounds the search
+                height = min(stack.height for stack, _ in state.hypotheses) if n == math.inf else 0
+                todo.setdefault((height + depth, depth), []).append(state)
         return math.inf
 
-    def _near(self, index: Any, start: State, n: float) -> bool:
-        """Check by a breadth-first search whether n tokens lead to an end. Unless n is infinite, a long one says no."""
-        seen, level = {start}, {start}
-        for _ in range(int(min(n, MAX_VISITED))):
-            level = {each for state in level for each in self.after(index, state)} - seen
-            if any(state.accepting for state in level):
+    def _end_follows(self, index: Any, level: list[State]) -> bool:
+        """Check whether a token leads from some states to an end. Single bytes come first, since they cost least."""
+        graph = index.graph
+        for state in level if index.trie.complete else ():
+            number = graph.number(state)
+            graph.fill(number, np.arange(256))
+            if any(graph.state(end).accepting for end in set(graph.table[number].tolist()) - {0}):
                 return True
-            seen |= level
-            if len(seen) > MAX_VISITED:
-                return n >= MOST
-        return False
+        return any(each.accepting for state in level for each in self.after(index, state))
 
 
 class GrammarIndex(TokenIndex):
