@@ -48,7 +48,7 @@ def error_after(ops, *lms):
 def test_answers_agree_with_a_plain_forward_pass_after_any_history(name):
     size = slot_bytes(name)
 
-    @settings(max_examples=repetitions(150, 5), derandomize=True)
+    @settings(max_examples=repetitions(150, 3), derandomize=True)
     @given(operations(3, 6), BUDGETS, BATCHES)
     def check(ops, budget, batch):
         assert error_after(ops, family_lm(name, **limits(size, budget, batch))) <= LIMIT

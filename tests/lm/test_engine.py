@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 from helpers.cache import Remembering
+from helpers.common import slow
 from helpers.families import RECOMPUTED, TRIE, VOCAB, V, at, build, error_of, family_lm, model_of, quietly, together
 
 from llmppl import CachedTransformer, ConstrainedText, Regex, Vocabulary, smc_steer
@@ -74,7 +75,10 @@ def test_correct_engines_pass(engine):
     assert check(engine, None).distance < 1e-12         # beside its own, with nothing kept
 
 
-@pytest.mark.parametrize("name", [*TRIE, *RECOMPUTED])
+USUAL = ["gpt2", "llama", "gemma2", "mistral-sliding", "gpt-neox", "mamba"]
+
+
+@pytest.mark.parametrize("name", [*USUAL, *slow(*sorted({*TRIE, *RECOMPUTED} - {*USUAL}))])
 def test_every_family_of_transformers_passes(name):
     """Each is checked by whole contexts and, through the cache, by the slab."""
     engine = quietly(hf.engine, model_of(name), VOCAB, 1 << 16)

@@ -114,7 +114,7 @@ def test_a_text_has_the_probability_of_its_tokens_and_its_end(name, end):
 
 
 @each_end
-@pytest.mark.parametrize("name", ["regex", *slow(*[*CONSTRAINTS][1:])])
+@pytest.mark.parametrize("name", slow(*CONSTRAINTS))
 def test_three_algorithms_estimate_this_probability_without_bias(name, end):
     model, truth = program(name, end), by_hand(name, end)
     for run in (

@@ -24,8 +24,6 @@ from llmppl.lm.engines import loading
 
 README, *PAGES = DOCUMENTS
 EXAMPLES = {path.stem: path for path in sorted((ROOT / "examples").glob("*.py"))}
-SECONDS = {"bias", "extraction_records", "hard_constraints", "lookahead", "prompt_intersection", "python_code",
-           "text_to_sql"}  # fmt: skip
 NOTEBOOKS = sorted((ROOT / "examples").glob("*.ipynb"))
 
 
@@ -62,7 +60,7 @@ def run_document(path: Path, module: ModuleType) -> None:
         raise missing[0]
 
 
-@pytest.mark.parametrize("path", [README, *slow(*PAGES)], ids=lambda path: path.name)
+@pytest.mark.parametrize("path", slow(README, *PAGES), ids=lambda path: path.name)
 def test_the_python_blocks_of_a_document_run(path, document):
     run_document(path, document)
 
@@ -116,7 +114,7 @@ def test_a_failing_block_is_named_by_file_and_line(tmp_path, document, wrong, er
         run_document(path, document)
 
 
-@pytest.mark.parametrize("name", [*sorted(EXAMPLES.keys() - SECONDS), *slow(*sorted(SECONDS))])
+@pytest.mark.parametrize("name", slow(*sorted(EXAMPLES)))
 def test_an_example_says_what_it_shows_and_runs(name, tmp_path, monkeypatch, capsys):
     code = EXAMPLES[name].read_text(encoding="utf-8")
     assert ast.get_docstring(ast.parse(code)), f"{name}: say first what it shows"

@@ -174,7 +174,7 @@ def distances(name, order, tokens):
 
 
 @per_schema
-@pytest.mark.parametrize("tokens", ["small", *slow("complete")])
+@pytest.mark.parametrize("tokens", slow("small", "complete"))
 def test_distances_equal_search_over_tokens(name, order, tokens):
     found, masks = distances(name, tuple(order.items()), tokens)
     assert [each for each in found if each[0] < each[1]] == []

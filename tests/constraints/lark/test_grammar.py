@@ -280,6 +280,7 @@ def python():
     return recognizer, plain_lark(path.read_text(), "file_input", postlex=PythonIndenter())
 
 
+@pytest.mark.slow
 def test_indented_python_by_the_grammar_that_comes_with_lark(python):
     recognizer, lark = python
     rng = random.Random(6)

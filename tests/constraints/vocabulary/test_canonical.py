@@ -7,7 +7,7 @@ import json
 import random
 
 import pytest
-from helpers.common import ROOT, repetitions
+from helpers.common import ROOT, repetitions, slow
 from helpers.tokenizers import HEX, fast
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
 from transformers import AutoTokenizer, ByT5Tokenizer
@@ -256,7 +256,7 @@ def check(tokenizer, canonical, num, seed):
 # --- sequences --------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", [*FAMILIES, *REAL])
+@pytest.mark.parametrize("name", [*FAMILIES, *slow(*REAL)])
 def test_an_accepted_sequence_equals_the_encoding_of_the_tokenizer(name):
     tokenizer, canonical = made(name)
     assert canonical.supported == (name in SUPPORTED), canonical.reason
