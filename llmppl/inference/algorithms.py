@@ -56,17 +56,15 @@ _DEFAULTS = {"power": 1.0, "on_timeout": "return"}
 
 
 def _run(name: str, model: M, expand: Expand, select: Select, options: RunOptions) -> Particles[M]:
-    known = RunOptions.__annotations__
-    if unknown := {option: value for option, value in options.items() if option not in known}:
-        raise unknown_option(name, unknown, [*known, "N", "K"])
+    if unknown := options.keys() - RunOptions.__annotations__.keys():
+        raise unknown_option(name, unknown, [*RunOptions.__annotations__, "N", "K"])
     seed, rng, on_step = options.get("seed"), options.get("rng"), options.get("on_step")
     path, every, progress = options.get("checkpoint"), options.get("every"), options.get("progress")
     max_steps = optional_count("max_steps", options.get("max_steps"))
     if path is None and every is not None:
         raise ValueError(f'every={every} is of a checkpoint: give its path, as in checkpoint="run.ckpt"')
     run = SMC(model, expand, select, seed=seed, rng=rng, power=options.get("power", 1.0))
-    timeout, budget = options.get("timeout"), options.get("budget")
-    limit = Limit(run.runtime, timeout, budget, options.get("on_timeout", "return"))
+    limit = Limit(run.runtime, options.get("timeout"), options.get("budget"), options.get("on_timeout", "return"))
     observers = list[Observer]()
     if on_step is not None:
         run.recorder = call = function("on_step", on_step, 'Recorder("run.jsonl")')
@@ -292,15 +290,15 @@ class Tuning(TableView, dict[tuple[int, int], Repeats[Any]]):
 
 
 def tune(
-    program: Model, N: Iterable[int] = (4, 12, 36), K: Iterable[int] = (1, 3), *, R: int = 10, tolerance: float = 0.5,
-    seed: int | None = None, before: Callable[[], object] = lambda: None, **options: Any,
+    program: Model, N: int | Sequence[int] = (4, 12, 36), K: int | Sequence[int] = (1, 3), *, R: int = 10,
+    tolerance: float = 0.5, seed: int | None = None, before: Callable[[], object] = lambda: None, **options: Any,
 ) -> Tuning:  # fmt: skip
     """Run `smc_steer(program, n, k)` R times for each n of `N` and k of `K`, and compare the spreads of log Z-hat.
 
     Parameters
     ----------
     program : Model
-    N, K : iterable of int
+    N, K : int, or sequence of int
     R : int, at least 2
     tolerance : float, above 0
         Largest spread, in nats, that is good enough.
@@ -310,7 +308,7 @@ def tune(
         As in `smc_steer`. TypeError for an unknown option, ValueError for a size or number that is too small.
     """
     stream, R, tolerance = generator(seed), count("R", R, 2), positive("tolerance", tolerance)
-    sizes = [(count("N", n), count("K", k)) for n, k in itertools.product(N, K)]
+    sizes = [(count("N", n), count("K", k)) for n, k in itertools.product(np.ravel(N).tolist(), np.ravel(K).tolist())]
 
     def measured(n: int, k: int) -> Repeats[Any]:
         before()

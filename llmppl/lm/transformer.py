@@ -184,7 +184,7 @@ class CachedTransformer(Shared):
         template = tokenizer.get_chat_template(options.get("chat_template"), options.get("tools"))
         if unknown := options.keys() - _TEMPLATE_OPTIONS - {*re.findall(r"\w+", template)}:     # it would ignore them
             known = {*_TEMPLATE_OPTIONS, "system", *re.findall(r"[a-z]+_\w+", template)}
-            raise unknown_option("chat, by this template,", sorted(unknown), known)
+            raise unknown_option("chat, by this template,", unknown, known)
         prefilled = conversation[-1]["role"] == "assistant" and not options.get("add_generation_prompt")
         continues = options.get("continue_final_message", prefilled)
         options = {"continue_final_message": continues, "add_generation_prompt": not continues, **options}

@@ -16,6 +16,7 @@ from llmppl.queries.query import warn_of_seam
 from llmppl.queries.sampling import Probability, bounded
 from llmppl.report.tables import TableView, one_line
 from llmppl.support import arguments
+from llmppl.support.options import Guess
 
 
 @dataclass(frozen=True, repr=False)
@@ -26,6 +27,7 @@ class Extraction(TableView):
     edits: int
     verbatim: Probability
     near: Probability
+    tries = Guess("no tries: near.tries(0.5) and verbatim.tries(0.5) are the numbers for a chance of 50 %")
 
     def _header(self) -> str:
         return f"Extraction of {one_line(repr(self.suffix))}"

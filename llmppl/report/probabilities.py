@@ -53,7 +53,7 @@ class Probabilities(TableView, Mapping[Any, float]):
     order, and `header` the first line of the table.
     """
 
-    probability = probabilities = Guess("no such attribute: it is a mapping, as in dict(answers) and answers[value]")
+    probability = probabilities = best_option = Guess("no such attribute: take best or answers[value]")
 
     def __init__(self, shares: Iterable[Share], header: str) -> None:
         self.shares = tuple(sorted(shares, key=lambda share: -share.probability))

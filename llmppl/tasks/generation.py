@@ -388,7 +388,7 @@ class Plan:
         options: GenerateOptions,
     ) -> None:  # fmt: skip
         if unknown := options.keys() - GenerateOptions.__annotations__.keys():
-            raise unknown_option("generate", sorted(unknown), inspect.signature(generate).parameters)
+            raise unknown_option("generate", unknown, inspect.signature(generate).parameters)
         given = {name: value for name, value in {**limits, **options}.items() if value is not None}
         if "temperature" in given:
             if "rule" in given:

@@ -199,7 +199,7 @@ class Actors:
             raise RuntimeError(f"no worker is left: {died} (out of memory?)") from self._error
         last = min(self._calls, key=lambda call: self._calls[call][1])
         seconds = self._calls[last][1] - time.monotonic()
-        ready, _ = self._ray.wait([*self._calls], timeout=None if seconds == math.inf else max(seconds, 0.0))
+        ready, _ = self._ray.wait([*self._calls], timeout=min(max(seconds, 0.0), 1e8))
         [call] = ready or [last]
         worker, _ = self._calls.pop(call)
         try:

@@ -36,7 +36,7 @@ def test_enumeration_raises_the_joint_probability_of_each_path_to_the_power(name
     assert {choices_of(particle): particle.log_weight for particle in found} == pytest.approx(expected, abs=1e-9)
 
 
-@pytest.mark.parametrize("algorithm", [STEER, STANDARD, *slow(IMPORTANCE, list(ALGORITHMS)[0])])
+@pytest.mark.parametrize("algorithm", [STEER, *slow(STANDARD, IMPORTANCE, list(ALGORITHMS)[0])])
 @pytest.mark.parametrize("name", NAMES)
 def test_weights_under_a_power_are_right_on_average(name, algorithm):
     key = CASES[name].key

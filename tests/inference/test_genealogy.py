@@ -413,7 +413,7 @@ def test_tune_names_the_cheapest_size_within_its_tolerance():
     heads = round(20 * one.log_mls.mean() / math.log(3))
     assert 0 < heads < 20 and one.spread == pytest.approx(math.log(3) * math.sqrt(heads * (20 - heads) / (20 * 19)))
     assert [each for runs in more for each in (*runs.log_mls, runs.spread)] == pytest.approx([*[log_2] * 20, 0] * 3)
-    assert tuning.cheapest == (1, 2) and tune(Tilted(), (1,), (1,), tolerance=0.1, seed=0).cheapest is None
+    assert tuning.cheapest == (1, 2) and tune(Tilted(), 1, 1, tolerance=0.1, seed=0).cheapest is None
     low = log_2 - one.log_mls.mean() + one.spread
     assert tuning._bars()[0][0] == pytest.approx((one.spread, 0.0, 2 * one.spread))
     assert tuning._bars()[1][0] == pytest.approx((low, low, low)) and tuning._repr_html_().count("<rect") == 4

@@ -173,6 +173,7 @@ def test_an_invalid_language_model_is_refused():
         CachedTransformer(7, VOCAB)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["gpt2", "cl100k_base", "o200k_base", "mistral_v3"])
 def test_contexts_of_real_vocabularies_add_up(name):
     from transformers import AutoTokenizer

@@ -67,7 +67,7 @@ def test_the_document_lists_the_folders_in_their_order():
 MAX_LINES, MAX_CLASS, MAX_PARAMETERS = 900, 500, 8
 # branches per code line, as tools/shape.py counts them; the aims are 0.25 and 0.15
 MAX_DENSITY = {"llmppl": 0.295, "tests": 0.227}         # lines without branches went first
-MAX_TOTAL = {"llmppl": 28_620, "tests": 29_890}         # lines; the front door took 1,100, and the server 980
+MAX_TOTAL = {"llmppl": 28_640, "tests": 29_910}         # lines; the front door took 1,100, and the server 980
 MAX_PUBLIC = 37                                         # names of llmppl.__all__; two are the front door
 MAX_WHATS = 1.0                                         # relative "what" per 1,000 words
 MAX_WORDS = 12                                          # of a test's name
@@ -82,7 +82,7 @@ LINES = {
     "constraints": 515,                                # Pattern, with its index and its limits of copies and time
     "constraints/automata": 2530,                       # bounds of numbers compare digits in a table, five times faster
     "constraints/json": 3610,                          # masks within a limit; networks, zones; contains; aim 2,300
-    "constraints/lark": 1750,                          # states read by classes of bytes; ends found over low stacks
+    "constraints/lark": 1770,                          # states read by classes of bytes; ends found over low stacks
     "constraints/masks": 980,                           # searches share a limit, failed ones are remembered
     "constraints/vocabulary": 1900,
     "distributions": 1130,

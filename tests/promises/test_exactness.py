@@ -21,7 +21,7 @@ from llmppl.inference.resampling import multinomial, stratified
 FAMILIES = ["predicate", "infilling", "intersection, product", "where, second choice", "soft", "twist by log mass",
             "spans, one a step", "branching"]  # fmt: skip
 PROGRAMS = [*FAMILIES, *slow(*(name for name in CASES if name not in FAMILIES))]           # more of these families
-RUNS = [*list(ALGORITHMS)[:5], *slow(*list(ALGORITHMS)[5:])]
+RUNS = [*list(ALGORITHMS)[2:5], *slow(*list(ALGORITHMS)[:2], *list(ALGORITHMS)[5:])]
 SCHEMES = {
     f"standard N=4, {scheme.__name__}": lambda model, rng, scheme=scheme: smc_standard(
         model, 4, ess_threshold=0.9, resample=scheme, rng=rng

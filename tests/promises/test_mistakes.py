@@ -27,6 +27,7 @@ from llmppl import (
 )
 from llmppl.lm import CachedTransformer
 from llmppl.models.programs import short_words
+from llmppl.queries import extraction, search
 
 V = 6
 A, B, C, SPACE, AB, END = range(6)
@@ -69,7 +70,7 @@ MISTAKES = [
     (lambda: importance_sampling(program(), 3).log_Z, AttributeError, "Particles has no log_Z: its estimate is log_ml"),
     (lambda: importance_sampling(program(), 3).best.text, AttributeError, "Text has no text: it is s, or str"),
     (lambda: generate(LM, "a", max_tokens=1).confidence, AttributeError, "its confidence is probability"),
-    (lambda: generate(LM, "a", ["a", "b"]).posterior.probability, AttributeError, r"Choice has .* answers\[value\]"),
+    (lambda: generate(LM, "a", ["a", "b"]).posterior.best_option, AttributeError, r"Choice has .* best or answers"),
     (lambda: ConstrainedText("gpt2", "a"), TypeError, r"not 'gpt2': CachedTransformer.from_pretrained\(name\)"),
     (lambda: ConstrainedText(tiny_model(V), "a"), TypeError, r"not a Llama\w+: .* CachedTransformer\(model, tokeni"),
     (lambda: ConstrainedText(LM, None), TypeError, "prompt must be a str or a Context, not None"),
@@ -84,7 +85,8 @@ MISTAKES = [
     (lambda: load(n_ctx=512), TypeError, "takes no n_ctx: it is an option of engine='llama.cpp'"),
     # ---- options
     (lambda: program(max_new_tokens=5), TypeError, r"takes no max_new_tokens: did you mean max_tokens\?"),
-    (lambda: program(min_token=5), TypeError, r"takes no min_token: did you mean min_tokens\?"),
+    (lambda: search(LM, "ab", max_results=3), TypeError, r"no max_results: itertools.islice\(search\(...\), n\)"),
+    (lambda: extraction(LM, "a", "b").tries(0.5), AttributeError, "Extraction has no tries: near.tries"),
     (lambda: smc_steer(program(), 2, max_tokens=5), TypeError, "smc_steer takes no max_tokens: it takes K, N, budget"),
     (lambda: smc_steer(program(), 2, max_step=5), TypeError, r"takes no max_step: did you mean max_steps\?"),
     (lambda: Rule(temperature="hot"), TypeError, "temperature must be a number, not 'hot'"),

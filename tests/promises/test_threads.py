@@ -13,7 +13,7 @@ import weakref
 import numpy as np
 import pytest
 from helpers.cache import Remembering, logits_of
-from helpers.common import FULL, HANG, repetitions
+from helpers.common import FULL, HANG, repetitions, slow
 from helpers.families import TRIE, VOCAB, V, at, build, check_books, error_of, truth
 from helpers.fire import Interrupt, impatience, in_threads
 from helpers.tiny import table_lm
@@ -228,7 +228,7 @@ def lines():
 
 @pytest.mark.filterwarnings("ignore:cache_bytes=")
 @pytest.mark.filterwarnings("error::pytest.PytestUnraisableExceptionWarning")
-@pytest.mark.parametrize("error", [KeyboardInterrupt, MemoryError])
+@pytest.mark.parametrize("error", [KeyboardInterrupt, *slow(MemoryError)])
 def test_after_an_interrupt_at_any_line_every_answer_is_right(lines, error, monkeypatch):
     swallowed = []
     monkeypatch.setattr(sys, "unraisablehook", swallowed.append)

@@ -237,6 +237,7 @@ def test_an_error_while_making_the_language_model_ends_the_run(cluster):
         next(llmppl.tasks.ray.run_many(steer, ["a"], make_lm=missing, workers=2))
 
 
+@pytest.mark.slow
 def test_workers_that_die_of_the_language_model_end_the_run(cluster):
     def deadly():
         os.kill(os.getpid(), signal.SIGKILL)
@@ -245,6 +246,7 @@ def test_workers_that_die_of_the_language_model_end_the_run(cluster):
         next(llmppl.tasks.ray.run_many(steer, ["a"], make_lm=deadly, workers=1))
 
 
+@pytest.mark.slow
 def test_a_worker_runs_one_thread_unless_it_has_more_cpus(cluster, monkeypatch):
     def run(lm, task, rng):
         import torch
@@ -272,6 +274,7 @@ def wait_until(condition, what):
     raise AssertionError(f"there was no {what}")
 
 
+@pytest.mark.slow
 def test_the_default_number_of_workers_fills_the_cluster(cluster, tmp_path):
     def make():                                         # waits for the other, which might come when all is done
         lm = make_lm(tmp_path)
@@ -290,6 +293,7 @@ def test_an_aborted_run_leaves_no_worker(cluster, tmp_path):
     wait_until(lambda: not any(alive(path.name) for path in tmp_path.iterdir()), "end of the workers")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(repetitions(full=20, quick=1)))
 def test_a_worker_that_is_killed_costs_nothing(cluster, tmp_path, seed):
     path, pids = tmp_path / "results.db", tmp_path / "pids"

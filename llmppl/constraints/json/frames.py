@@ -205,8 +205,8 @@ class Words(Frame):
 class Whitespace:
     """Whitespace between tokens, which may be left out; states are those of a DFA, or 0. ValueError if it is none."""
 
-    def __init__(self, pattern: str | None) -> None:
-        self._dfa = Regex(pattern) if pattern else DFA.from_strings([""])
+    def __init__(self, pattern: str) -> None:
+        self._dfa = Regex(pattern)
         if not (self._dfa - Regex(r"[ \t\n\r]*")).is_empty():
             raise ValueError(f"whitespace={pattern!r} matches other characters than JSON's; {BLANK!r} would work")
         self.moves = Memo[int, list[tuple[int, int, int]]](lambda state: self._dfa.moves(state or self._dfa.start))

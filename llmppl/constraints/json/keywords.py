@@ -157,7 +157,7 @@ def foreign(schema: Any, at: str = "#") -> tuple[list[str], list[str]]:
             continue
         unknown = [key for key in node if key not in NAMES and key[:2].lower() != "x-"]
         for key in unknown:
-            if meant := _meant(key, node):
+            if meant := likely(key, node):
                 wrong.append(f"{place}: {key!r} is no keyword: did you mean {meant!r}?")
             else:
                 notes.setdefault(key, f"{place}: {key!r} is no keyword, and is ignored")
@@ -172,7 +172,7 @@ def foreign(schema: Any, at: str = "#") -> tuple[list[str], list[str]]:
     return wrong, [*notes.values()]
 
 
-def _meant(name: str, node: dict[str, Any]) -> str | None:
+def likely(name: str, node: dict[str, Any]) -> str | None:
     """Return the keyword that another name of a schema probably means, and whose value fits; None if none is near."""
     plain = name.replace("_", "").replace("-", "").lower() if name[:1].isalpha() else ""
     fits = [_PLAIN[word] for word in difflib.get_close_matches(plain, _PLAIN, 3, NEAR)]

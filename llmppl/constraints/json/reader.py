@@ -22,7 +22,6 @@ from llmppl.constraints.json.references import DRAFTS, draft_of, lookup
 from llmppl.constraints.json.scalars import MAX_DIGITS, MAX_FRACTION, numbers, quoted
 from llmppl.constraints.json.shapes import ANY, TYPES, Array, Inexact, Lazy, Number, Object, Shape, String, intersect
 
-MAX_VALUES = 64                                     # of the items of an array without repetition
 MAX_PAIRS = 4_000                                   # of options of a oneOf that are compared, in shapes.both orders
 MAX_OVERLAPS = 6                                    # options of a oneOf that overlap
 MAX_DEPENDENT = 6                                   # names that others depend on
@@ -34,7 +33,7 @@ PLAIN: dict[str, tuple[str, Callable[[Any], Shape]]] = {
     "maximum": ("number", lambda bound: Number(high=(Fraction(bound), True))),
     "exclusiveMinimum": ("number", lambda bound: Number(low=(Fraction(bound), True))),
     "exclusiveMaximum": ("number", lambda bound: Number(high=(Fraction(bound), False))),
-    "multipleOf": ("number", lambda step: Number(steps=(Fraction(step),))),
+    "multipleOf": ("number", lambda step: Number(steps=((Fraction(step), True),))),
     "minLength": ("string", lambda least: String(least=int(least))),
     "maxLength": ("string", lambda most: String(most=most)),
     "pattern": ("string", lambda pattern: String(languages=(("pattern", pattern, True),))),
@@ -205,8 +204,8 @@ class Reader:
             self._targets.add(id(schema))
         try:
             return self._shape_of(self.lazy(schema, inside))
-        except shapes.Busy:
-            raise ValueError(
+        except shapes.Loop:
+            raise shapes.Loop(
                 f"JSON schema at {place.pointer}, {keyword!r}: {name!r} leads back to itself without an object or "
                 f"array between; a reference inside properties or items would work"
             ) from None
@@ -296,7 +295,7 @@ class Reader:
         items = tuple(self._part(part, place, first, i) for i, part in enumerate(schema.get(first, ())))
         others = self._others(schema, rest, "unevaluatedItems", place)
         unique = schema.get("uniqueItems", False)
-        if unique and (items or not _is_listed(others)):
+        if unique and (items or shapes.values_of(others) is None):
             self._leave_out(place, "uniqueItems")
             unique = False
         some, wanted, is_plain = shapes.NONE, 0, (items, unique) == ((), False)
@@ -354,15 +353,6 @@ def _dependent(name: str, present: Shape) -> Shape:
     """Return the values that are no objects, the objects that lack a name, and those of a shape."""
     others = [each for each in TYPES.values() if not isinstance(each, Object)]
     return shapes.choice([*others, Object({name: shapes.NONE}), present])
-
-
-def _is_listed(item: Lazy) -> bool:
-    """Return whether a shape has a few listed values."""
-    try:
-        values = shapes.values_of(Array(rest=item))
-    except shapes.Busy:
-        return False
-    return values is not None and len(values) <= MAX_VALUES
 
 
 def _scope(place: Place) -> Any:

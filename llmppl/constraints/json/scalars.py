@@ -55,7 +55,7 @@ def numbers(shape: Number) -> DFA:
     Raises ValueError if the multiples need an automaton that is too large.
     """
     (low, low_out), (high, high_in) = shape.low, shape.high
-    known = [abs(Fraction(each)) for each in (low, high, *shape.steps) if abs(each) != math.inf]
+    known = [abs(Fraction(each)) for each in (low, high, *map(itemgetter(0), shape.steps)) if abs(each) != math.inf]
 
     def between(digits: int, most: Fraction) -> tuple[Fraction, Fraction]:
         """Return the least and the greatest number with at most so many digits after the point."""
@@ -72,8 +72,8 @@ def numbers(shape: Number) -> DFA:
             found = found | numerals(*whole, 0)
     else:
         found = Regex(_INTEGER if shape.integer else _ANY)
-    for step in shape.steps:
-        found = (found & _multiples(step)).minimise()
+    for step, is_in in shape.steps:
+        found = (found & _multiples(step) if is_in else found - _multiples(step)).minimise()
     if shape.steps or shape.integer:
         return found
     least, most = between(MAX_FRACTION + 324, TOP)

@@ -92,8 +92,7 @@ class JsonSchema(Shared):
         self._notes = wrong + notes
         self._registry = references.registry_of(self._exact, resources, self._notes)
         resolver = references.resolver_of(self._exact, self._registry)
-        pattern = ANY_BLANKS if whitespace is True else whitespace or None
-        self._texts = Texts(spaces(pattern), self.order == "schema")
+        self._texts = Texts(spaces(ANY_BLANKS if whitespace is True else whitespace or ""), self.order == "schema")
         self._reader = reader.Reader(self._texts.is_live)
         try:
             place = reader.Place("#", resolver, references.draft_of(self._exact))

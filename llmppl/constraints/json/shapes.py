@@ -6,6 +6,7 @@ are read on first use, so shapes may refer to themselves.
 
 from __future__ import annotations
 
+import contextlib
 import math
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -19,13 +20,14 @@ from llmppl.constraints.automata.formats import format_language
 from llmppl.constraints.json.ecma import found
 
 MAX_OPTIONS = 2_000                                 # of one choice
+MAX_VALUES = 64                                     # of the items of an array without repetition
 
 
 class Inexact(Exception):
     """No shape holds exactly the values that are meant."""
 
 
-class Busy(Exception):
+class Loop(ValueError):
     """A shape is asked for while it is read."""
 
 
@@ -49,7 +51,7 @@ class Lazy:
     def shape(self) -> Shape:
         if self._shape is None:
             if self._is_busy:
-                raise Busy
+                raise Loop
             self._is_busy = True
             try:
                 self._shape, self.exact = self._find()
@@ -73,7 +75,7 @@ Bound: TypeAlias = tuple[Fraction | float, bool]
 
 @dataclass(frozen=True)
 class Number:
-    """Numbers between two bounds that are multiples of all `steps`.
+    """Numbers between two bounds that are multiples of all `steps`, or not of those with False.
 
     `low` is a value and True if it is excluded, `high` is one and True if it is included. So the tighter of two bounds
     is the greater `low`, or the lesser `high`.
@@ -82,7 +84,7 @@ class Number:
     low: Bound = (-math.inf, False)
     high: Bound = (math.inf, True)
     integer: bool = False
-    steps: tuple[Fraction, ...] = ()
+    steps: tuple[tuple[Fraction, bool], ...] = ()
 
 
 Language: TypeAlias = tuple[Literal["pattern", "format", "const"], str, bool]
@@ -274,10 +276,11 @@ def negate(shape: Shape) -> Shape:
             return reduce(intersect, map(negate, shape.options), cast(Shape, ANY))
         case Constants():
             return choice(_other_values(shape.values))
-        case Number(integer=False, steps=()):
+        case Number():
             below = [] if shape.low[0] == -math.inf else [Number(high=shape.low)]
             above = [] if shape.high[0] == math.inf else [Number(low=shape.high)]
-            return choice([*others, *below, *above])
+            steps = [*shape.steps, *[(Fraction(1), True)] * shape.integer]
+            return choice([*others, *below, *above, *(Number(steps=((step, not is_in),)) for step, is_in in steps)])
         case String():
             texts = (String(languages=((kind, value, not is_in),)) for kind, value, is_in in shape.languages)
             return choice([*others, *_other_sizes(shape), *texts])
@@ -354,7 +357,7 @@ def fits(value: Any, shape: Shape) -> bool:
             return is_number(value) and (
                 shape.low <= (value, False) and (value, True) <= shape.high
                 and not (shape.integer and Fraction(value).denominator > 1)
-                and all((Fraction(value) / step).denominator == 1 for step in shape.steps)
+                and all(((Fraction(value) / step).denominator == 1) == is_in for step, is_in in shape.steps)
             )
         case String():
             return isinstance(value, str) and shape.least <= len(value) <= shape.most and all(
@@ -376,11 +379,10 @@ def fits(value: Any, shape: Shape) -> bool:
             )
 
 
-def values_of(shape: Array) -> dict[Any, Any] | None:
-    """Return the values that items of an array may have, by their keys; None if they are not listed."""
-    found: dict[Any, Any] = {}
-    for item in (*shape.first, shape.rest):
-        if not isinstance(item.shape, Constants):
-            return None
-        found |= {key_of(value): value for value in item.shape.values}
-    return found
+def values_of(item: Lazy) -> list[Any] | None:
+    """Return the different values of an item; None if they are not listed, or are many."""
+    with contextlib.suppress(Loop):             # it refers to a schema that is read
+        if isinstance(item.shape, Constants):
+            found = {key_of(value): value for value in item.shape.values}
+            return list(found.values()) if len(found) <= MAX_VALUES else None
+    return None

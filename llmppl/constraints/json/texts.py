@@ -23,7 +23,7 @@ from llmppl.constraints.json.arrays import Items
 from llmppl.constraints.json.frames import Automaton, Frame, Local, Whitespace, Words
 from llmppl.constraints.json.objects import Members
 from llmppl.constraints.json.scalars import numbers, quoted, spellings
-from llmppl.constraints.json.shapes import Array, Busy, Choice, Constants, Lazy, Number, Object, Shape, String, unfolded
+from llmppl.constraints.json.shapes import Array, Choice, Constants, Lazy, Loop, Number, Object, Shape, String, unfolded
 from llmppl.support.graphs import Memo, Numbering
 from llmppl.support.locks import Lock, locked
 
@@ -75,7 +75,7 @@ class Texts:
         """Return whether some finite value has a shape (or cannot be refuted while the shape is read)."""
         try:
             shape = part.shape
-        except Busy:
+        except Loop:
             return True
         return self._is_live(shape)
 
@@ -227,8 +227,6 @@ class Texts:
             cuts = sorted({lo for lo, _, _ in edges} | {hi + 1 for _, hi, _ in edges})
             parts = [(lo, end - 1, [pair for a, b, pair in edges if a <= lo <= b]) for lo, end in pairwise(cuts)]
         return [(lo, hi, after) for lo, hi, pairs in parts if (after := self._after(pairs, is_closing))]
-
-    # ---- as a table
 
     def table(self, limit: int) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.bool_], int]:
         """Return all configurations as a table of next states, which of them accept, and the start.

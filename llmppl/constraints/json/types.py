@@ -21,7 +21,7 @@ from typing import Any
 
 from llmppl.constraints.automata.formats import FORMATS, digits_between, either, ipv6, same_length, signed
 from llmppl.constraints.json.ecma import found
-from llmppl.constraints.json.keywords import nodes
+from llmppl.constraints.json.keywords import likely, nodes
 from llmppl.support.arguments import is_hashable, shown
 
 Node = dict[str, Any]
@@ -40,21 +40,25 @@ _DURATION = (
     rf"P(?:{_YEARS}|[0-9]{{1,8}}D)?(?:T(?:[0-9]{{1,2}}H)?(?:[0-9]{{1,2}}M)?(?:[0-9]{{1,2}}(?:\.[0-9]{{1,6}})?S)?)?"
 )
 _OTHER = "(?!(?:https?|wss?|ftp|file):)[a-z][a-z0-9+.-]*"
-_INTERFACE = FORMATS["ipv4"] + "(?:/(?:3[0-2]|[12]?[0-9]))?"
 _NETWORK = either(                                  # n + 1 bits of an address, and zeros
     r"\.".join([either(digits_between(0, 255))] * (n // 8) + [either(map(str, range(0, 256, 128 >> n % 8)))]
                + ["0"] * (3 - n // 8)) + f"/{n + 1}" for n in range(32)
 )  # fmt: skip
+_NETWORK_6 = either(f"{':'.join(['[0-9a-f]{1,4}'] * n)}::/{either(digits_between(16 * n, 128))}" for n in range(8))
+_INTERFACE = FORMATS["ipv4"] + "(?:/(?:3[0-2]|[12]?[0-9]))?"
+_INTERFACE_6 = f"{ipv6()}(?:/{either(digits_between(0, 128))})?"
+_HEX = "[0-9A-Fa-f]"
 _PART = r"(?:0|[1-9][0-9]{0,20})(?:\.[0-9]{1,18})?(?:e[+-]?[0-9]{1,2})?"
 _PATTERNS = {                                       # by pydantic's formats and kinds
-    "ipv4interface": _INTERFACE, "ipvanyinterface": _INTERFACE, "ipv4network": _NETWORK, "ipvanynetwork": _NETWORK,
-    "ipvanyaddress": FORMATS["ipv4"], "ipv6interface": f"{ipv6()}(?:/{either(digits_between(0, 128))})?",
-    "ipv6network": either(
-        f"{':'.join(['[0-9a-f]{1,4}'] * n)}::/{either(digits_between(16 * n, 128))}" for n in range(8)),
+    "ipvanyaddress": f"{FORMATS['ipv4']}|{ipv6()}", "ipv4interface": _INTERFACE, "ipv6interface": _INTERFACE_6,
+    "ipvanyinterface": f"{_INTERFACE}|{_INTERFACE_6}", "ipv4network": _NETWORK, "ipv6network": _NETWORK_6,
+    "ipvanynetwork": f"{_NETWORK}|{_NETWORK_6}",
     "fraction": r"-?[0-9]{1,18}(?:/[1-9][0-9]{0,17})?", "complex": f"-?{_PART}(?:[+-]{_PART}j)?|-?{_PART}j",
-    **{name: f"(?:{char}{{4}})*(?:{char}{{2}}==|{char}{{3}}=)?"
+    **{f"uuid{n}": f"{_HEX}{{8}}-{_HEX}{{4}}-{n}{_HEX}{{3}}-[89ABab]{_HEX}{{3}}-{_HEX}{{12}}" for n in range(1, 9)},
+    **{name: f"(?:{char}{{4}})*(?:{char}[AQgw]==|{char}{{2}}[AEIMQUYcgkosw048]=)?"
        for name, char in (("base64", "[A-Za-z0-9+/]"), ("base64url", "[A-Za-z0-9_-]"))},
 }  # fmt: skip
+_BYTES = {"hex": {"pattern": f"^(?:{_HEX}{{2}})*$"}, "base64": {"pattern": f"^{_PATTERNS['base64url']}$"}}
 _SPACES = r"\t-\r \x85\xa0\u1680\u2000-\u200a\u2028\u2029\u202f\u205f\u3000"
 _KINDS = {r"\d": r"\p{Nd}", r"\w": r"\p{L}\p{Mn}\p{Mc}\p{Nd}\p{Nl}\p{Pc}", r"\s": _SPACES}
 _TRIMMED = rf"^(?:[^{_SPACES}](?:[\s\S]*[^{_SPACES}])?)?$"
@@ -104,6 +108,9 @@ def _made(kind: Any) -> tuple[Any, dict[str, Any], list[str]]:
     for _, node in nodes(schema):                   # pydantic closes objects after their fields are read
         if node.get("type") == "object":
             node.setdefault("additionalProperties", False)
+        for key in node.keys() & {*BOUNDS, "multiple_of"}:          # of a Union, or after a validator
+            if keyword := likely(key, node):
+                node[keyword] = node.pop(key)
     return adapter, schema, list(dict.fromkeys(generator.missing))
 
 
@@ -131,19 +138,22 @@ def _type_schema() -> Any:
             name = node.get("format", kind)
             if kind.startswith("function-"):
                 function = schema["function"]["function"]
-                name_of, module = getattr(function, "__qualname__", repr(function)), getattr(function, "__module__", "")
-                is_masked = str(module).startswith(("pydantic.", "ipaddress", "typing"))
-                if not is_masked or name_of.startswith(("ByteSize", "EncodedStr", "PathType", "import_string")):
+                name_of = getattr(getattr(function, "func", function), "__qualname__", repr(function))
+                module = str(getattr(function, "__module__", ""))
+                is_masked = module.startswith(("pydantic.", "ipaddress", "typing", "operator"))
+                if not is_masked or name_of.startswith(("ByteSize", "EncodedStr", "PathType", "import", "apply_known")):
                     self._warn(f"the validator {name_of!r}")
             if kind in ("model", "dataclass") and (schema.get("custom_init") or schema.get("post_init")):
                 self._warn(f"'__init__' or '__post_init__' of {schema['cls'].__name__!r}")
+            if any((kind == "chain", callable(schema.get("discriminator")))):
+                self._warn(f"pydantic's {kind!r} schema")
             if name in _PATTERNS:
                 return _text(_PATTERNS[name])
             if kind == "is-subclass":
                 raise PydanticInvalidForJsonSchema("a class has no JSON")
             if name == "zoneinfo":
                 return {"enum": sorted(zoneinfo.available_timezones())}
-            if name in ("path", "file-path", "directory-path", "password", "binary", "json-string") or kind == "uuid":
+            if name in ("path", "file-path", "directory-path", "password", "binary", "json-string"):
                 node.pop("format", None)
             return node
 
@@ -193,13 +203,7 @@ def _type_schema() -> Any:
         def bytes_schema(self, schema: Any) -> Node:
             if schema.get("min_length") or schema.get("max_length") is not None:
                 self._warn("the number of bytes")
-            return {"type": "string"}
-
-        def uuid_schema(self, schema: Any) -> Node:
-            version = schema.get("version")
-            four = "[0-9A-Fa-f]{4}"
-            middle = f"{version}[0-9A-Fa-f]{{3}}-[89ABab][0-9A-Fa-f]{{3}}"
-            return _text(f"{four}{four}-{four}-{middle}-{four}{four}{four}" if version else FORMATS["uuid"])
+            return {"type": "string"} | _BYTES.get(self._config.val_json_bytes, {})
 
         def url_schema(self, schema: Any) -> Node:
             rest = "[A-Za-z0-9]*(?:-[A-Za-z0-9]+)*"
@@ -207,34 +211,34 @@ def _type_schema() -> Any:
             user, part = (rf"(?:[A-Za-z0-9._~!$&()*+;={more}-]|%[0-9A-Fa-f]{{2}})*" for more in ("", r"',:@/|[\]?#"))
             host += f"(?:,{host})*" * (schema["type"] == "multi-host-url")
             given = [*map(re.escape, schema.get("allowed_schemes") or [])] or ["http", "https", "ftp", _OTHER]
+            most = {"maxLength": schema["max_length"]} if schema.get("max_length", math.inf) < 2083 else {}
             after = f"{'' if given == ['file'] else f'(?:{user}(?::{user})?@)?{host}'}(?:[/?#]{part})?"
-            return _text(f"(?:{'|'.join(given)})://{after}" + f"|{_OTHER}:(?!/){part}" * (_OTHER in given))
+            return _text(f"(?:{'|'.join(given)})://{after}" + f"|{_OTHER}:(?!/){part}" * (_OTHER in given)) | most
 
         multi_host_url_schema = url_schema
 
         # ---- dates and times
 
         def _moment(self, schema: Any, kind: Any) -> Node:
-            """Return dates or times; bounds compare days, or minutes of a time, and include the day or minute."""
+            """Return dates or times; bounds compare days or minutes, and those of times include the day or minute."""
             zone = schema.get("tz_constraint")
             offset = "" if kind is date or zone == "naive" else _OFFSET if zone else f"{_OFFSET}?"
             node = _text(f"{_MOMENTS[kind]}{offset}")
             bounds = {key: schema[key] for key in BOUNDS if schema.get(key) is not None}
+            if bounds and kind is not date:
+                self._warn("the bound of a date or time")
             if schema.get("now_op"):                # two days apart, whatever the time zone
                 is_past = schema["now_op"] == "past"
                 bounds["le" if is_past else "ge"] = date.today() + timedelta(days=-2 if is_past else 2)
-            if not bounds:
-                return node
-            if bounds.keys() & {"gt", "lt"} or any(type(bound) is not date for bound in bounds.values()):
-                self._warn("the bound of a date or time")
-            if any(getattr(bound, "tzinfo", None) for bound in bounds.values()):
+            if not bounds or any(getattr(bound, "tzinfo", None) for bound in bounds.values()):
                 return node
             first, last = ("00:00", "23:59") if kind is time else ("0001-01-01", "9999-12-31")
             low, high = (
                 choose([end, *(str(bounds[key])[: len(end)] for key in keys if key in bounds)])
                 for choose, end, keys in ((max, first, ("ge", "gt")), (min, last, ("le", "lt")))
             )
-            return node | {"allOf": [{"pattern": f"^{same_length(low, high) if low <= high else '[]'}"}]}
+            ends = {"not": {"enum": [str(bounds.get(key)) for key in ("gt", "lt")]}}
+            return node | {"allOf": [{"pattern": f"^{same_length(low, high) if low <= high else '[]'}"}], **ends}
 
         date_schema = functools.partialmethod(_moment, kind=date)
         time_schema = functools.partialmethod(_moment, kind=time)
@@ -243,10 +247,10 @@ def _type_schema() -> Any:
         def timedelta_schema(self, schema: Any) -> Node:
             if self._config.ser_json_timedelta == "float":
                 return {"type": "number", "minimum": -86399999913600, "maximum": 86399999999999}
-            least = [schema[key] for key in ("ge", "gt") if schema.get(key) is not None]
-            if any(schema.get(key) is not None for key in ("gt", "le", "lt")) or any(least):
+            bounds = {key: schema[key] for key in BOUNDS if schema.get(key) is not None}
+            if bounds not in ({}, {"ge": timedelta(0)}):
                 self._warn("the bound of a timedelta")
-            sign = "" if least and max(least) >= timedelta(0) else "-?"
+            sign = "-?" if max(bounds.get(key, timedelta.min) for key in ("ge", "gt")) < timedelta(0) else ""
             return {**_text(f"{sign}{_DURATION}"), "allOf": [{"pattern": "[0-9][A-Z]$"}]}
 
         # ---- choices, arrays, objects

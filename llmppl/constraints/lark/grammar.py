@@ -31,7 +31,7 @@ from llmppl.constraints.lark.lexer import PartialTokens
 from llmppl.constraints.lark.loader import Parts, read
 from llmppl.constraints.lark.masks import Masks
 from llmppl.constraints.lark.parser import Stack, bits_of
-from llmppl.constraints.masks import TokenIndex
+from llmppl.constraints.masks import TokenIndex, distances
 from llmppl.constraints.masks.distances import SearchDistances, bounded
 from llmppl.constraints.masks.index import MOST
 from llmppl.constraints.masks.mask_store import PackedMask
@@ -218,10 +218,11 @@ class _Ends(SearchDistances):
 
     def __init__(self, turn: Lock) -> None:
         super().__init__(turn)
-        self._paths = dict[State, float]()
+        self._paths, self._byte_ends = dict[State, float](), dict[State, bool]()
 
     @locked
     def within(self, index: Any, state: State, ends: Ints, n: float) -> Bools:
+        self.work = 0
         targets, where = np.unique(ends, return_inverse=True)
         states = [index.graph.state(target) for target in targets.tolist()]     # before a search renews the graph
         near = [each.accepting or self._path(index, each) <= n or self._length(index, each, n) <= n for each in states]
@@ -251,13 +252,29 @@ class _Ends(SearchDistances):
 
     def _end_follows(self, index: Any, level: list[State]) -> bool:
         """Check whether a token leads from some states to an end. Single bytes come first, since they cost least."""
-        graph = index.graph
-        for state in level if index.trie.complete else ():
-            number = graph.number(state)
-            graph.fill(number, np.arange(256))
-            if any(graph.state(end).accepting for end in set(graph.table[number].tolist()) - {0}):
-                return True
+        if index.trie.complete and any(self._byte_ends_at(index, state) for state in level):
+            return True
         return any(each.accepting for state in level for each in self.after(index, state))
+
+    def _byte_ends_at(self, index: Any, state: State) -> bool:
+        if state not in self._byte_ends:
+            self._check(index)
+            number = index.graph.number(state)
+            index.graph.fill(number, np.arange(256))
+            ends = {*index.graph.table[number].tolist()} - {0}
+            self.work += 1000
+            bounded(self._byte_ends)[state] = any(index.graph.state(end).accepting for end in ends)
+        return self._byte_ends[state]
+
+    def after(self, index: Any, state: State) -> tuple[State, ...]:
+        self._check(index)
+        return super().after(index, state)
+
+    def _check(self, index: Any) -> None:
+        """Raise a ValueError after much work in a call, since another answer would depend on the calls before."""
+        if self.work > distances.MAX_WORK * (2 + len(index.recognizer.partials.terminals) // 10):
+            found = f"{index.name}: no end found in {self.work:,} steps"
+            raise ValueError(f"{found}; complete=False lets max_tokens cut such a text")
 
 
 class GrammarIndex(TokenIndex):

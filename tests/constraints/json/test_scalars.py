@@ -24,7 +24,7 @@ VALUES = {text: Fraction(text) for text in SHORT if SHAPE.fullmatch(text)}
 hundredths = st.integers(-1200, 1200).map(lambda n: Fraction(n, 100))
 bounds = st.none() | hundredths | st.integers(-2000, 2000).map(Fraction)
 STEPS = ["1", "7", "10", "12", "100", "0.5", "0.25", "0.3", "2.5", "0.01", "1e-9"]
-steps = st.lists(st.sampled_from(STEPS), max_size=2)
+steps = st.lists(st.tuples(st.sampled_from(STEPS).map(Fraction), st.booleans()), max_size=2).map(tuple)
 
 
 def numbers(low=None, low_in=True, high=None, high_in=True, integer=False, several=()):
@@ -35,13 +35,12 @@ def numbers(low=None, low_in=True, high=None, high_in=True, integer=False, sever
 def fits(value, low, low_in, high, high_in, multiples=()):
     above = low is None or low < value or (low_in and low == value)
     below = high is None or value < high or (high_in and high == value)
-    return above and below and all((value / step).denominator == 1 for step in multiples)
+    return above and below and all(((value / step).denominator == 1) == is_in for step, is_in in multiples)
 
 
 @settings(max_examples=repetitions(400, 30), deadline=None)
 @given(bounds, st.booleans(), bounds, st.booleans(), st.booleans(), steps)
 def test_short_texts_are_in_iff_their_value_fits(low, low_in, high, high_in, integer, several):
-    several = tuple(map(Fraction, several))
     found = numbers(low, low_in, high, high_in, integer, several)
     for text in SHORT:
         value = VALUES.get(text)
@@ -69,7 +68,7 @@ def test_short_texts_are_in_iff_their_value_fits(low, low_in, high, high_in, int
 )
 def test_usual_spellings_of_a_value_are_all_in(schema, inside, outside):
     low, high = (None if (bound := schema.get(key)) is None else Fraction(bound) for key in ("low", "high"))
-    several = (Fraction(schema["steps"]),) if "steps" in schema else ()
+    several = ((Fraction(schema["steps"]), True),) if "steps" in schema else ()
     found = numbers(low, True, high, True, schema.get("integer", False), several)
     assert [text for text in inside.split() if text not in found] == []
     assert [text for text in outside.split() if text in found] == []
@@ -126,10 +125,10 @@ def test_every_text_is_finite():
     for text in ("9" * (MAX_DIGITS + 1), "0." + "1" * (MAX_FRACTION + 1), "12e280", "2e308", "1e-324", "01", "+1"):
         assert text not in free
     assert free.is_finite()
-    assert numbers(Fraction(0), True, None, True, False, (Fraction(7),)).is_finite()
+    assert numbers(Fraction(0), True, None, True, False, ((Fraction(7), True),)).is_finite()
 
 
 @pytest.mark.parametrize("step, message", [(9999999967, "remainders"), (10**6, "remainders"), (12345, "remainders")])
 def test_steps_without_an_automaton_are_refused(step, message):
     with pytest.raises(ValueError, match=message):
-        numbers(None, True, None, True, True, (Fraction(step),))
+        numbers(None, True, None, True, True, ((Fraction(step), True),))

@@ -7,15 +7,17 @@ import ipaddress
 import re
 import uuid
 import zoneinfo
+from collections.abc import Hashable
 from decimal import Decimal
 from typing import Annotated, Literal
 
+import annotated_types
 import numpy as np
 import pydantic
 import pytest
 from helpers.common import repetitions
 from helpers.random_types import Types
-from pydantic import Field, TypeAdapter
+from pydantic import Discriminator, Field, Tag, TypeAdapter
 
 from llmppl import JsonSchema
 from llmppl.constraints.masks.index import BYTES
@@ -41,6 +43,8 @@ def bounded(kind, **bounds):
     return Annotated[kind, Field(**bounds)]
 
 
+CODED = pydantic.ConfigDict(val_json_bytes="base64", ser_json_bytes="base64")
+SHORT_URL = Annotated[pydantic.AnyUrl, pydantic.UrlConstraints(max_length=20, allowed_schemes=["ws"])]
 YEAR = {"ge": dt.date(2024, 1, 1), "le": dt.date(2024, 12, 31)}
 VALUES = [
     (Decimal, [Decimal("1.50"), Decimal(-3), Decimal("1E+5")]),
@@ -53,17 +57,18 @@ VALUES = [
     (pydantic.HttpUrl, [pydantic.HttpUrl("https://example.com/a?b=c#d")]),
     (pydantic.HttpUrl, [pydantic.HttpUrl("https://user:pw@a.org:81/a|b?c=[1]#d")]),
     (pydantic.AnyUrl, [*map(pydantic.AnyUrl, ("postgres://u@localhost/db", "mailto:a@b.c", "urn:isbn:1"))]),
+    (SHORT_URL, [pydantic.AnyUrl("ws://a.b/")]),
+    (bounded(int | float, ge=0, lt=9), [0, 8.5]),
+    (bounded(Annotated[int, pydantic.AfterValidator(abs)], gt=0, multiple_of=3), [3, 12]),
     (pydantic.FileUrl, [pydantic.FileUrl("file:///a/b.txt")]),
     (pydantic.PostgresDsn, [pydantic.PostgresDsn("postgresql+asyncpg://u:p@localhost:5432/db")]),
-    (ipaddress.IPv4Address, [ipaddress.IPv4Address("1.2.3.4")]),
-    (ipaddress.IPv6Address, [ipaddress.IPv6Address("::1")]),
+    (pydantic.IPvAnyAddress, [*map(ipaddress.ip_address, ("1.2.3.4", "::1"))]),
     (ipaddress.IPv4Network, [*map(ipaddress.IPv4Network, ("1.2.3.4/32", "10.0.0.0/8", "1.2.128.0/17"))]),
-    (ipaddress.IPv6Network, [*map(ipaddress.IPv6Network, ("2001:db8::/32", "fe80::/128", "::/8"))]),
+    (pydantic.IPvAnyNetwork, [*map(ipaddress.ip_network, ("10.0.0.0/8", "2001:db8::/32", "fe80::/128", "::/8"))]),
     (Access, [Access.READ | Access.RUN, Access(0)]),
-    (ipaddress.IPv6Interface, [ipaddress.IPv6Interface("fe80::1/64")]),
-    (zoneinfo.ZoneInfo, [zoneinfo.ZoneInfo("Europe/Vienna")]),
-    (pydantic.Base64Bytes, []),
-    (pydantic.Base64Str, []),
+    (pydantic.IPvAnyInterface, [*map(ipaddress.ip_interface, ("1.2.3.4/8", "fe80::1/64"))]),
+    (zoneinfo.ZoneInfo, [zoneinfo.ZoneInfo("Europe/Vienna")]), (pydantic.Base64Bytes, []),
+    (pydantic.create_model("Coded", data=(bytes, ...), __config__=CODED), []),
     (fractions.Fraction, [fractions.Fraction(-1, 3), fractions.Fraction(5)]),
     (pydantic.JsonValue, [{"a": [1, None]}]),
     (pydantic.MongoDsn, [pydantic.MongoDsn("mongodb://a:b@h1:1,h2:2/db")]),
@@ -76,15 +81,11 @@ VALUES = [
     (dict[int, str], [{1: "a", -20: "b"}]),
     (dict[Color, int], [{Color.RED: 1}, {Color.RED: 1, Color.GREEN: 2}]),
     (dict[Literal["a", "b"], int], [{"b": 1}]),
-    (dict[dt.date, int], [{dt.date(2024, 1, 1): 1}]),
-    (dict[bounded(str, pattern="^[ab]+$"), int], [{"ab": 1}]),
-    (set[int], [{1, 2}]),
-    (float, [1.2345678901234567e-05, -9.8765432109876543e-06]),
-    (Level, list(Level)),
-    (Channel, list(Channel)),
+    (dict[dt.date, int], [{dt.date(2024, 1, 1): 1}]), (dict[bounded(str, pattern="^[ab]+$"), int], [{"ab": 1}]),
+    (set[int], [{1, 2}]), (float, [1.2345678901234567e-05, -9.8765432109876543e-06]),
+    (Level, list(Level)), (Channel, list(Channel)),
     (complex, [1.5 - 2j, 3j, 1e20 + 0j]),
-    (pydantic.PastDate, [dt.date(2024, 2, 29)]),
-    (pydantic.FutureDatetime, [dt.datetime(9000, 1, 1, 12)]),
+    (pydantic.PastDate, [dt.date(2024, 2, 29)]), (pydantic.FutureDatetime, [dt.datetime(9000, 1, 1, 12)]),
     (bounded(Decimal, max_digits=4, lt=Decimal("11.5")), [Decimal("10.39"), Decimal("-9999")]),
 ]  # fmt: skip
 
@@ -161,6 +162,9 @@ class Checked(pydantic.BaseModel):
         (pydantic.ByteSize, "the validator .ByteSize"),
         (pydantic.FilePath, "the validator .PathType"),
         (pydantic.ImportString, "the validator .import_string"),
+        (Annotated[int, annotated_types.Predicate(bool)], "the validator .apply_known_metadata"),
+        (Annotated[Annotated[int, Tag("a")] | Annotated[str, Tag("b")], Discriminator(repr)], "pydantic's 'tagged-"),
+        (Hashable, "pydantic's 'chain' schema"),
     ],
 )
 def test_constraints_that_no_mask_holds_are_warnings(kind, named):

@@ -112,6 +112,9 @@ def test_a_search_for_an_end_counts_the_states_it_makes(monkeypatch):
     with pytest.raises(ValueError, match="no end found within 1 tokens"):
         index.tokens_to_accept(index.advance(index.start, 0))
     assert len(index.graph.states) < 700                # 500 at 1,200 each, and those after one more
+    with pytest.raises(ValueError, match=r"no end found in \S+ steps; complete=False lets"):
+        index.mask_within(index.start, 60)              # a search for each token
+    assert index._distances.work < 3 * distances.MAX_WORK
 
 
 @pytest.mark.parametrize("name, n", [("sql", 40), ("arithmetic", 20), ("json", 30)])

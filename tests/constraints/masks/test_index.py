@@ -583,6 +583,7 @@ def check_random_walks(vocab, monkeypatch, states, seed=0):
     monkeypatch.undo()
 
 
+@pytest.mark.slow
 def test_masks_of_real_vocabularies_are_exact_on_random_walks(real, monkeypatch):
     check_random_walks(real, monkeypatch, states=repetitions(20, 2))
 
