@@ -132,7 +132,7 @@ class _Job:
         if not isinstance(body, Chat):
             return {**choice, "text": answer.text}
         message: dict[str, Any] = {"role": "assistant", "content": answer.text, "refusal": None}
-        if body.functions() and answer.finish_reason == "stop":
+        if body.functions() and answer.finish_reason == "stop" and answer.text[:1] == "{":
             called = json.loads(answer.text)
             function = {"name": called["name"], "arguments": json.dumps(called["arguments"])}
             message |= {"content": None, "tool_calls": [
@@ -185,8 +185,10 @@ class _Job:
                 yield event({"content": piece})
         generation = await call
         choice = self._choice(0, answers(generation, 1)[0], generation)
-        if functions and "tool_calls" in choice["message"]:
-            yield event({"tool_calls": [{"index": 0, **each} for each in choice["message"]["tool_calls"]]})
+        if functions:                                   # known only now, since a call and a text begin differently
+            message = choice["message"]
+            made = [{"index": 0, **each} for each in message.get("tool_calls", ())]
+            yield event({"tool_calls": made} if made else {"content": message["content"]})
         yield event({}, choice["finish_reason"], weight=choice["weight"], ended=choice["ended"])
         if (body.stream_options or {}).get("include_usage"):
             yield self._frame(choices=[], usage=self._usage(generation.tokens))

@@ -18,6 +18,7 @@ from llmppl.distributions import Rule
 from llmppl.tasks.generation import Method
 
 _FOREIGN = re.compile(r"%import(?!\s+(common|lark|python|unicode)\b)")      # of a grammar: reads a file
+_WORDS = Regex(r"[^{][\s\S]*")                          # an answer that calls no function
 
 
 @dataclass(frozen=True)
@@ -179,8 +180,8 @@ class Chat(Body):
             return []
         if isinstance(choice, Tool):
             functions = [each for each in functions if each.name == choice.function.name]
-        if choice == "auto" or not functions:
-            raise ValueError('tool_choice must be "required", "none" or one of tools: no constraint leaves it open yet')
+        if not functions:
+            raise ValueError('tool_choice must be "auto", "required", "none" or one of tools')
         return functions
 
     def target(self) -> Any:
@@ -189,7 +190,13 @@ class Chat(Body):
         if bool(functions) + (self.constraint is not None) + (form.type != "text") > 1:
             raise ValueError("tools, constraint and response_format exclude each other: give one")
         if functions:
-            return JsonSchema({"anyOf": [each.call_schema() for each in functions]})
+            calls = JsonSchema({"anyOf": [each.call_schema() for each in functions]})
+            if self.tool_choice != "auto":
+                return calls
+            if calls.automaton is None:
+                raise ValueError(f'tool_choice must be "required" for these tools: {calls.fallback_reason}')
+            self.method = "sample" if (self.method, self.n) == ("auto", 1) else self.method
+            return calls.automaton | _WORDS
         if form.type != "text":
             if (form.type == "json_schema") != (form.json_schema is not None):
                 raise ValueError('response_format.json_schema belongs to the type "json_schema": {"schema": ...}')
@@ -202,6 +209,7 @@ class Chat(Body):
         if functions := self.functions():
             described = json.dumps([each.model_dump() for each in functions])
             how = f'Call one of these functions, as {{"name": ..., "arguments": ...}}: {described}'
+            how += " Or answer in words." * (self.tool_choice == "auto")
             if messages[0]["role"] == "system":
                 how = f"{messages.pop(0)['content']}\n{how}"
             messages.insert(0, {"role": "system", "content": how})

@@ -15,7 +15,7 @@ from llmppl.serving import Service
 
 uvicorn = pytest.importorskip("uvicorn", reason="llmppl serve needs FastAPI and uvicorn: pip install 'llmppl[server]'")
 from llmppl.serving.app import make_app  # noqa: E402
-from llmppl.serving.bodies import Constraint, Limits  # noqa: E402
+from llmppl.serving.bodies import Chat, Constraint, Limits  # noqa: E402
 
 KEY = "secret"
 HEADERS = {"content-type": "application/json", "authorization": f"Bearer {KEY}"}
@@ -109,8 +109,12 @@ def test_the_openai_client_completes_streams_parses_and_calls(server):
     for choice, names in (("required", {"feed", "wash"}), (wash, {"wash"})):
         [made] = client.chat.completions.create(**talk, tools=tools, tool_choice=choice).choices[0].message.tool_calls
         assert made.function.name in names and Pet.model_validate_json(made.function.arguments)
-    with pytest.raises(openai.BadRequestError, match="tool_choice"):
-        client.chat.completions.create(**talk, tools=tools)
+    told = client.chat.completions.create(**talk, tools=tools, max_tokens=9).choices[0].message
+    [_, said, _] = client.chat.completions.create(**talk, tools=tools, max_tokens=9, stream=True)
+    assert said.choices[0].delta.content == told.content and not told.tool_calls
+    either = Chat.model_validate(talk | {"tools": tools}).target()
+    texts = '{"name":"wash","arguments":{"age":2}}', '{"name":"wash","arguments":{"age":4}}', "Age {4}", "{"
+    assert [text in either for text in texts] == [True, False, True, False]
     with pytest.raises(openai.AuthenticationError, match="key"):
         openai.OpenAI(base_url=client.base_url, api_key="other", max_retries=0).models.list()
 
