@@ -108,8 +108,9 @@ class Function(BaseModel):
     parameters: dict[str, Any] = {"type": "object"}
 
     def call_schema(self) -> dict[str, Any]:
-        """Return the schema of a call. References of the parameters stay within them."""
-        properties = {"name": {"const": self.name}, "arguments": {"$id": f"urn:{self.name}", **self.parameters}}
+        """Return the schema of a call with listed arguments. References of the parameters stay within them."""
+        arguments = {"$id": f"urn:{self.name}", "additionalProperties": "properties" not in self.parameters}
+        properties = {"name": {"const": self.name}, "arguments": arguments | self.parameters}
         return {"type": "object", "properties": properties, "required": [*properties], "additionalProperties": False}
 
 

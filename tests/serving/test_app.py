@@ -112,6 +112,7 @@ def test_the_openai_client_completes_streams_parses_and_calls(server):
     told = client.chat.completions.create(**talk, tools=tools, max_tokens=9).choices[0].message
     [_, said, _] = client.chat.completions.create(**talk, tools=tools, max_tokens=9, stream=True)
     assert said.choices[0].delta.content == told.content and not told.tool_calls
+    del tools[1]["function"]["parameters"]["additionalProperties"]                # listed arguments only
     either = Chat.model_validate(talk | {"tools": tools}).target()
     texts = '{"name":"wash","arguments":{"age":2}}', '{"name":"wash","arguments":{"age":4}}', "Age {4}", "{"
     assert [text in either for text in texts] == [True, False, True, False]
