@@ -180,15 +180,15 @@ class _Job:
 
         if self.chat:
             yield event({"role": "assistant", "content": None if functions else ""})
-        if not functions:
-            async for piece in call:
+        text = ""
+        async for piece in call:
+            text += piece
+            if not functions or text[0] != "{":         # a call of a function comes at the end, as a whole
                 yield event({"content": piece})
         generation = await call
         choice = self._choice(0, answers(generation, 1)[0], generation)
-        if functions:                                   # known only now, since a call and a text begin differently
-            message = choice["message"]
-            made = [{"index": 0, **each} for each in message.get("tool_calls", ())]
-            yield event({"tool_calls": made} if made else {"content": message["content"]})
+        if made := choice.get("message", {}).get("tool_calls"):
+            yield event({"tool_calls": [{"index": 0, **each} for each in made]})
         yield event({}, choice["finish_reason"], weight=choice["weight"], ended=choice["ended"])
         if (body.stream_options or {}).get("include_usage"):
             yield self._frame(choices=[], usage=self._usage(generation.tokens))

@@ -177,11 +177,11 @@ class Chat(Body):
     def functions(self) -> list[Function]:
         """Return the functions of which the answer calls one; none if the answer is a text."""
         functions, choice = [tool.function for tool in self.tools], self.tool_choice
-        if not functions or choice == "none":
+        if choice == "none":
             return []
         if isinstance(choice, Tool):
             functions = [each for each in functions if each.name == choice.function.name]
-        if not functions:
+        if not functions and choice != "auto":
             raise ValueError('tool_choice must be "auto", "required", "none" or one of tools')
         return functions
 

@@ -115,7 +115,11 @@ def within(run: Callable[..., Any], timeout: float | None, budget: int | None) -
 
 def _limited(run: Callable[..., Any], seconds: float, tokens: float, *args: Any) -> Any:
     end = time.perf_counter() + seconds
-    watching.set(lambda particles: (time.perf_counter() >= end) * "timeout" or (spent()[1] >= tokens) * "budget")
+
+    def reached(particles: Sequence[Any]) -> str:
+        return "timeout" if time.perf_counter() >= end else "budget" if spent()[1] >= tokens else ""
+
+    watching.set(reached)
     return run(*args)
 
 

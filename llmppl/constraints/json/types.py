@@ -145,7 +145,7 @@ def _type_schema() -> Any:
                     self._warn(f"the validator {name_of!r}")
             if kind in ("model", "dataclass") and (schema.get("custom_init") or schema.get("post_init")):
                 self._warn(f"'__init__' or '__post_init__' of {schema['cls'].__name__!r}")
-            if any((kind == "chain", callable(schema.get("discriminator")))):
+            if kind == "chain" or callable(schema.get("discriminator")):
                 self._warn(f"pydantic's {kind!r} schema")
             if name in _PATTERNS:
                 return _text(_PATTERNS[name])
