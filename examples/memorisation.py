@@ -11,7 +11,7 @@ sequences, a string appears once for each tokenisation; with top-k this is seldo
 different strings among the first n strings, token sequences, and samples. --corpus FILE ... counts the strings that the
 texts contain verbatim, with their prefix. In the texts that the embedded model has read, these are 29, 1 and 10 of the
 100 strings. Of the different strings in 100 samples, they are 15, 1 and 8. --known is for a model that has read the
-internet, and takes licences, prayers and digits; docs/papers.md has the results.
+internet, and takes licences, prayers and digits.
 
     Once upon a time, there was a little girl named [A-Z][a-z]+
         -0.37  Lily
