@@ -1,7 +1,7 @@
 """Evaluation of the small language model that ships with llmppl, or of a similar one, and the figures of its card.
 
     python tools/evaluate_embedded.py llmppl/lm/embedded --mix stories.txt:6:30 tales.txt:3:6 novels.txt:0.5:0 \\
-        --card docs/embedded-model.md
+        --card llmppl/lm/embedded/README.md
 
 prints the figures, writes them to `evaluation.json` in the model's folder, and puts them into the card. The seed is
 fixed, so the same files and model give the same figures. Use the mix of the training (see corpora.py). The figures:
@@ -40,7 +40,7 @@ QUESTIONS = 100                                     # of infilling, at most, fro
 DISTRACTORS = 9
 TEMPERATURES = (1.0, 0.7)
 SAMPLES = 400                                       # at each temperature
-SHOWN_SAMPLES = 20                                  # in the card, at each temperature
+SHOWN_SAMPLES = 20                                  # in evaluation.json, at each temperature
 SAMPLE_TOKENS = 60
 WORD = re.compile(r"[^\W\d_]+(?:['’][^\W\d_]+)*")
 SENTENCE = re.compile(r"\b[A-Z][^.!?\n]+[.!?]")
@@ -292,7 +292,6 @@ def markdown(figures: dict, training: dict) -> str:
          f"{row['known_words']:.1%}", f"{row['distinct_3']:.3f}", f"{row['repeated_4']:.3f}"]
         for name, row in figures["text"].items()
     ]  # fmt: skip
-    samples = [f"{name}: {text!r}" for name, texts in figures["samples"].items() for text in texts]
     return "\n".join([
         f"{figures['parameters']:,} parameters; {', '.join(amounts)}. The mix of the last training:",
         "",
@@ -310,12 +309,7 @@ def markdown(figures: dict, training: dict) -> str:
         f"Free samples of at most {SAMPLE_TOKENS} tokens, and the beginnings of held-out documents:",
         "",
         *table(["text", "number", "words", "known words", "distinct-3", "repeated-4"], statistics),
-        f"The first {SHOWN_SAMPLES} samples at each temperature, unedited:",
-        "",
-        "```text",
-        *samples,
-        "```",
-    ])  # fmt: skip
+    ]).rstrip()  # fmt: skip
 
 
 def fill(card: Path, section: str) -> None:

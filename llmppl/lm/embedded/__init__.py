@@ -1,6 +1,6 @@
 """The small language model that ships with the package: `PATH` is a folder that `from_pretrained` reads.
 
-Its training data, abilities and limits: docs/embedded-model.md.
+Its training data and figures: README.md beside this file. Its abilities and limits: docs/embedded-model.md.
 """
 
 import hashlib
