@@ -7,7 +7,6 @@ that obey. The share that it keeps is Z, which steering estimates from a few par
 What to look for: the best beam is far more probable than typical texts of the program. Beams are alike: for any number
 of beams, nearly the same few words begin them. After the second prompt the best beam is much shorter than drawn texts
 are on average. The 14 beams after the first two all begin with "came to visit the old man" and continue about him.
-`docs/inference.md` has a program whose most probable texts are much too short.
 
 Rejection discards most of its draws. Steering has 16 texts, all different; its means and its Z are the estimates of one
 run of few particles. After the first prompt its means are near the means of rejection, and its Z is near the share of

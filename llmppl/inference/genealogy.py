@@ -15,7 +15,7 @@ all events, each of which adds  c u (F - E)^2.  All weights here are shares of t
 - c is the product of 1 - u over the units of earlier events from which it descends.
 
 The variance is computed twice: to the end of the run, and for each event up to the first later event at which fewer
-than `MIN_FAMILIES` of its families are left. The larger one counts. docs/inference.md, "The error of one run", derives
+than `MIN_FAMILIES` of its families are left. The larger one counts. docs/proofs.md, "The error of one run", derives
 and measures this.
 
 Sources: Chan & Lai (2013), Annals of Statistics 41; Lee & Whiteley (2018), Biometrika 105; Olsson & Douc (2019),
