@@ -1,5 +1,5 @@
-# make demo | smollm2 | browser | test | types | documents | check | check-vllm | wheel | bench. Each target first creates .venv if it is
-# missing; check-vllm creates .venv-vllm.
+# make demo | smollm2 | browser | test | types | documents | docs | check | check-vllm | wheel | bench. Each target first
+# creates .venv if it is missing; check-vllm creates .venv-vllm.
 # PYTHON is the interpreter of .venv, WORKERS the number of test processes, and LM=smollm2 selects the model of the demo.
 
 PYTHON ?= python3
@@ -13,7 +13,7 @@ BIN_VLLM := .venv-vllm/bin
 SETUP_VLLM := .venv-vllm/.installed
 MAX_WHEEL_BYTES := 20000000
 
-.PHONY: .venv demo smollm2 browser test types documents check check-vllm wheel bench clean
+.PHONY: .venv demo smollm2 browser test types documents docs check check-vllm wheel bench clean
 
 .venv: $(SETUP)
 
@@ -48,8 +48,13 @@ types: $(SETUP)
 documents: $(SETUP)
 	$(PYTEST) tests/promises/test_documents.py tests/promises/test_types.py
 
+# the site, in out/site; a broken link or anchor is an error
+docs: $(SETUP)
+	$(BIN)/python -m pip install --quiet -c constraints.txt mkdocs-material 'mkdocstrings[python]'
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
+
 # every test, the random experiments at full count
-check: types
+check: types docs
 	$(BIN)/ruff check .
 	LLMPPL_FULL=1 $(PYTEST)
 

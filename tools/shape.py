@@ -4,8 +4,9 @@
 
 prints one line for each folder of a package (by default this one). The columns are files, lines, code lines, branches
 per code line, the share of docstrings that begin with a question word, and relative "what" per 1,000 docstring words.
-A *code line* is neither blank, nor in a docstring, nor a comment alone. A *branch* is an `if`, `for`, `while`, `try`,
-`with`, `except`, `and`/`or`, conditional expression, or the `for` of a comprehension.
+Examples of docstrings are not counted. A *code line* is neither blank, nor in a docstring, nor a comment alone. A
+*branch* is an `if`, `for`, `while`, `try`, `with`, `except`, `and`/`or`, conditional expression, or the `for` of a
+comprehension.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from pathlib import Path
 BRANCHES = (ast.If, ast.For, ast.While, ast.Try, ast.BoolOp, ast.IfExp, ast.comprehension, ast.ExceptHandler, ast.With)
 DEFINITIONS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
 QUESTIONS = ("What", "Whether", "Which", "How", "If", "When", "Where", "Who")
+EXAMPLES = re.compile(r"\n\n *Examples\n")
 RELATIVE = re.compile(
     r"\bwhat (is|are|was|were|a|an|the|it|they|has|have|comes?|may|can|must|no|ends?|nests?|follows?|leads?|others?)\b"
 )
@@ -39,6 +41,8 @@ def shape(text: str) -> Counter[str]:
     for node, words in docstrings(tree):
         omitted.update(range(node.body[0].lineno, node.body[0].end_lineno + 1))     # type: ignore[attr-defined]
         found["docstrings"] += 1
+        above, examples = (EXAMPLES.split(words, 1) + [""])[:2]
+        found["lines"] -= examples.count("\n") + 2 + ("\n" not in above) if examples else 0
         found["questions"] += words.split()[0].strip('`"(') in QUESTIONS
         found["words"] += len(words.split())
         found["whats"] += len(RELATIVE.findall(words))

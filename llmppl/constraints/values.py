@@ -58,6 +58,11 @@ class Values(DFA):
     ------
     TypeError, ValueError
         No type of scalars; two values of a Literal or an Enum with the same text, or no value within the bounds.
+
+    Examples
+    --------
+    >>> Values(int | None).parse("12")
+    12
     """
 
     def __init__(self, type_: Any) -> None:

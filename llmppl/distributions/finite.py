@@ -403,6 +403,11 @@ class Rule(Shared):
         Keep the smallest set of most probable values whose probability is at least p (Holtzman et al. 2020).
     min_p : float in (0, 1], optional
         Keep values of at least `min_p` times the probability of the most probable one (Nguyen et al. 2025).
+
+    Examples
+    --------
+    >>> round(Rule(top_k=2)(Categorical([0.5, 0.3, 0.2])).log_prob(1), 4)
+    -0.9808
     """
 
     temperature: float = 1.0

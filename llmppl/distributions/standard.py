@@ -26,6 +26,12 @@ class Categorical(Finite[T_co]):
     probs : (n,) array of probabilities that sum to 1, or a dict from value to probability
     values : sequence of n values, optional
         By default 0, 1, ..., n - 1.
+
+    Examples
+    --------
+    >>> coin = Categorical({"heads": 0.75, "tails": 0.25})
+    >>> round(coin.log_prob("tails"), 4)
+    -1.3863
     """
 
     @overload
@@ -57,7 +63,13 @@ class Categorical(Finite[T_co]):
 
 
 class Bernoulli(Finite[bool]):
-    """Distribution of a bool that is True with probability `p`."""
+    """Distribution of a bool that is True with probability `p`.
+
+    Examples
+    --------
+    >>> round(Bernoulli(0.25).log_prob(True), 4)
+    -1.3863
+    """
 
     def __init__(self, p: float) -> None:
         self.p = arguments.probability("Bernoulli: p", p)
@@ -76,6 +88,11 @@ class Uniform(Finite[T_co]):
     low : int, or a sequence of values
     high : int, optional
         The last integer; not given with a sequence.
+
+    Examples
+    --------
+    >>> round(Uniform(["cat", "dog"]).log_prob("cat"), 4)
+    -0.6931
     """
 
     @overload
@@ -112,6 +129,11 @@ class Geometric(Distribution[int]):
     p : float in (0, 1]
     max_value : int, optional
         If given, the distribution is conditioned on n <= max_value, and its support is finite.
+
+    Examples
+    --------
+    >>> round(Geometric(0.5).log_prob(2), 4)
+    -2.0794
     """
 
     def __init__(self, p: float, max_value: int | None = None) -> None:
@@ -141,7 +163,13 @@ class Geometric(Distribution[int]):
 
 
 class Delta(Distribution[T_co]):
-    """Distribution of a constant: `sample(dist, proposal=Delta(v))` is `observe(dist, v)`."""
+    """Distribution of a constant: `sample(dist, proposal=Delta(v))` is `observe(dist, v)`.
+
+    Examples
+    --------
+    >>> Delta("cat").log_prob("cat"), Delta("cat").log_prob("dog")
+    (0.0, -inf)
+    """
 
     def __init__(self, value: T_co) -> None:
         self.value = value
@@ -185,7 +213,7 @@ def probabilities(name: str, probs: ArrayLike) -> Floats:
 
 
 def product(*dists: Finite[T], powers: Sequence[float] | None = None) -> Finite[T]:
-    """Return the distribution proportional to  prod_k dists[k](x) ** powers[k]: a product of experts (Hinton 2002).
+    """Return the distribution proportional to `prod_k dists[k](x) ** powers[k]`: a product of experts (Hinton 2002).
 
     If no value is possible under all of them, sampling raises `Impossible`.
 
@@ -203,6 +231,12 @@ def product(*dists: Finite[T], powers: Sequence[float] | None = None) -> Finite[
         For an argument that is not Finite.
     ValueError
         If supports differ, or a distribution with a negative power is 0 where the others are not.
+
+    Examples
+    --------
+    >>> both = product(Categorical([0.5, 0.5]), Categorical([0.8, 0.2]))
+    >>> round(both.log_prob(1), 4)
+    -1.6094
     """
     first, given = _same_support("product", dists), [1.0] * len(dists) if powers is None else powers
     numbers = [arguments.number("product: each of the powers", power) for power in given]
@@ -233,7 +267,14 @@ def _powered(parts: Sequence[tuple[float, Finite[Any]]]) -> Floats:
 
 
 def mixture(dists: Sequence[Finite[T]], weights: ArrayLike) -> Finite[T]:
-    """Return the distribution sum_k weights[k] dists[k]. `weights` are probabilities; supports must be equal."""
+    """Return the distribution sum_k weights[k] dists[k]. `weights` are probabilities; supports must be equal.
+
+    Examples
+    --------
+    >>> either = mixture([Categorical([0.5, 0.5]), Categorical([0.9, 0.1])], [0.5, 0.5])
+    >>> round(either.log_prob(1), 4)
+    -1.204
+    """
     first = _same_support("mixture", dists)
     probs = probabilities("mixture: weights", weights)
     if len(probs) != len(dists):

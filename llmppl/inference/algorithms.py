@@ -129,6 +129,14 @@ def smc_steer(
     -------
     Particles
         At most N, all of positive weight; `log_ml` is the log of an unbiased estimate of Z. Length 0 if all died.
+
+    Examples
+    --------
+    >>> posterior = smc_steer(ConstrainedText(lm, "He was", [" happy", " sad"]), N=4, K=3, seed=0)
+    >>> round(posterior.log_ml, 2)
+    -5.1
+    >>> {text: round(share, 2) for text, share in posterior.by_text().items()}
+    {' happy': 0.61, ' sad': 0.39}
     """
     one_of("expand", expand, EXPANSIONS)
     return _run("smc_steer", check_model(model), EXPANSIONS[expand](N, K), DownSample(N), options)
@@ -142,13 +150,24 @@ def smc_standard(
 
     Source: Doucet & Johansen 2009, Sec. 3.5. `resample` is a scheme of `llmppl.inference.resampling`; `optimal` is a
     ValueError, since it leaves N of N particles as they are. The other parameters are those of `smc_steer`.
+
+    Examples
+    --------
+    >>> len(smc_standard(ConstrainedText(lm, "He was", [" happy", " sad"]), N=4, seed=0))
+    4
     """
     return _run("smc_standard", check_model(model), Copies(N), ResampleBelow(N, ess_threshold, resample), options)
 
 
 @list_options(RunOptions, _DEFAULTS)
 def importance_sampling(model: M, N: int, **options: Unpack[RunOptions]) -> Particles[M]:
-    """Run the program N times independently, with weights. The parameters are those of `smc_steer`."""
+    """Run the program N times independently, with weights. The parameters are those of `smc_steer`.
+
+    Examples
+    --------
+    >>> len(importance_sampling(ConstrainedText(lm, "He was", [" happy", " sad"]), N=4, seed=0))
+    4
+    """
     return _run("importance_sampling", check_model(model), Copies(N), ResampleBelow(N, 0.0), options)
 
 
@@ -217,6 +236,13 @@ def repeat(
         Give at most one. The runs get `rng.spawn(R)`, and return the same as one after another.
     progress : bool, optional
         Show a bar; by default if stderr is a terminal.
+
+    Examples
+    --------
+    >>> program = ConstrainedText(lm, "He was", [" happy", " sad"])
+    >>> runs = repeat(lambda rng: smc_steer(program, N=2, K=2, rng=rng), R=5, seed=0)
+    >>> round(runs.log_ml, 1)
+    -5.3
     """
     count("R", R)
     function("run", run, "lambda rng: smc_steer(model, N, K, rng=rng)", takes=1)

@@ -47,6 +47,17 @@ def enumerate_exact(model: M, max_steps: int | None = None, *, power: float = 1.
     -------
     Particles
         One for each path of choices; two paths may lead to the same text.
+
+    Examples
+    --------
+    >>> class Dice(Model):
+    ...     def step(self):
+    ...         self.total = self.sample(Uniform(1, 6)) + self.sample(Uniform(1, 6))
+    ...         self.condition(self.total >= 11)
+    ...         self.finish()
+    >>> posterior = enumerate_exact(Dice())
+    >>> round(math.exp(posterior.log_ml) * 36, 6)
+    3.0
     """
     optional_count("max_steps", max_steps)
     runtime, done, deaths, t = Runtime(), list[M](), list[Death](), 0
@@ -160,6 +171,12 @@ def beam_search(
     Beams, a list of Beam
         From 1 to N different runs, the best first; two of them may have the same text. ValueError if all runs that were
         followed reached weight zero. Others may have positive weight.
+
+    Examples
+    --------
+    >>> program = ConstrainedText(lm, "He was", Regex(" (very )?(happy|sad)"))
+    >>> beam_search(program, N=1, K=1).best.s
+    ' very happy'
     """
     check_model(model)
     count("N", N)

@@ -80,6 +80,14 @@ class Particles(Shared, Sequence[P]):
         (docs/inference.md, "The error of one run").
     log_ml_se_reason : str
         Reason why `log_ml_se` is None, else "".
+
+    Examples
+    --------
+    >>> posterior = smc_steer(ConstrainedText(lm, "He was", [" happy", " sad"]), N=4, K=3, seed=0)
+    >>> posterior.best.s
+    ' happy'
+    >>> round(posterior.expect(lambda particle: particle.s == " happy"), 3)
+    0.608
     """
 
     log_Z = Guess("no log_Z: its estimate is log_ml")

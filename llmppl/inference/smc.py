@@ -97,6 +97,14 @@ class SMC(Generic[M]):
     records : list of StepRecord
     deaths : list of Death
     limit : "timeout", "budget" or "cancelled" if that has ended the run, else ""
+
+    Examples
+    --------
+    >>> from llmppl.inference import Distinct, DownSample
+    >>> program = ConstrainedText(lm, "The girl had a", Regex(" (red|blue) (hat|ball)"))
+    >>> run = SMC(program, Distinct(4, 3), DownSample(4), seed=0)
+    >>> [len(step.particles) for step in run]
+    [4, 4, 4, 4]
     """
 
     def __init__(

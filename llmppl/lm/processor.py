@@ -33,6 +33,13 @@ class ConstraintLogitsProcessor:
     tokenizer : transformers tokenizer, or Vocabulary
     eos_ids : int or iterable of int
         Tokens that end a text, besides the tokenizer's own, such as `model.generation_config.eos_token_id`.
+
+    Examples
+    --------
+    >>> processor = ConstraintLogitsProcessor(Regex(" (happy|sad)"), lm.vocab)
+    >>> scores = processor(torch.tensor([[1, 2]]), torch.zeros(1, len(lm.vocab)))
+    >>> [str(lm.vocab[i]) for i in scores[0].isfinite().nonzero()[:, 0].tolist()]
+    [' ', ' s', ' h', ' ha', ' sa', ' happ', ' happy', ' sad']
     """
 
     def __init__(self, constraint: Any, tokenizer: Any, *, eos_ids: int | Iterable[int] = ()) -> None:

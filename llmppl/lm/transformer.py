@@ -55,6 +55,13 @@ class CachedTransformer(Shared):
     vocab : Vocabulary
     trie : Trie
         `print(lm.trie)` draws the cached contexts.
+
+    Examples
+    --------
+    >>> lm = CachedTransformer.from_pretrained()
+    >>> context = lm.context("Once upon a")
+    >>> str(lm.vocab[context.log_probs().argmax()])
+    ' time'
     """
 
     def __init__(

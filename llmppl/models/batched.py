@@ -137,8 +137,7 @@ def batched(function: Any = None, /, *, max_batch: int | None = None) -> Any:
             return classifier.log_probs(texts)
 
     A step then calls `self.score(sentiment(self.s))`, and particles share the calls. Outside of a run the function is
-    called with a list of one. Answers for equal arguments must be equal, whatever the other arguments of a call are,
-    and no step may change them.
+    called with a list of one. Answers for equal arguments must be equal in any call, and no step may change them.
 
     Parameters
     ----------
@@ -148,8 +147,16 @@ def batched(function: Any = None, /, *, max_batch: int | None = None) -> Any:
     max_batch : int, optional
         Largest number of arguments of a call. More arguments are split over several calls.
 
-    A call raises a ValueError for a result that is no list of as many answers, and for the answers None and NaN.
-    Exceptions of the function get a note with its arguments.
+    Raises
+    ------
+    ValueError
+        By a call, if there are not as many answers, or one is None or NaN. Other exceptions get a note.
+
+    Examples
+    --------
+    >>> lengths = batched(lambda texts: [len(text) for text in texts])
+    >>> lengths("abc")
+    3
     """
     if function is None:
         return functools.partial(batched, max_batch=max_batch)

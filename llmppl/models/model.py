@@ -180,6 +180,20 @@ class Model:
         may grow), beside those of base classes.
 
     To step a model by hand, call `model.step()`: it runs one step and returns normally after a zero weight.
+
+    Examples
+    --------
+    >>> class Vowels(Model):
+    ...     def __init__(self, lm):
+    ...         super().__init__()
+    ...         self.context = lm.context("Once")
+    ...     def step(self):
+    ...         token = self.sample(self.transformer(self.context))
+    ...         self.condition(str(token)[-1:] in "aeiou")
+    ...         self.s += token
+    ...         self.context += token
+    >>> smc_steer(Vowels(lm), N=3, K=2, seed=0, max_steps=3).best.s
+    ' there were two'
     """
 
     s: str = Text()

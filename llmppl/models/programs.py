@@ -199,6 +199,12 @@ class ConstrainedText(Program):
     **options
         The options of `Program`. If a constraint has infinitely many texts, the default of `max_tokens` is 160 more
         than its shortest text takes, or than `min_tokens` if that is more. With complete=False there is no default.
+
+    Examples
+    --------
+    >>> program = ConstrainedText(lm, "The girl had a", Regex(" (red|blue) (hat|ball)"))
+    >>> smc_steer(program, N=4, K=3, seed=0).best.s
+    ' red ball'
     """
 
     @with_program_options
@@ -369,6 +375,12 @@ class Infilling(Program):
         Continuation of the last fragment: anything, or only EOS. EOS inside a hole always has weight zero.
     **options
         The options of `Program`; `min_tokens` and `max_tokens` bound the tokens in all holes together.
+
+    Examples
+    --------
+    >>> program = Infilling(lm, "The dog was[BLANK] because he was[BLANK].", lengths=Geometric(0.5, max_value=3))
+    >>> smc_steer(program, N=4, K=3, seed=0).best.s
+    'The dog was sad because he was not scared.'
     """
 
     labels = {
@@ -467,6 +479,12 @@ class PromptIntersection(Program):
         Stop, with no weight, when the text ends with this string, or when `until(text)` is true (`ends_sentence`).
     **options
         The options of `Program`.
+
+    Examples
+    --------
+    >>> program = PromptIntersection(lm, ["The cat was very", "The dog was very"], max_tokens=1)
+    >>> smc_steer(program, N=4, K=3, seed=0).best.s
+    ' happy'
     """
 
     labels = {"sample": "the first prompt, over the proposal", "observe": "the other prompts"}

@@ -114,6 +114,11 @@ def choose(
     -------
     Choice
         A mapping from option to probability. ValueError if no option has a positive probability.
+
+    Examples
+    --------
+    >>> choose(lm, "He was", [" happy", " sad"]).best
+    ' happy'
     """
     arguments.one_of("end", end, ENDS)
     arguments.function("rule", rule, "Rule(top_k=40)")

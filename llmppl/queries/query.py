@@ -76,6 +76,12 @@ class Query:
     ------
     TypeError, ValueError
         A bad argument, an empty language, or a prefix with which no string of the pattern begins.
+
+    Examples
+    --------
+    >>> query = Query(lm, "He was (happy|sad)", prefix="He was", end="prefix")
+    >>> round(query.probability().estimate, 4)
+    0.0061
     """
 
     lm: CachedTransformer
@@ -283,7 +289,15 @@ def _defaults(answer: Any) -> dict[str, Any]:
 
 @list_options(SearchOptions, _defaults(Query.best))
 def search(lm: CachedTransformer, pattern: Language, **options: Unpack[SearchOptions]) -> Matches:
-    """Search the strings of a language that a model would write, most probable first: `Query(...).best(...)`."""
+    """Search the strings of a language that a model would write, most probable first: `Query(...).best(...)`.
+
+    Examples
+    --------
+    >>> for match in search(lm, "The girl wanted to be a (king|queen)", prefix="The girl wanted to be a"):
+    ...     print(match, round(match.log_prob, 2))
+    The girl wanted to be a king -6.76
+    The girl wanted to be a queen -7.45
+    """
     query, rest = _query("search", SearchOptions, lm, pattern, options)
     return query.best(**rest)
 

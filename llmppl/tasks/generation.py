@@ -347,6 +347,11 @@ def generate(
     ------
     ValueError
         If no text is left, with the reasons. In a list, the `error` of an answer has them.
+
+    Examples
+    --------
+    >>> generate(lm, "He was", [" happy", " sad"], seed=0).value
+    ' happy'
     """
     on_answer = function("on_answer", options.pop("on_answer", lambda answer: None), "print", takes=1)
     limits = {"max_tokens": max_tokens, "budget": budget, "timeout": timeout}

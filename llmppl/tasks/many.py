@@ -98,6 +98,14 @@ def run_many(
         If the file has results of another run or of other tasks, or has other contents.
     OSError
         If the file cannot be written, as on a full disk. The results before are complete, and `resume=True` continues.
+
+    Examples
+    --------
+    >>> def run(prompt, rng):
+    ...     return smc_steer(ConstrainedText(lm, prompt, [" happy", " sad"]), N=4, K=3, rng=rng)
+    >>> results = run_many(run, ["The cat was", "The dog was"], seed=0)
+    >>> [result.particles.best.s for result in results]
+    [' happy', ' happy']
     """
     function("run", run, "lambda task, rng: smc_steer(model(task), N, K, rng=rng)", takes=2)
     count("together", together)

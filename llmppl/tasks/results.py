@@ -63,6 +63,13 @@ class Result:
     seconds : float, from the beginning of the task to its end, including work done for other tasks in between
     cpu_seconds : float, of this task: its own code, and its share of the batches
     tokens : int, run through language models for this task: its share of the batches
+
+    Examples
+    --------
+    >>> program = ConstrainedText(lm, "The cat was", [" happy", " sad"])
+    >>> [result] = run_many(lambda n, rng: smc_steer(program, n, 2, rng=rng), [4], seed=0)
+    >>> result.index, result.task, len(result.particles), result.error
+    (0, 4, 4, None)
     """
 
     index: int
@@ -268,6 +275,15 @@ def load_results(path: str | os.PathLike[str]) -> Results:
     """Return the results in a file of `run_many`, by index. The file may still be written.
 
     FileNotFoundError if there is no such file; ValueError if it has other contents.
+
+    Examples
+    --------
+    >>> program = ConstrainedText(lm, "The cat was", [" happy", " sad"])
+    >>> results = run_many(lambda n, rng: smc_steer(program, n, 2, rng=rng), [2, 4], seed=0, to="results.db")
+    >>> len(list(results))
+    2
+    >>> [result.task for result in load_results("results.db")]
+    [2, 4]
     """
     return Results(path)
 

@@ -57,6 +57,11 @@ class Regex(DFA):
         The pattern has an error or a construct that is not regular; a caret shows the place.
     TypeError
         The pattern is bytes. Recognizers read the bytes of text, and `.`, `\\w`, ... mean characters.
+
+    Examples
+    --------
+    >>> Regex("[0-9]{4}-[0-9]{2}").accepts_text("2023-07")
+    True
     """
 
     def __init__(self, pattern: str, flags: int = 0) -> None:

@@ -64,6 +64,12 @@ class JsonSchema(Shared):
     ValueError
         The schema is not JSON or no schema, has a keyword with a wrong value, or has no instances. The error names the
         place and the keyword.
+
+    Examples
+    --------
+    >>> schema = JsonSchema({"type": "object", "properties": {"age": {"type": "integer"}}, "required": ["age"]})
+    >>> schema.parse('{"age": 34}')
+    {'age': 34}
     """
 
     def __init__(

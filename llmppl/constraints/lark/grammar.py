@@ -78,6 +78,12 @@ class Grammar(Shared):
     ValueError
         If the grammar has a syntax error (shown with a caret), a conflict (lark's report), no rule `start`, or no text
         that it parses; if a terminal (named) is not regular or matches the empty text; if postlex is no plain Indenter.
+
+    Examples
+    --------
+    >>> grammar = Grammar('start: " (" /[ab]/ ("," /[ab]/)* ")"')
+    >>> smc_steer(ConstrainedText(lm, "f =", grammar, max_tokens=8), N=4, K=3, seed=0).best.s
+    ' (a)'
     """
 
     def __init__(

@@ -81,6 +81,13 @@ class TokenIndex(Index):
     ValueError
         If the recognizer accepts nothing, or no sequence of tokens spells a string that it accepts. (The second check
         visits a few hundred states at most, and runs only if the vocabulary lacks single bytes.)
+
+    Examples
+    --------
+    >>> vocab = Vocabulary([b"a", b"b", b"ab", b""], eos_ids=[3])
+    >>> index = Regex("ab").index(vocab)
+    >>> index.mask(index.start)
+    array([ True, False,  True, False])
     """
 
     end: State = END

@@ -26,7 +26,13 @@ class Spelled(Shared):
 
 
 class EndOfText(Spelled):
-    """End of a text: equal to every token that is an eos of its vocabulary, and empty as a text."""
+    """End of a text: equal to every token that is an eos of its vocabulary, and empty as a text.
+
+    Examples
+    --------
+    >>> lm.vocab[lm.vocab.eos_ids[0]] == EOS, str(EOS)
+    (True, '')
+    """
 
     __slots__ = ()
     bytes = b""

@@ -217,6 +217,12 @@ class Vocabulary(Shared, Sequence[Token]):
         If a token is not bytes, or an id not an int.
     ValueError
         If there are no tokens, an id is not in 0..V-1, or an eos id is also unknown.
+
+    Examples
+    --------
+    >>> vocab = Vocabulary([b"a", b"b", b"ab", b""], eos_ids=[3])
+    >>> vocab.spell(b"aab")
+    [0, 2]
     """
 
     def __init__(

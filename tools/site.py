@@ -1,0 +1,47 @@
+"""Pages of the site that are not in docs/: a hook of mkdocs.
+
+The notebooks of examples/ become pages, with their outputs, and some documents of other folders are copied. Links
+between all of these change with their places.
+"""
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+from mkdocs.structure.files import File, Files
+
+ROOT = Path(__file__).resolve().parent.parent
+COPIED = {"benchmarks/README.md": "benchmarks.md", "SECURITY.md": "security.md", "CHANGELOG.md": "changelog.md"}
+NOTEBOOK = re.compile(r"\]\(\.\./examples/(\w+)\.ipynb")
+
+
+def notebook_page(path: Path) -> str:
+    """Return the cells of a notebook and their outputs, as Markdown."""
+    parts = []
+    for cell in json.loads(path.read_text(encoding="utf-8"))["cells"]:
+        source = "".join(cell["source"])
+        parts.append(source if cell["cell_type"] == "markdown" else f"```python\n{source}\n```")
+        for output in cell.get("outputs", []):
+            data = output.get("data", {"text/plain": output.get("text", "")})
+            html = "".join(data.get("text/html", ""))
+            parts.append(re.sub(r"\n\s*", " ", html) if html else f"```\n{''.join(data['text/plain']).rstrip()}\n```")
+    return "\n\n".join(parts) + "\n"
+
+
+def on_files(files: Files, config: Any) -> Files:
+    """Add the notebooks, and the documents of other folders."""
+    for path, page in COPIED.items():
+        text = (ROOT / path).read_text(encoding="utf-8")
+        files.append(File.generated(config, page, content=re.sub(r"\]\((\.\./)?docs/", "](", text)))
+    for path in sorted((ROOT / "examples").glob("*.ipynb")):
+        text = re.sub(r"\]\(\.\./docs/", "](", notebook_page(path))
+        files.append(File.generated(config, f"{path.stem}.md", content=text))
+    return files
+
+
+def on_page_markdown(markdown: str, **page: Any) -> str:
+    """Lead links to copied documents and notebooks to their pages."""
+    for path, name in COPIED.items():
+        markdown = re.sub(rf"\]\((\.\./)?{re.escape(path)}", f"]({name}", markdown)
+    return NOTEBOOK.sub(r"](\1.md", markdown)
