@@ -1,9 +1,10 @@
-# make demo | smollm2 | browser | test | types | documents | docs | check | check-vllm | wheel | bench. Each target first
-# creates .venv if it is missing; check-vllm creates .venv-vllm.
+# make demo | smollm2 | browser | test | types | documents | docs | check | check-vllm | wheel |
+# release-check | bench. Each target first creates .venv if it is missing; check-vllm creates .venv-vllm.
 # PYTHON is the interpreter of .venv, WORKERS the number of test processes, and LM=smollm2 selects the model of the demo.
 
 PYTHON ?= python3
 WORKERS ?= 2
+PYTHONS ?= $(PYTHON)
 BIN := .venv/bin
 SETUP := .venv/.installed
 TORCH := $(shell grep '^torch==' constraints.txt)
@@ -13,7 +14,7 @@ BIN_VLLM := .venv-vllm/bin
 SETUP_VLLM := .venv-vllm/.installed
 MAX_WHEEL_BYTES := 20000000
 
-.PHONY: .venv demo smollm2 browser test types documents docs check check-vllm wheel bench clean
+.PHONY: .venv demo smollm2 browser test types documents docs check check-vllm wheel release-check bench clean
 
 .venv: $(SETUP)
 
@@ -78,6 +79,20 @@ wheel: $(SETUP)
 		echo "$$wheel: $$size bytes"; \
 		test $$size -lt $(MAX_WHEEL_BYTES) || { echo "over $(MAX_WHEEL_BYTES) bytes" >&2; exit 1; }; \
 	done
+
+# a release: the site, wheel and sdist, their metadata, and the demo in an empty environment of each Python of PYTHONS
+release-check: docs wheel
+	$(BIN)/python -m build --sdist
+	$(BIN)/python -m pip install --quiet twine
+	$(BIN)/twine check --strict dist/*
+	@set -e; for python in $(PYTHONS); do for package in dist/*; do \
+		rm -rf out/release; \
+		$$python -m venv out/release; \
+		out/release/bin/pip install --quiet $$package; \
+		out/release/bin/llmppl --version; \
+		(cd out && release/bin/llmppl demo > /dev/null); \
+		echo "$$package works in $$($$python --version)"; \
+	done; done
 
 bench: $(SETUP)
 	$(BIN)/python benchmarks/steering.py

@@ -206,6 +206,7 @@ def test_the_citation_and_the_package_name_the_same_version():
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     (cited,) = re.findall(r"^version: (\S+)$", (ROOT / "CITATION.cff").read_text(encoding="utf-8"), flags=re.M)
     assert cited == project["version"] == llmppl.__version__
+    assert f"\n## [{cited}] - 20" in (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")
 
 
 def test_every_python_that_the_package_supports_is_tested():
