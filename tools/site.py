@@ -16,6 +16,12 @@ COPIED = {"benchmarks/README.md": "benchmarks.md", "SECURITY.md": "security.md",
 NOTEBOOK = re.compile(r"\]\(\.\./examples/(\w+)\.ipynb")
 
 
+def one_line(html: str) -> str:
+    """Return HTML without blank lines, which would end it in Markdown; preformatted text keeps its lines."""
+    html = re.sub(r"<pre.*?</pre>", lambda found: found[0].replace("\n", "&#10;"), html, flags=re.DOTALL)
+    return '<div style="overflow-x: auto">' + re.sub(r"\n\s*", " ", html) + "</div>"
+
+
 def notebook_page(path: Path) -> str:
     """Return the cells of a notebook and their outputs, as Markdown."""
     parts = []
@@ -25,7 +31,7 @@ def notebook_page(path: Path) -> str:
         for output in cell.get("outputs", []):
             data = output.get("data", {"text/plain": output.get("text", "")})
             html = "".join(data.get("text/html", ""))
-            parts.append(re.sub(r"\n\s*", " ", html) if html else f"```\n{''.join(data['text/plain']).rstrip()}\n```")
+            parts.append(one_line(html) if html else f"```\n{''.join(data['text/plain']).rstrip()}\n```")
     return "\n\n".join(parts) + "\n"
 
 
