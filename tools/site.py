@@ -13,7 +13,7 @@ from mkdocs.structure.files import File, Files
 
 ROOT = Path(__file__).resolve().parent.parent
 COPIED = {"benchmarks/README.md": "benchmarks.md", "SECURITY.md": "security.md", "CHANGELOG.md": "changelog.md"}
-NOTEBOOK = re.compile(r"\]\(\.\./examples/(\w+)\.ipynb")
+NOTEBOOK = re.compile(r"\]\((?:\.\./examples/)?(\w+)\.ipynb")
 
 
 def one_line(html: str) -> str:
