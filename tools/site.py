@@ -17,9 +17,8 @@ NOTEBOOK = re.compile(r"\]\((?:\.\./examples/)?(\w+)\.ipynb")
 
 
 def one_line(html: str) -> str:
-    """Return HTML without blank lines, which would end it in Markdown; preformatted text keeps its lines."""
-    html = re.sub(r"<pre.*?</pre>", lambda found: found[0].replace("\n", "&#10;"), html, flags=re.DOTALL)
-    return '<div style="overflow-x: auto">' + re.sub(r"\n\s*", " ", html) + "</div>"
+    """Return HTML without line breaks, since a blank line would end it in Markdown. Scripts and texts keep theirs."""
+    return '<div style="overflow-x: auto">' + html.replace("\n", "&#10;") + "</div>"
 
 
 def notebook_page(path: Path) -> str:
