@@ -75,20 +75,20 @@ METHODS = [
     Method("greedy, free", "greedy, free", one),
     Method("greedy, masked", "greedy, masked", one),
     Method("local masking, one text", "masked", one, 1),
-    Method("local masking, vote of 10", "masked", vote, 10),
-    Method("local masking, vote of 20", "masked", vote),
-    Method("local masking, best of 20", "masked", best),
-    Method("importance sampling, N=10", "masked", heaviest, 10, "1"),
-    Method("importance sampling, N=20", "masked", heaviest, None, "1"),
+    Method("vote of 10", "masked", vote, 10),
+    Method("vote of 20", "masked", vote),
+    Method("best of 20", "masked", best),
+    Method("importance, N=10", "masked", heaviest, 10, "1"),
+    Method("importance, N=20", "masked", heaviest, None, "1"),
     Method("steering, N=5", "steering, N=5", heaviest, None, "1"),
     Method("steering, N=10", "steering, N=10", heaviest, None, "1"),
     Method("steering, N=10, likeliest text", "steering, N=10", best),
     Method("AWRS in smc_standard, N=10", "AWRS", heaviest, None, "1"),
-    Method("at temperature 0.5: local masking, one text", "masked, colder", one, 1),
-    Method("  vote of 20", "masked, colder", vote),
-    Method("  best of 20", "masked, colder", best),
-    Method("  importance sampling, N=20", "masked, colder", heaviest, None, "0.5"),
-    Method("  steering, N=10", "steering, N=10, colder", heaviest, None, "0.5"),
+    Method("temperature 0.5: local masking, one text", "masked, colder", one, 1),
+    Method("temperature 0.5: vote of 20", "masked, colder", vote),
+    Method("temperature 0.5: best of 20", "masked, colder", best),
+    Method("temperature 0.5: importance, N=20", "masked, colder", heaviest, None, "0.5"),
+    Method("temperature 0.5: steering, N=10", "steering, N=10, colder", heaviest, None, "0.5"),
 ]
 BASE = "steering, N=10"
 CONTROL = "genlm-control's AWRS, N=10"
@@ -169,8 +169,8 @@ def beside_control(results: Results) -> list[list[str]]:
 COSTS = (("tokens", ".0f"), ("seconds", ".2f"))
 
 
-def report(lines: list[Line]) -> None:
-    """Print a table for each task, and the mean over the tasks."""
+def report(lines: list[Line]) -> list[Line]:
+    """Print a table for each task, and the mean over the tasks. Return a summary of each method's mean."""
     columns = ("method", "right, %", "over steering", "log Z-hat", "none left", "tokens", "cpu s")
     accuracies: list[dict[str, np.ndarray]] = []
     costs: list[dict[str, tuple[float, float]]] = []
@@ -186,17 +186,20 @@ def report(lines: list[Line]) -> None:
         accuracies.append(accuracy)
         costs.append({row[0]: (float(row[5]), float(row[6])) for row in found})
     if not accuracies:
-        return
-    over_all = []
+        return []
+    over_all, summary = [], []
     for m in METHODS:
         means = [accuracy[m.name].mean() for accuracy in accuracies]
         errors = [accuracy[m.name].std(ddof=1) / math.sqrt(len(accuracy[m.name])) for accuracy in accuracies]
         differences = [accuracy[m.name] - accuracy[BASE] for accuracy in accuracies]
         between = math.sqrt(sum(d.var(ddof=1) / len(d) for d in differences)) / len(accuracies)
         mean = np.mean([d.mean() for d in differences])
+        right, error = 100 * float(np.mean(means)), 100 * float(np.linalg.norm(errors)) / len(errors)
+        tokens, seconds = np.mean([cost[m.name] for cost in costs], axis=0).tolist()
         over_all.append([
-            m.name, f"{100 * np.mean(means):.1f} ± {100 * np.linalg.norm(errors) / len(errors):.1f}",
-            "" if m.name == BASE else f"{100 * mean:+.1f} ± {100 * between:.1f}",
-            *(f"{np.mean([cost[m.name][k] for cost in costs]):{form}}" for k, form in enumerate((".0f", ".2f"))),
+            m.name, f"{right:.1f} ± {error:.1f}", "" if m.name == BASE else f"{100 * mean:+.1f} ± {100 * between:.1f}",
+            f"{tokens:.0f}", f"{seconds:.2f}",
         ])  # fmt: skip
+        summary.append({"method": m.name, "right": round(right, 1), "error": round(error, 1), "tokens": round(tokens)})
     table("mean over the tasks", ("method", "right, %", "over steering", "tokens", "cpu s"), over_all)
+    return summary

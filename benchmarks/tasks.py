@@ -7,6 +7,8 @@ line, and the tables are printed from it, so a run can be stopped and resumed:
     python benchmarks/tasks.py --report                     # the tables of the stored results
     python benchmarks/tasks.py --instances 5 --seeds 1      # a test that it works
 
+`--report --summary benchmarks/results/quality.json` writes the means that `tools/pictures.py` draws.
+
 A *set* is the result of one program: N texts with their log-probabilities and log-weights. One set serves several
 methods. From the same draws under masks, local masking takes one text, a vote the most frequent answer, best-of-N the
 likeliest text, and importance sampling the answer with the largest weight. The runs alternate over tasks and sets, all
@@ -219,6 +221,7 @@ def main() -> None:
     parser.add_argument("--control", type=int, default=5, help="instances per task with genlm-control, if installed")
     parser.add_argument("--results", type=Path, default=Path("out/tasks.jsonl"))
     parser.add_argument("--resume", action="store_true", help="continue the existing result file")
+    parser.add_argument("--summary", type=Path, help="JSON file for the means over the tasks")
     parser.add_argument("--report", action="store_true", help="print the tables of the existing result file")
     options = parser.parse_args()
     if not options.report:
@@ -237,7 +240,9 @@ def main() -> None:
         if peers.genlm_control is not None:
             bench.run_control(options.control)
         bench.run(options.instances, options.seeds)
-    report(read(options.results))
+    summary = report(read(options.results))
+    if options.summary:
+        options.summary.write_text("[\n" + ",\n".join(map(json.dumps, summary)) + "\n]\n", encoding="utf-8")
 
 
 if __name__ == "__main__":
