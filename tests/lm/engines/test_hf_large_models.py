@@ -42,7 +42,8 @@ def same_as_plain(lm, embedded):
         more = start + ", there was a"
         together([start.log_probs, more.log_probs])
         asked.append((start.log_probs(), more.log_probs(), more.log_prob_since(start)))
-    assert all(np.abs(a - b).max() <= 1e-6 for a, b in zip(*asked, strict=True))
+    bound = 1e-3 if torch.cuda.is_available() else 1e-6         # accelerate runs the parts on the GPU, if there is one
+    assert all(np.abs(a - b).max() <= bound for a, b in zip(*asked, strict=True))
     assert lm.engine.slot_bytes == plain.engine.slot_bytes > 0
     counts = operator.attrgetter("rounds", "rows", "tokens")
     assert counts(lm.stats) == counts(plain.stats)
