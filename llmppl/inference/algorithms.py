@@ -207,7 +207,7 @@ class Repeats(Generic[M]):
 
     def __repr__(self) -> str:
         error = "" if self.log_ml_se is None else f" +- {self.log_ml_se:.2g}"
-        lines = [f"Repeats({len(self.runs)} runs, log_ml={self.log_ml:.2f}{error})"]
+        lines = [f"Repeats({len(self.runs)} runs, log_ml={self.log_ml:z.2f}{error})"]
         alive = self.log_mls[self.log_mls > -np.inf]
         if alive.size > 1:
             spread = f"mean {np.mean(alive):.2f}, standard deviation {np.std(alive, ddof=1):.2g}"

@@ -131,7 +131,7 @@ class StepRecords(TableView, tuple[StepRecord, ...]):
 
     def _table(self) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:
         counts = operator.attrgetter("num_unique_ancestors", "num_finished", "num_dead")
-        rows = [(step.index, f"{step.ess:.1f}", f"{step.log_ml:.2f}", *counts(step)) for step in self]
+        rows = [(step.index, f"{step.ess:.1f}", f"{step.log_ml:z.2f}", *counts(step)) for step in self]
         return HEADS, [tuple(map(str, row)) for row in rows]
 
 

@@ -346,7 +346,7 @@ class Particles(Shared, Sequence[P]):
 
     def _header(self) -> str:
         error = "" if self.log_ml_se is None else f" +- {self.log_ml_se:.2g}"
-        header = f"Particles({len(self)} of positive weight, log_ml={self.log_ml:.2f}{error}, ess={self.ess:.1f})"
+        header = f"Particles({len(self)} of positive weight, log_ml={self.log_ml:z.2f}{error}, ess={self.ess:.1f})"
         texts, first = len(set(self.texts)), int(self.lineages[0]) if len(self.steps) > 1 else 0
         counts = f"\n{texts} different text{'s' * (texts != 1)}" * bool(texts)
         return header + counts + f", {first} ancestor{'s' * (first != 1)} at step 1" * bool(first)
@@ -357,7 +357,7 @@ class Particles(Shared, Sequence[P]):
     def _rows(self) -> list[tuple[str, str, str]]:
         """Return weight, log-weight and text of the particles of each text, the heaviest text first."""
         return [
-            (f"{weight:.3f}", f"{self.log_ml + np.log(weight):.2f}",
+            (f"{weight:.3f}", f"{self.log_ml + np.log(weight):z.2f}",
              one_line(self[first]) + " [cut]" * self[first].cut + f" [x{1 + len(others)}]" * bool(others))
             for weight, (first, *others) in self._folded()
         ]  # fmt: skip

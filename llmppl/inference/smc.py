@@ -258,7 +258,7 @@ def _take(candidates: list[M], ancestors: Indices, log_weights: Floats, streams:
 def describe(particles: list[Any]) -> str:
     """Return the number of finished particles and the estimate of log Z after the last step in words."""
     log_weights = np.array([particle.log_weight - particle.log_twist for particle in particles])
-    return f"{finished(particles)}, log Z-hat {logsumexp(log_weights):.2f}"
+    return f"{finished(particles)}, log Z-hat {logsumexp(log_weights):z.2f}"
 
 
 # ---- pace of the garbage collector

@@ -171,6 +171,10 @@ def test_deaths_show_as_a_table_with_the_most_common_first():
     assert many.endswith("reason 19\n... and 3 more")
 
 
+def test_a_weight_of_one_is_printed_without_a_sign():
+    assert "log_ml=0.00" in repr(Particles([Run("a", -1e-9)])) and "-0.00" not in repr(Particles([Run("a", -1e-9)]))
+
+
 def test_tables_fold_equal_texts_the_heaviest_first():
     runs = [Run("b", log(4)), Run("a", log(3)), Run("a", log(2)), Run("a", log(1), cut=True)]
     particles = Particles(runs, stats="7 tokens run")
