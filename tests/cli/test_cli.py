@@ -27,8 +27,8 @@ COMMANDS = [
     ["intersect", *PROMPTS, "--until-sentence"],
 ]
 each_command = pytest.mark.parametrize("command", COMMANDS, ids=lambda command: f"{command[0]}-{command[-1][:14]}")
-README = (ROOT / "README.md").read_text(encoding="utf-8").splitlines()
-IN_README = [shlex.split(line)[1:] for line in README if line.startswith("    llmppl ")]
+PAGE = (ROOT / "docs" / "command-line.md").read_text(encoding="utf-8").splitlines()
+DOCUMENTED = [shlex.split(line)[1:] for line in PAGE if line.startswith("    llmppl ")]
 
 
 def test_no_command_has_more_than_thirteen_options():
@@ -67,17 +67,17 @@ def test_without_a_seed_the_command_prints_the_drawn_one():
 
 
 @pytest.mark.parametrize(
-    "command", [command for command in IN_README if command[0] in ("generate", "infill", "intersect")], ids=" ".join
+    "command", [command for command in DOCUMENTED if command[0] in ("generate", "infill", "intersect")], ids=" ".join
 )
-def test_a_command_of_the_README_gives_texts_at_every_seed(command):
+def test_a_documented_command_gives_texts_at_every_seed(command):
     for seed in range(repetitions(full=10, quick=2)):
         rows = particles(*command, "--seed", str(seed))
         pattern = (command + ["--regex", ".*"])[1 + command.index("--regex")] if "--regex" in command else r"(?s).*"
         assert rows and all(re.fullmatch(pattern, row["text"]) for row in rows)
 
 
-def test_the_other_commands_of_the_README_run():
-    others = [command for command in IN_README if command[0] in ("check", "query")]
+def test_the_other_documented_commands_run():
+    others = [command for command in DOCUMENTED if command[0] in ("check", "query")]
     assert len(others) == 2 and [run(*command).exit_code for command in others] == [1, 0]     # 1: no match, it says why
 
 
