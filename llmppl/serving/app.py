@@ -249,7 +249,7 @@ def make_app(
         if body.stream:
             return StreamingResponse(job.events(), media_type="text/event-stream")
         try:
-            waiting = asyncio.gather(*job.calls)
+            (waiting := asyncio.gather(*job.calls)).add_done_callback(asyncio.Future.exception)     # else it is logged
             while not (await asyncio.wait([waiting], timeout=POLL))[0]:
                 if await request.is_disconnected():
                     raise HTTPException(499, "the client has left")

@@ -1,5 +1,6 @@
 """The HTTP endpoint over a real socket: its answers are those of `generate`, and wrong requests get a reason."""
 
+import gc
 import http.client
 import json
 import math
@@ -184,7 +185,7 @@ def test_large_bodies_and_unknown_keys_are_refused(server):
     assert post(server, "/v1/nothing", TEXT)[0] == 404
 
 
-def test_a_client_that_leaves_cancels_its_call(server):
+def test_a_client_that_leaves_cancels_its_call(server, caplog):
     before = server.service.stats.cancelled
     connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=HANG)
     body = {"prompt": "Once", "method": "steer", "N": 16, "max_tokens": 200, "constraint": {"regex": "( [a-z]+){60}"}}
@@ -194,4 +195,7 @@ def test_a_client_that_leaves_cancels_its_call(server):
     connection.close()
     while server.service.stats.running:
         time.sleep(0.01)
+    complete(server, prompt="Once", max_tokens=1, seed=0)       # the loop goes on, and has cleared the call away
+    gc.collect()
     assert server.service.stats.cancelled == before + 1
+    assert [each for each in caplog.records if each.name == "asyncio"] == []
