@@ -34,7 +34,7 @@ from llmppl.models.lookahead import Lookahead, mean_next_token, rollout
 
 V = 6
 A, B, C, SPACE, AB, END = range(V)
-RUNS = repetitions(1000, 200)
+RUNS = repetitions(700, 200)
 ENOUGH = repetitions(20, 8)                             # how many of a quarter as many runs must reach a cell
 CARRIERS = repetitions(30, 80)                          # how many runs must carry the weight of a cell
 RULE = Rule(1.5, 4, 0.9)
@@ -436,10 +436,12 @@ def check(
     found = np.array([[run[key] for key in tested] for run in runs])
     means, errors = found.mean(axis=0), found.std(axis=0, ddof=1) / math.sqrt(RUNS)
     carriers = found.sum(axis=0) ** 2 / (found**2).sum(axis=0)      # the mean of few runs is not normal
+    apart = np.abs(found - np.median(found, axis=0))                # nor if few runs differ from most
+    room = np.where(apart.sum(axis=0) ** 2 < CARRIERS * (apart**2).sum(axis=0) + 1e-300, 1e-3, 1e-9) * truth["Z"]
     off = [
         f"{key!r}: {mean:.5g} +- {error:.2g}, not {truth[key]:.5g}"
-        for key, mean, error, number in zip(tested, means, errors, carriers, strict=True)
-        if number >= CARRIERS and not abs(mean - truth[key]) <= 4.5 * error + 1e-9 * truth["Z"]
+        for key, mean, error, number, most in zip(tested, means, errors, carriers, room, strict=True)
+        if number >= CARRIERS and not abs(mean - truth[key]) <= 4.5 * error + most
     ]
     assert not off, "\n".join(off)
     assert len(tested) > 3

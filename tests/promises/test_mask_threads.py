@@ -43,7 +43,7 @@ def room(request, monkeypatch):
 def test_threads_that_share_an_index_get_the_same_answers_as_alone(impatient, room, name):
     case, seeds = CASES[name], range(8)
     right = walks(case, case.make(), seeds)
-    for _ in range(repetitions(40, 2)):
+    for _ in range(repetitions(20, 2)):
         shared, together = case.make(), threading.Barrier(4)
 
         def work(k, shared=shared, together=together):
@@ -83,7 +83,7 @@ def test_after_an_interrupt_at_any_line_an_index_is_right(room, name):
     lines = [(place, nth) for place, times in watch.seen.items() for nth in sorted({1, times // 2 + 1, times})]
     np.random.default_rng(0).shuffle(lines)
     faults, reached = [], 0
-    for i, (place, nth) in enumerate(lines[: repetitions(200, 6)]):
+    for i, (place, nth) in enumerate(lines[: repetitions(100, 6)]):
         shared = case.make()
         held = path(shared)
         with Interrupt(FILES, place, nth, (KeyboardInterrupt, MemoryError)[i % 2]) as interrupt:

@@ -294,7 +294,7 @@ def test_an_aborted_run_leaves_no_worker(cluster, tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("seed", range(repetitions(full=20, quick=1)))
+@pytest.mark.parametrize("seed", range(repetitions(full=8, quick=1)))
 def test_a_worker_that_is_killed_costs_nothing(cluster, tmp_path, seed):
     path, pids = tmp_path / "results.db", tmp_path / "pids"
     pids.mkdir()
