@@ -23,7 +23,16 @@ State = Any
 
 
 class VocabularyLike(Protocol):
-    """Bytes of each token id, and the ids that end a text. Tokens without bytes or in `special_ids` never fit."""
+    """Bytes of each token id, and the ids that end a text. Tokens without bytes or in `special_ids` never fit.
+
+    Examples
+    --------
+    >>> from types import SimpleNamespace
+    >>> letters = SimpleNamespace(tokens=[b"a", b"b", b""], eos_ids=[2])
+    >>> index = Regex("a*").index(letters)
+    >>> index.allowed(index.start).tolist()
+    [0, 2]
+    """
 
     @property
     def tokens(self) -> Sequence[bytes]: ...
@@ -47,6 +56,16 @@ class Index(Shared):
     A subclass defines `start`, the state before the text, `vocab`, `mask`, `advance` and `accepts`. The other methods
     have defaults, which know no distance to an end. If masks are expensive, it may define `fits(state, token)` as well,
     the mask at one token. Programs then test the tokens that they draw.
+
+    Examples
+    --------
+    >>> class ThreeTokens(Index):
+    ...     start, vocab = 0, lm.vocab
+    ...     def mask(self, n): return self.vocab.not_eos if n < 3 else self.vocab.only_eos
+    ...     def advance(self, n, token): return n + 1
+    ...     def accepts(self, n): return n == 3
+    >>> generate(lm, "Tim was", ThreeTokens(), seed=0).text
+    ' very happy.'
     """
 
     vocab: VocabularyLike
@@ -109,8 +128,15 @@ class Index(Shared):
 class Constraint(Protocol):
     """Any object that makes an index of itself: a Regex, a DFA, a Grammar, a JsonSchema, or a class of your own.
 
-    It may have a method `parse(text)`, which returns the object that a finished text represents. A text for which
-    `parse` raises a ValueError does not satisfy the constraint, even if the masks allow it.
+    If its index has it as `constraint` or `recognizer`, it may have a method `parse(text)`, which returns the object
+    that a finished text represents. A text for which `parse` raises a ValueError does not satisfy the constraint.
+
+    Examples
+    --------
+    >>> class Word(Regex):
+    ...     def parse(self, text): return text.strip()
+    >>> generate(lm, "He was", Word(" (happy|sad)"), seed=0).value
+    'happy'
     """
 
     def index(self, vocab: VocabularyLike, /) -> Index: ...
@@ -118,7 +144,18 @@ class Constraint(Protocol):
 
 @runtime_checkable
 class Recognizer(Protocol):
-    """Language that is read byte by byte. Every state that it returns leads to some accepted string."""
+    """Language that is read byte by byte. `step` returns None iff no accepted string begins with the bytes so far.
+
+    Examples
+    --------
+    >>> class Brackets:
+    ...     start = 0
+    ...     def step(self, depth, byte): return {"(": depth + 1, ")": depth - 1 if depth else None}.get(chr(byte))
+    ...     def accepts(self, depth): return depth == 0
+    >>> index = TokenIndex(Brackets(), lm.vocab)
+    >>> index.next_bytes(index.after("(()")), index.accepts(index.after("(())"))
+    (b'()', True)
+    """
 
     @property
     def start(self) -> State: ...
@@ -132,6 +169,12 @@ class TabledRecognizer(Recognizer, Protocol):
 
     `row(state)` makes a state ready, `explore()` all reachable ones. Both may replace the arrays by longer ones. Rows
     that are not ready are zeros. Row 0 is ready, and zeros.
+
+    Examples
+    --------
+    >>> found = Regex("ab").explore()
+    >>> isinstance(found, TabledRecognizer), found.table.shape, found.accepting.tolist()
+    (True, (4, 256), [False, False, False, True])
     """
 
     @property

@@ -37,6 +37,11 @@ class Pattern(Shared):
     Programs test only the tokens that they draw (rejection, with exact weights). Use a `Regex` where it takes the
     pattern: it is faster and plans the end within `max_tokens`, where a Pattern lets unfinished texts die.
     Raises ValueError if the pattern has an error, reads from the right or repeats too much, or if reading takes long.
+
+    Examples
+    --------
+    >>> "bats and bats" in Pattern(r"(\\w+) and \\1"), "cats and bats" in Pattern(r"(\\w+) and \\1")
+    (True, False)
     """
 
     def __init__(self, pattern: str, flags: int = 0) -> None:

@@ -91,7 +91,13 @@ class Values(DFA):
 
 
 def constraint_of(type_: Any) -> Values | JsonSchema:
-    """Return the constraint of a type: plain text if its values are scalars, else JSON, else a TypeError."""
+    """Return the constraint of a type: plain text if its values are scalars, else JSON. Errors as of these classes.
+
+    Examples
+    --------
+    >>> constraint_of(int | None), constraint_of(list[int])
+    (Values(int | None), JsonSchema({"items": {"type": "integer"}, "type": "array"}))
+    """
     return JsonSchema(type_) if _parts(type_) is None else Values(type_)
 
 
@@ -181,6 +187,12 @@ def index_of(constraint: Any, vocab: VocabularyLike) -> Index | None:
 
     A constraint is a Constraint, Recognizer, Index, type, list of str, function or None; any other object or type is a
     TypeError. Raise a ValueError for an index over another vocabulary, and if no token of `vocab` begins a string.
+
+    Examples
+    --------
+    >>> index = index_of(["yes", "no"], lm.vocab)
+    >>> [str(lm.vocab[token]) for token in index.allowed(index.start)]
+    ['n', 'y']
     """
     if is_type(constraint):
         constraint = constraint_of(constraint)

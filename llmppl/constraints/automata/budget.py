@@ -16,7 +16,16 @@ REMEDY = "shorter counted repeats, fewer of them, or a smaller language would wo
 
 
 class TooLarge(ValueError):
-    """Error of an automaton that would pass a limit: `what` it is, the `count` that it passes, and a `remedy`."""
+    """Error of an automaton that would pass a limit: `what` it is, the `count` that it passes, and a `remedy`.
+
+    Examples
+    --------
+    >>> try:
+    ...     Regex("(?s:.{500}){1000}")
+    ... except TooLarge as error:
+    ...     print(error.count)
+    more than 1,000,000 states
+    """
 
     def __init__(self, what: str, count: str, remedy: str = REMEDY) -> None:
         super().__init__(f"{what} is too large: {count}; {remedy}")

@@ -100,12 +100,18 @@ def _ways(row: list[Edge]) -> list[tuple[int, int]]:
 
 
 class DFA(Machine):
-    """A language of text, as a deterministic automaton over its UTF-8 bytes.
+    """Language of text, as a deterministic automaton over UTF-8 bytes: a Regex, `from_strings`, or operations on them.
 
     It is a recognizer: `start` (0 if the language is empty), `step(state, byte)`, `accepts(state)`. States are small
     integers; 0 is dead, and `step` never returns it. Rows are computed on demand. `table`, `ready` and `accepting` show
     the known rows; fetch them again after `row`, `step` or `explore`, which may replace them. A copy is the automaton
     itself. If the NFA has guards that depend on more than the start of the text, all states are computed at once.
+
+    Examples
+    --------
+    >>> words = Regex("[a-z]{2}") - DFA.from_strings(["no"])
+    >>> "no" in words, words.count(2), words.shortest()
+    (False, 675, 'aa')
     """
 
     strings: tuple[str, ...] | None = None          # the argument of `from_strings`

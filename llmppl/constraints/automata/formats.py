@@ -114,50 +114,98 @@ FORMATS = {"date": DATE, "time": TIME, "date-time": DATETIME, "uuid": UUID, "ipv
 
 @lru_cache(1)
 def iso_date() -> DFA:
-    """Return the dates such as 2024-02-29, in the years 0001 to 9999, with leap years."""
+    """Return the dates such as 2024-02-29, in the years 0001 to 9999, with leap years.
+
+    Examples
+    --------
+    >>> "2024-02-29" in iso_date(), "2023-02-29" in iso_date()
+    (True, False)
+    """
     return Regex(DATE)
 
 
 @lru_cache(1)
 def iso_time() -> DFA:
-    """Return the times of day such as 23:59, 23:59:59 and 23:59:59.5, with at most six digits of a second."""
+    """Return the times of day such as 23:59, 23:59:59 and 23:59:59.5, with at most six digits of a second.
+
+    Examples
+    --------
+    >>> "23:59" in iso_time(), "24:00" in iso_time()
+    (True, False)
+    """
     return Regex(TIME)
 
 
 @lru_cache(1)
 def iso_datetime() -> DFA:
-    """Return a date, T and a time, with Z, an offset such as +02:00, or neither."""
+    """Return a date, T and a time, with Z, an offset such as +02:00, or neither.
+
+    Examples
+    --------
+    >>> "2024-02-29T12:00Z" in iso_datetime(), "2024-02-29 12:00" in iso_datetime()
+    (True, False)
+    """
     return Regex(DATETIME)
 
 
 @lru_cache(1)
 def uuid() -> DFA:
-    """Return UUIDs of any version, with hyphens, in capitals or small letters."""
+    """Return UUIDs of any version, with hyphens, in capitals or small letters.
+
+    Examples
+    --------
+    >>> "123e4567-e89b-12d3-a456-426614174000" in uuid(), "123e4567" in uuid()
+    (True, False)
+    """
     return Regex(UUID)
 
 
 @lru_cache(1)
 def ipv4() -> DFA:
-    """Return addresses such as 192.168.0.1, without leading zeros."""
+    """Return addresses such as 192.168.0.1, without leading zeros.
+
+    Examples
+    --------
+    >>> "192.168.0.1" in ipv4(), "192.168.0.256" in ipv4()
+    (True, False)
+    """
     return Regex(IPV4)
 
 
 @lru_cache(1)
 def email() -> DFA:
-    """Return a local part of at most 64 characters without quotes, @, and a domain of two labels or more."""
+    """Return a local part of at most 64 characters without quotes, @, and a domain of two labels or more.
+
+    Examples
+    --------
+    >>> "ada@example.org" in email(), "ada@example" in email()
+    (True, False)
+    """
     return Regex(rf"(?=[^@]{{1,64}}@){_LOCAL_PART}@{_DOMAIN}")
 
 
 @lru_cache(1)
 def url() -> DFA:
-    """Return ASCII web addresses, http and https, with a domain, localhost or an IPv4 address."""
+    """Return ASCII web addresses, http and https, with a domain, localhost or an IPv4 address.
+
+    Examples
+    --------
+    >>> "https://example.org/a?b=1" in url(), "example.org/a?b=1" in url()
+    (True, False)
+    """
     host = rf"(?:(?!(?:[^/:?#]*\.)?[Xx][Nn]--){_DOMAIN}|localhost|{IPV4})"
     return Regex(rf"https?://{host}(?::{_PORT})?(?:/{_PATH}*)?(?:\?{_QUERY}*)?(?:#{_QUERY}*)?")
 
 
 @lru_cache(1)
 def phone() -> DFA:
-    """Return international numbers of 7 to 15 digits: +, no leading zero, optional blanks or hyphens between digits."""
+    """Return international numbers of 7 to 15 digits: +, no leading zero, optional blanks or hyphens between digits.
+
+    Examples
+    --------
+    >>> "+49 30 123456" in phone(), "030 123456" in phone()
+    (True, False)
+    """
     return Regex("\\+[1-9](?:[ -]?[0-9]){6,14}")
 
 
@@ -176,7 +224,14 @@ def number_range(low: Bound | None = None, high: Bound | None = None, decimals: 
     Raises
     ------
     ValueError
-        No such number lies between them.
+        No such number lies between them, or a bound is infinite.
+
+    Examples
+    --------
+    >>> list(number_range(-1, 2).enumerate())
+    ['0', '1', '2', '-1']
+    >>> "1.5" in number_range(0.5, 2, decimals=1), "2.1" in number_range(0.5, 2, decimals=1)
+    (True, False)
     """
     scale = 10 ** arguments.count("decimals", decimals, least=0)
     least, most = -(10**MAX_DIGITS) * scale + 1, 10**MAX_DIGITS * scale - 1

@@ -39,7 +39,14 @@ STEPS_PER_STATE = 50                                # that the next characters o
 
 @readable_tuple
 class Edit(NamedTuple):
-    """One edit applied to a member of the language."""
+    """One edit of a member: `wanted` ("" if inserted) became `found` ("" if deleted) at character `place` of the text.
+
+    Examples
+    --------
+    >>> [edit] = alignment(Regex("colou?r"), "colr")
+    >>> edit.kind, edit.place, edit.wanted, edit.found
+    ('delete', 3, 'o', '')
+    """
 
     kind: Literal["insert", "delete", "substitute"]
     place: int                                      # in the text, of `found` or of the character that a deletion lacks
@@ -59,9 +66,10 @@ def within(
     language: DFA, k: int, *, insert: int | None = 1, delete: int | None = 1, substitute: int | None = 1,
     alphabet: str | Iterable[str] | None = None,
 ) -> DFA:  # fmt: skip
-    """Return the strings that edits of total cost at most k make of members: `within(Regex("cat"), 1)`.
+    """Return the strings that edits of total cost at most k make of members of a language.
 
-    For edits in one region only, concatenate: `within(prefix, 0) + within(suffix, 2)`.
+    For edits in one region only, concatenate: `within(prefix, 0) + within(suffix, 2)`. Raises TooLarge if the
+    automaton would pass its limits.
 
     Parameters
     ----------
@@ -70,6 +78,12 @@ def within(
     alphabet : str or iterable of str, optional
         Characters that may be inserted or substituted: a regex that matches single characters, such as "[ -~]", or
         the characters themselves. Any character if None.
+
+    Examples
+    --------
+    >>> near = within(Regex("cat|dog"), 1, alphabet="[a-z]")
+    >>> "dig" in near, "cats" in near, "pig" in near
+    (True, True, False)
     """
     costs = _checked(language, insert, delete, substitute)
     characters = _fragment(_alphabet(alphabet))
@@ -113,6 +127,11 @@ def alignment(
     """Return one cheapest list of edits that makes `text` of a member of the language, in the order of the text.
 
     It is empty if `text` is a member, and None if no edits of total cost at most k suffice. Parameters as for `within`.
+
+    Examples
+    --------
+    >>> alignment(DFA.from_strings(["definitely", "defiantly"]), "definately")
+    [Edit(kind='substitute', place=5, wanted='i', found='a')]
     """
     most = math.inf if k is None else count("k", k, least=0)
     costs, characters = _checked(language, insert, delete, substitute), _alphabet(alphabet)
@@ -216,9 +235,13 @@ class _Keys(NamedTuple):
 def rewrite(language: DFA, rules: Iterable[tuple[DFA, DFA]]) -> DFA:
     """Return the strings of a language with some occurrences of a string of `what` replaced by any string of `by`.
 
-    `rules` are pairs (what, by); where several fit, any of them may be applied. The language of
-    `rewrite(Regex("call 55"), [(Regex("[0-9]+"), Regex("#"))])` is "call #", "call ##", "call #5", "call 5#" and
-    "call 55".
+    `rules` are pairs (what, by); where several fit, any of them may be applied. Raises a ValueError if a `what` has the
+    empty string, and TooLarge if the automaton would pass its limits.
+
+    Examples
+    --------
+    >>> list(rewrite(Regex("call 55"), [(Regex("[0-9]+"), Regex("#"))]).enumerate())
+    ['call #', 'call ##', 'call #5', 'call 5#', 'call 55']
     """
     keys = []
     for what, by in rules:
@@ -233,8 +256,13 @@ def rewrite(language: DFA, rules: Iterable[tuple[DFA, DFA]]) -> DFA:
 def synonyms(table: Mapping[str, Sequence[str]]) -> Callable[[DFA], DFA]:
     """Return the rewrite that may replace each occurrence of a key by one of its alternatives; "" deletes it.
 
-    `synonyms({"cat": ["dog", "mouse"]})(Regex("cats?"))` is the language of "cat", "cats", "dog", "dogs", "mouse" and
-    "mouses". Occurrences are of characters, not of words; the key " cat " has blanks around.
+    Occurrences are of characters, not of words; the key " cat " has blanks around. Raises a ValueError if a key is
+    empty, and a TypeError if the alternatives of a key are one str.
+
+    Examples
+    --------
+    >>> list(synonyms({"cat": ["dog", "mouse"]})(Regex("cats?")).enumerate())
+    ['cat', 'dog', 'cats', 'dogs', 'mouse', 'mouses']
     """
     keys = _trie(table)
     return lambda language: _rewritten(language, [keys])
@@ -245,12 +273,23 @@ def any_case(language: DFA) -> DFA:
 
     Letters change within the pairs (u, l) of single characters with `u.lower() == l` and `l.upper() == u`, so that a
     second application adds nothing. "ß", "ı", "ς" and titlecase letters such as "ǅ" belong to no pair.
+
+    Examples
+    --------
+    >>> list(any_case(Regex("ok")).enumerate())
+    ['OK', 'Ok', 'oK', 'ok']
     """
     return _rewritten(language, [_case_pairs()])
 
 
 def any_whitespace(language: DFA) -> DFA:
-    """Allow every run of blanks, tabs and newlines as any other: `any_whitespace(Regex("a b"))` is `a[ \\t\\n]+b`."""
+    """Allow every run of blanks, tabs and newlines as any other: `any_whitespace(Regex("a b"))` is `a[ \\t\\n]+b`.
+
+    Examples
+    --------
+    >>> "a \\n b" in any_whitespace(Regex("a b")), "ab" in any_whitespace(Regex("a b"))
+    (True, False)
+    """
     blanks = Regex(r"[ \t\n]+")
     return rewrite(language, [(blanks, blanks)])
 
@@ -259,6 +298,11 @@ def optional_punctuation(language: DFA) -> DFA:
     """Allow every punctuation character to be absent: `optional_punctuation(Regex("Hi!"))` has "Hi!" and "Hi".
 
     Punctuation is the general category P of Unicode. Symbols such as $, +, <, =, >, ^, `, | and ~ do not belong to it.
+
+    Examples
+    --------
+    >>> "Its 5 oclock" in optional_punctuation(Regex("It's 5 o'clock!"))
+    True
     """
     return rewrite(language, [(Regex(r"\p{P}"), Regex(""))])
 

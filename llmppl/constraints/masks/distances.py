@@ -47,7 +47,7 @@ def walks(graph: Graph, trie: Trie, queue: list[int]) -> Iterator[tuple[Ints, Wa
 
 @dataclass(frozen=True, eq=False, repr=False)
 class PrecomputedIndex(Shared):
-    """All states that tokens reach from the start, as rows, with their masks and steps.
+    """Result of `TokenIndex.build_all`: all states that tokens reach from the start, as rows, with masks and steps.
 
     Attributes
     ----------
@@ -57,6 +57,14 @@ class PrecomputedIndex(Shared):
     begin : (S + 1,) int64 ndarray
     next : (begin[S],) integer ndarray
         The rows that tokens lead to; for row i from begin[i] on, in the order of the bytes of its tokens.
+
+    Examples
+    --------
+    >>> found = Regex("ab*").index(lm.vocab).build_all()
+    >>> found
+    PrecomputedIndex(2 states, 3 steps)
+    >>> [str(lm.vocab[token]) for token in found.row(0)[0]]
+    ['a', 'ab']
     """
 
     index: Any                                      # the TokenIndex

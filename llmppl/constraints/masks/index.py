@@ -49,7 +49,14 @@ MAX_RANGES, MAX_BYTES = 8, 24                       # runs of bytes, and bytes o
 
 
 class _End:
-    """State after an eos token: the text is finished, and nothing may follow."""
+    """State after an eos token: the text is finished, and nothing may follow.
+
+    Examples
+    --------
+    >>> index = Regex("a").index(lm.vocab)
+    >>> index.advance(index.after("a"), lm.vocab.eos_ids[0])
+    END
+    """
 
     def __repr__(self) -> str:
         return "END"

@@ -290,7 +290,15 @@ MAX_STATES = 1 << 16                                # states of the pre-tokenise
 
 @readable_tuple
 class CanonicalState(NamedTuple):
-    """State after a sequence of tokens: everything that determines which tokens may follow."""
+    """State after a sequence of tokens: everything that determines which tokens may follow.
+
+    Examples
+    --------
+    >>> canonical = Canonical(lm.tokenizer, lm.vocab)
+    >>> state = canonical.after(canonical.encode(" together"))
+    >>> lm.vocab[state.last], canonical.accepts(state)
+    (Token(799, ' together'), True)
+    """
 
     pretokens: PreTokenState
     last: int                                       # the last token; -1 if it cannot merge with the next one
@@ -318,6 +326,15 @@ class Canonical(Shared):
     ValueError
         If the tokenizer drops merges at random, so that a text has several encodings; if it has more tokens than
         `vocab`.
+
+    Examples
+    --------
+    >>> canonical = Canonical(lm.tokenizer, lm.vocab)
+    >>> to, gether = lm.vocab.spell(b" to") + lm.vocab.spell(b"gether")
+    >>> canonical.is_canonical([to, gether]), canonical.encode(" together")
+    (False, [799])
+    >>> canonical.advance(canonical.after([to]), gether) is None
+    True
     """
 
     def __init__(self, tokenizer: Any, vocab: VocabularyLike) -> None:

@@ -45,7 +45,15 @@ PARTS = re.compile(
 
 
 class UnsupportedTokenizer(ValueError):
-    """Rule of a tokenizer that is not supported; the message names it."""
+    """Error of a tokenizer with an unsupported rule. `Canonical` catches it and keeps its message as `reason`.
+
+    Examples
+    --------
+    >>> from tokenizers import Tokenizer, models
+    >>> words = Tokenizer(models.WordLevel({"a": 0, "?": 1}, unk_token="?"))
+    >>> Canonical(words, Vocabulary([b"a", b"?"])).reason
+    'its model is WordLevel, or BPE that marks the parts of words'
+    """
 
 
 class Node(NamedTuple):

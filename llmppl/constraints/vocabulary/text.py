@@ -68,6 +68,12 @@ class Text(Spelled, str):
     ------
     UnicodeEncodeError
         If a str contains a lone surrogate, which has no bytes in UTF-8.
+
+    Examples
+    --------
+    >>> half = Text(b"caf\\xc3")
+    >>> half.bytes, half + Text(b"\\xa9")
+    (b'caf\\xc3', 'café')
     """
 
     __slots__ = ("bytes",)

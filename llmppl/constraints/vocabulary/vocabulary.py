@@ -140,6 +140,12 @@ class Token(Spelled, int):
     `str(token)` is its text and `token.bytes` its bytes; `text + token` is a Text. `token == EOS` is True if the token
     ends the text. Otherwise a token is an int, and sets and dicts find it by its id. To compare it with a text is
     therefore a TypeError, which suggests `str(token)`.
+
+    Examples
+    --------
+    >>> token = lm.vocab[799]
+    >>> token, token.bytes, "get" + token, token == EOS
+    (Token(799, ' together'), b' together', 'get together', False)
     """
 
     vocab: Vocabulary
@@ -390,6 +396,12 @@ def encode_fragment(tokenizer: Any, vocab: Vocabulary, text: str) -> list[int]:
     The result has no special token: the name of one in `text` is spelled as text. If the tokenizer is None, or cannot
     write `text` exactly (for example because it normalises text), the fewest tokens that spell it are returned. A
     ValueError is raised if there are none.
+
+    Examples
+    --------
+    >>> ids = encode_fragment(lm.tokenizer, lm.vocab, " happy birthday")
+    >>> [str(lm.vocab[id]) for id in ids]
+    [' happy', ' birth', 'day']
     """
     data = bytes_of(text)
     if not data:
