@@ -28,7 +28,13 @@ Mask = NDArray[np.bool_]
 
 
 def logsumexp(log_weights: ArrayLike) -> Any:
-    """Return (...,) logs of the sums of (..., n) weights, a float for (n,); -inf if all are 0, or n is 0."""
+    """Return (...,) logs of the sums of (..., n) weights, a float for (n,); -inf if all are 0, or n is 0.
+
+    Examples
+    --------
+    >>> round(logsumexp([-1000.0, -1000.0]), 4)
+    -999.3069
+    """
     log_weights = np.asarray(log_weights, dtype=np.float64)
     tops = log_weights.max(-1, initial=-np.inf)
     finite = np.where(np.isfinite(tops), tops, 0.0)     # -inf - -inf would be NaN
@@ -42,6 +48,14 @@ class Table(ABC):
 
     nbytes : bytes of the log-weights, on any device, and of the sums
     owner : object that reads blocks of several tables together, or None
+
+    Examples
+    --------
+    >>> table = Finite(["red", "blue"], [0.0, math.log(3)]).table()
+    >>> isinstance(table, Table), len(table)
+    (True, 2)
+    >>> round(math.exp(table.log_total), 4)
+    4.0
     """
 
     nbytes: int
@@ -104,6 +118,12 @@ class ArrayTable(Table):
     """Table of an (n,) float32 or float64 array, restricted by `mask`, (n,) bool, if there is one.
 
     `base` is the table without the mask. `top` is its largest log-weight, if known.
+
+    Examples
+    --------
+    >>> table = ArrayTable(np.log([0.5, 0.25, 0.25]), mask=np.array([True, True, False]))
+    >>> round(math.exp(table.log_total), 4), table.at(2)
+    (0.75, -inf)
     """
 
     def __init__(
@@ -199,7 +219,14 @@ class ArrayTable(Table):
 
 
 class PutTable(Table):
-    """Table of `base`, which may be on a device, with another log-weight at `index`, where `base` has -inf."""
+    """Table of `base`, which may be on a device, with another log-weight at `index`, where `base` has -inf.
+
+    Examples
+    --------
+    >>> table = PutTable(ArrayTable(np.array([0.0, -np.inf])), 1, math.log(3))
+    >>> np.exp(table.whole()).round(4)
+    array([1., 3.])
+    """
 
     def __init__(self, base: Table, index: int, log_weight: float) -> None:
         self.base, self.index, self.log_weight = base, index, log_weight
@@ -258,7 +285,15 @@ def _scratch_of(size: int) -> Floats:
 
 
 def read_blocks(tables: Sequence[Table], rows: Ints, blocks: Ints) -> Floats:
-    """Return (m, BLOCK) log-weights: block `blocks[i]` of `tables[rows[i]]` for each i."""
+    """Return (m, BLOCK) log-weights: block `blocks[i]` of `tables[rows[i]]`, for (m,) int `rows` and `blocks`.
+
+    Examples
+    --------
+    >>> tables = [ArrayTable(np.zeros(300)), ArrayTable(np.zeros(500))]
+    >>> log_weights = read_blocks(tables, rows=np.array([0, 1]), blocks=np.array([1, 1]))
+    >>> np.count_nonzero(log_weights > -np.inf, axis=1)     # values after the first BLOCK of 256
+    array([ 44, 244])
+    """
     log_weights = np.empty((len(rows), BLOCK))
     bases = _bases(tables)
     for owner, places in _by_owner(bases, rows):
@@ -275,7 +310,14 @@ def read_blocks(tables: Sequence[Table], rows: Ints, blocks: Ints) -> Floats:
 
 
 def values_at(tables: Sequence[Table], rows: Ints, indices: Ints) -> Floats:
-    """Return (m,) log-weights: value `indices[i]` of `tables[rows[i]]` for each i."""
+    """Return (m,) log-weights: value `indices[i]` of `tables[rows[i]]`, for (m,) int `rows` and `indices`.
+
+    Examples
+    --------
+    >>> tables = [ArrayTable(np.array([0.0, 1.0])), ArrayTable(np.array([2.0, 3.0]))]
+    >>> values_at(tables, rows=np.array([1, 0]), indices=np.array([0, 1]))
+    array([2., 1.])
+    """
     bases = _bases(tables)
     for owner, places in _by_owner(bases, rows):
         if owner is not None:                           # the owner fetches them in one transfer

@@ -41,7 +41,16 @@ DecisionRule = Callable[[Any], Any]                     # from a Finite to one o
 
 
 class Impossible(ValueError):
-    """Error for a draw from a distribution without a possible value: every log-probability is -inf."""
+    """Error for a draw from a distribution whose log-probabilities are all -inf. In a program, the particle dies.
+
+    Examples
+    --------
+    >>> try:
+    ...     Uniform(1, 6).masked(np.zeros(6, bool)).sample(np.random.default_rng(0))
+    ... except Impossible as error:
+    ...     print(error)
+    Uniform(1, 6).masked(no value) has no value of positive probability
+    """
 
 
 class Proposal(Shared, ABC, Generic[T_co]):
@@ -58,6 +67,18 @@ class Proposal(Shared, ABC, Generic[T_co]):
     ----------
     support : Sequence or None
         The possible values, in the order of `log_measures()`; None if there are infinitely many.
+
+    Examples
+    --------
+    >>> class LoadedCoin(Proposal[bool]):
+    ...     def propose(self, rng):
+    ...         value = bool(rng.integers(2))                   # drawn from a fair coin
+    ...         return value, self.log_measure(value) - math.log(0.5)
+    ...     def log_measure(self, value):
+    ...         return math.log(0.9 if value else 0.1)
+    >>> value, log_w = LoadedCoin().propose(np.random.default_rng(0))
+    >>> value, round(math.exp(log_w), 4)
+    (True, 1.8)
     """
 
     support: Sequence[T_co] | None = None
@@ -78,7 +99,19 @@ class Proposal(Shared, ABC, Generic[T_co]):
 
 
 class Distribution(Proposal[T_co]):
-    """Normalised proposal: every draw has weight 1. `log_probs()` are in the order of the `support`."""
+    """Normalised proposal: every draw has weight 1. `log_probs()` are in the order of the `support`.
+
+    Examples
+    --------
+    >>> class Coin(Distribution[str]):
+    ...     support = ("heads", "tails")
+    ...     def sample(self, rng):
+    ...         return self.support[rng.integers(2)]
+    ...     def log_prob(self, value):
+    ...         return math.log(0.5) if value in self.support else -math.inf
+    >>> np.exp(Coin().log_probs()).round(4)
+    array([0.5, 0.5])
+    """
 
     @abstractmethod
     def sample(self, rng: np.random.Generator) -> T_co:
@@ -103,7 +136,7 @@ class Distribution(Proposal[T_co]):
 
 
 class Finite(Distribution[T_co]):
-    """Distribution over the values of a `support`. A ValueError if two hashable values are equal.
+    """Distribution over the values of a `support`. ValueError if hashable values are equal, or a weight is NaN or inf.
 
     Parameters
     ----------
@@ -112,6 +145,14 @@ class Finite(Distribution[T_co]):
         Log-probabilities up to a constant; -inf for an impossible value. A callable is called when needed.
     parents : sequence of Finite
         The distributions that the callable uses.
+
+    Examples
+    --------
+    >>> dist = Finite(["red", "green", "blue"], [0.0, 0.0, math.log(2)])
+    >>> np.exp(dist.log_probs()).round(4)
+    array([0.25, 0.25, 0.5 ])
+    >>> dist.masked([True, True, False]).log_prob("blue")
+    -inf
     """
 
     support: Sequence[T_co]
@@ -310,6 +351,13 @@ class RejectionProposal(Proposal[T_co]):
     The predicate takes a value (over tokens, a Token, EOS included) and returns a bool. It is called at most once for
     each value (`calls` times so far), and must be consistent for equal values. If no value of positive probability is
     accepted, a draw tests all of them and raises `Impossible` (in a program, the particle dies).
+
+    Examples
+    --------
+    >>> even = Uniform(1, 1000).where(lambda n: n % 2 == 0)
+    >>> value, log_w = even.propose(np.random.default_rng(0))
+    >>> value, even.calls                                   # `masked` would need 1,000 calls
+    (270, 5)
     """
 
     support: Sequence[T_co]
@@ -443,5 +491,11 @@ NO_RULE = Rule()
 
 
 def is_greedy(rule: DecisionRule) -> bool:
-    """Return True for a Rule of temperature 0."""
+    """Return True for a Rule of temperature 0.
+
+    Examples
+    --------
+    >>> is_greedy(Rule(temperature=0)), is_greedy(NO_RULE)
+    (True, False)
+    """
     return rule is not NO_RULE and isinstance(rule, Rule) and rule.temperature == 0
