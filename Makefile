@@ -53,6 +53,7 @@ documents: $(SETUP)
 docs: $(SETUP)
 	$(BIN)/python -m pip install --quiet -c constraints.txt mkdocs-material 'mkdocstrings[python]'
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
+	@echo "the site, with its search: $(BIN)/python -m http.server --directory out/site"
 
 # every test, the random experiments at full count
 check: types docs

@@ -15,10 +15,14 @@ from mkdocs.structure.files import File, Files
 
 ROOT = Path(__file__).resolve().parent.parent
 COPIED = {"benchmarks/README.md": "benchmarks.md", "SECURITY.md": "security.md", "CHANGELOG.md": "changelog.md"}
-ERRORS = """# Errors
+ERRORS = """---
+hide: [toc]
+---
 
-After this page you can find what raises a message: search for words of it. "…" stands for a value. A message says what
-would have worked. For a run without particles, see [all particles died](all-died.md)."""
+# Errors
+
+After this page you know the errors of llmppl. The search of the site finds one by its words. "…" stands for a value,
+and a message says what would have worked. For a run without particles, see [all particles died](all-died.md)."""
 NOTEBOOK = re.compile(r"\]\((?:\.\./examples/)?(\w+)\.ipynb")
 
 
@@ -50,13 +54,13 @@ def message(node: ast.expr) -> str:
 
 
 def errors(path: Path) -> Iterator[str]:
-    """Yield the errors and warnings of a file, such as "ValueError: `N must be positive, not …`"."""
+    """Yield the errors and warnings of a file, each as a heading, which the search of the site finds."""
     for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
         call = node.exc if isinstance(node, ast.Raise) else node
         if isinstance(call, ast.Call) and call.args and (call is not node or ast.unparse(call.func) == "warnings.warn"):
             text, kind = message(call.args[0]), ast.unparse(call.func)
             if len(re.findall("[a-z]+", text)) > 3 and kind[0].isupper() | (call is node):
-                yield f"- {'warning' if call is node else kind}: ``{' '.join(text.split())}``"
+                yield f"#### ``{' '.join(text.split())}``\n\n{'warning' if call is node else kind}"
 
 
 def error_page() -> str:
@@ -64,7 +68,7 @@ def error_page() -> str:
     parts = [ERRORS]
     for folder in sorted((ROOT / "llmppl").iterdir()):
         if found := {each for path in folder.rglob("*.py") for each in errors(path)}:
-            parts += [f"## `llmppl.{folder.name}`", "\n".join(sorted(found))]
+            parts += [f"## `llmppl.{folder.name}`", "\n\n".join(sorted(found))]
     return "\n\n".join(parts) + "\n"
 
 
