@@ -297,9 +297,8 @@ class Model:
             allowed only where the constraint accepts the text. A callable must hold of the text so far after every
             token. It is checked after the draw and cannot plan the end. Create the constraint outside of the step.
         complete : bool, optional
-            If True, the span must end after at most `max_tokens` tokens (EOS not counted), instead of being cut there.
-            A token after which the constraint cannot accept in time is not proposed, as far as the constraint knows.
-            A span that has not ended by then dies. Default: True for a bounded constraint that is not a function.
+            If True, a span that has not ended after `max_tokens` tokens (EOS not counted) dies, and masks leave room
+            for its end; else it is cut there. Default: True for a bounded constraint that is not a function.
         rule : Rule, or another function from a distribution to one over the same tokens
             Turns the model's next-token distribution into the target's.
         """

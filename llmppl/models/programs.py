@@ -192,8 +192,7 @@ class ConstrainedText(Program):
         Without a constraint, or with a function, only EOS leaves the language, and "boundary" means "eos".
     complete : bool, optional
         As in `Model.extend`: if True, the text must end within `max_tokens` tokens, and within the length that the
-        model can read; else it may be cut there. A function, or a JsonSchema without an `automaton`, cannot plan the
-        end: texts that have not ended in time die.
+        model can read; else it may be cut there. For a function or a Pattern, texts that have not ended by then die.
     mask : callable, optional
         `mask(text) -> (V,) bool` returns the tokens that may follow the text so far; EOS is True if the text may end.
     **options

@@ -65,6 +65,8 @@ class Probabilities(TableView, Mapping[Any, float]):
 
     def share(self, value: Any) -> Share:
         """Return the probability of a value with its standard error or bounds. KeyError if it was not found."""
+        if key_of(value) not in self._by_key:
+            raise KeyError(f"{value!r} is not among the values: {one_line(', '.join(map(repr, self)))}")
         return self._by_key[key_of(value)]
 
     def __iter__(self) -> Iterator[Any]:

@@ -72,6 +72,8 @@ def test_a_choice_is_a_table_with_bars_and_bounds():
     assert found._repr_html_().count("<rect") == 3
     frame = found.to_pandas()
     assert (frame["lower"] <= frame["probability"]).all() and (frame["probability"] <= frame["upper"]).all()
+    with pytest.raises(KeyError, match=r"' ab' is not among the values: '(ab|ba|abc)', "):
+        found[" ab"]
 
 
 def test_texts_that_a_model_seldom_writes_are_noted():
