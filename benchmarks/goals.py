@@ -8,6 +8,8 @@ is the median over the turns, with the lowest and the highest. Models and task a
     python benchmarks/goals.py --only outside tasks     # selected tables
     python benchmarks/goals.py --quick                  # a test that everything runs, with sizes too small: two minutes
 
+`--summary benchmarks/results/cost.json` writes the ratios of "cost" that `tools/pictures.py` draws.
+
 cost     whole runs, over `generate` of the same length, which runs the prompt once per sequence, and over the same
          with the prompt run once; a round, over its matrix products alone (all linear layers at N rows, same turn)
 outside  time per step outside the model's forward pass, for vocabularies of real sizes: with a model that has little
@@ -19,9 +21,11 @@ others   llamppl and genlm-control, over ours, on the embedded model; others-gpt
 from __future__ import annotations
 
 import argparse
+import json
 import statistics
 import time
 from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -35,6 +39,7 @@ from transformers.pytorch_utils import Conv1D
 from llmppl import CachedTransformer, ConstrainedText, repeat
 
 CACHE = 2 << 30
+SPREAD = (statistics.median, min, max)
 NAMES = {None: "standard", K: f"steer K={K}"}
 COST = (                                                # model, prompt, N, steps; x generate of standard, of steer
     ("embedded", 40, 10, 50, 0.9, 1.1),
@@ -97,7 +102,9 @@ def cpu(call: Callable[[], Any]) -> float:
     return time.process_time() - start
 
 
-def cost(repeats: int, quick: bool) -> None:
+def cost(repeats: int, quick: bool) -> list[dict[str, Any]]:
+    """Print the table of each setting. Return (median, lowest, highest) of "x generate" and "x prompt once"."""
+    summary: list[dict[str, Any]] = []
     for name, prompt, N, steps, *goals in COST:
         if quick:
             prompt, N, steps = min(prompt, 60), 4, 4
@@ -114,11 +121,14 @@ def cost(repeats: int, quick: bool) -> None:
         bounds = ROOFLINE.get((name, prompt), (None, None))
         rows = []
         for method, goal, bound in zip(own, goals, bounds, strict=True):
+            ratios = {base.name: quotients(cpus(method), cpus(base)) for base in (sampling, prompt_once)}
+            setting = {"model": name, "prompt": prompt, "N": N, "steps": steps, "method": method.name}
+            summary.append(setting | {how: [round(f(of), 3) for f in SPREAD] for how, of in ratios.items()})
             rows.append((
                 method.name,
                 f"{statistics.median(run.cpu for run in method.runs):.2f}",
-                *told(quotients(cpus(method), cpus(sampling)), goal),
-                spread(quotients(cpus(method), cpus(prompt_once)), ".2f"),
+                *told(ratios["sampling"], goal),
+                spread(ratios["prompt once"], ".2f"),
                 f"{1e3 * statistics.median(run.round(task) for run in method.runs):.1f}",
                 f"{1e3 * statistics.median(run.outside(task) for run in method.runs):.1f}",
                 *told(quotients([run.round(task) for run in method.runs], alone), bound),
@@ -128,6 +138,7 @@ def cost(repeats: int, quick: bool) -> None:
         medians = [statistics.median(found) for found in (cpus(sampling), cpus(prompt_once), alone)]
         note = "generate {:.2f} s, with the prompt run once {:.2f} s; products {:.4f} s a round".format(*medians)
         table(f"cost: {task}", columns, rows, note)
+    return summary
 
 
 def cpus(method: Method) -> list[float]:
@@ -230,7 +241,9 @@ def counts(method: Method) -> Iterator[str]:
     yield f"{statistics.median(cpus(method)):.2f}"
 
 
-TABLES = {"cost": cost, "outside": outside, "tasks": tasks, "others": others, "others-gpt2": others_gpt2}
+TABLES: dict[str, Callable[[int, bool], Any]] = {
+    "cost": cost, "outside": outside, "tasks": tasks, "others": others, "others-gpt2": others_gpt2,
+}
 
 
 def main() -> None:
@@ -238,11 +251,14 @@ def main() -> None:
     parser.add_argument("--only", choices=[*TABLES], nargs="+", default=[*TABLES])
     parser.add_argument("--repeats", type=int, default=3, help="turns")
     parser.add_argument("--quick", action="store_true", help="one turn of a few steps: a test that it runs")
+    parser.add_argument("--summary", type=Path, help="JSON file for the ratios of the table cost")
     options = parser.parse_args()
     prepare_process(1)
     for name in options.only:
         began = time.perf_counter()
-        TABLES[name](1 if options.quick else options.repeats, options.quick)
+        summary = TABLES[name](1 if options.quick else options.repeats, options.quick)
+        if summary and options.summary:
+            options.summary.write_text("[\n" + ",\n".join(map(json.dumps, summary)) + "\n]\n", encoding="utf-8")
         print(f"({name}: {time.perf_counter() - began:.0f} s)", flush=True)
 
 

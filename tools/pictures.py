@@ -1,6 +1,6 @@
-"""Draw the pictures of docs/ that show a computation: automaton, trie, expansion and quality.
+"""Draw the pictures of docs/ that show a computation: a run of the embedded model, or the results of a benchmark.
 
-    python tools/pictures.py                            # needs pip install 'llmppl[plots]'
+    python tools/pictures.py [NAME ...]                 # needs pip install 'llmppl[plots]'
 
 Each function draws one picture, from a run of the embedded model or from a file. Coordinates are inches from the
 lower left corner. Ink is dark on a light page and light on a dark one; the other colours suit both.
@@ -8,6 +8,7 @@ lower left corner. Ink is dark on a light page and light on a dark one; the othe
 
 import json
 import re
+import sys
 from math import exp
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ import matplotlib
 import numpy as np
 from matplotlib.colors import to_rgba
 from matplotlib.figure import Figure
+from matplotlib.patches import Rectangle
 
 from llmppl import CachedTransformer, ConstrainedText, Regex, enumerate_exact, smc_steer
 from llmppl.report import Recorder
@@ -144,9 +146,72 @@ def expansion() -> None:
     canvas.save("expansion")
 
 
+def loop() -> None:
+    """Run the program of docs/modelling.md. Draw the parts of its fourth step, with the numbers of this step."""
+    names: dict[str, Any] = {"print": lambda *values: None}
+    exec((ROOT / "docs/modelling.md").read_text(encoding="utf-8").split("```python\n")[1].split("```")[0], names)
+    lm, N, K, recorder = names["lm"], 5, 4, Recorder()
+    lm.clear()
+    rows = [0]
+
+    def on_step(step: Any) -> None:
+        recorder(step)
+        rows.append(lm.stats.rows)
+
+    posterior = smc_steer(names["story"], N, K, seed=10, max_steps=30, on_step=on_step, progress=False)
+    step, record = recorder.recording.steps[3], posterior.steps[3]
+    canvas = Canvas(5.65, 1.95)
+    boxes = {
+        (0.95, 1.5): ("expand", f"{N} particles,", f"{len(step.candidates)} runs of step()"),
+        (4.55, 1.5): ("forward pass", f"{rows[4] - rows[3]} distinct contexts", "in one batch"),
+        (4.55, 0.42): ("weigh", "sample, observe, condition", f"{record.num_dead} extensions die"),
+        (0.95, 0.42): ("resample", f"{N} of the others survive,", "without replacement"),
+    }
+    for (x, y), (head, *lines) in boxes.items():
+        canvas.axes.add_patch(Rectangle((x - 0.9, y - 0.38), 1.8, 0.76, facecolor=to_rgba(BLUE, 0.12), edgecolor=BLUE))
+        canvas.text(x, y + 0.22, head, ha="center", weight="bold")
+        for i, line in enumerate(lines):
+            canvas.text(x, y - 0.2 * i, line, ha="center", fontsize=9)
+    arrows = {
+        "contexts": ((1.87, 1.5), (3.63, 1.5)), "distributions": ((4.55, 1.1), (4.55, 0.82)),
+        "weights": ((3.63, 0.42), (1.87, 0.42)), "survivors": ((0.95, 0.82), (0.95, 1.1)),
+    }  # fmt: skip
+    for label, (start, end) in arrows.items():
+        canvas.axes.annotate("", end, start, arrowprops={"arrowstyle": "->", "color": GREY, "lw": 1.5})
+        above = start[1] == end[1]
+        x, y = (start[0] + end[0]) / 2, (start[1] + end[1]) / 2
+        canvas.text(x + 0.08 * (not above), y + 0.12 * above, label, ha="center" if above else "left")
+    canvas.save("loop")
+
+
+def mask() -> None:
+    """Draw a mask: tokens after a prompt, their probabilities, those that the pattern allows, and the proposal."""
+    lm = CachedTransformer.from_pretrained()
+    index = Regex(r" (very )*(happy|sad)\.").index(lm.vocab)
+    probs, allowed = np.exp(lm.context("Tim was").log_probs()), index.mask(index.start)
+    proposal = np.where(allowed, probs, 0) / probs[allowed].sum()
+    order = np.argsort(-probs)
+    shown = sorted([*order[~allowed[order]][:4], *order[allowed[order]][:4]], key=lambda token: -probs[token])
+    canvas = Canvas(4.4, 0.27 * len(shown) + 0.75, (0.05, 1.1, 2.25, 3.1), ("token", "model", "mask", "proposal"))
+    for row, token in enumerate(shown):
+        y, fits = 0.27 * (len(shown) - row) + 0.25, bool(allowed[token])
+        canvas.box(0.05, y, str(lm.vocab[token]), BLUE if fits else GREY, filled=fits)
+        canvas.bar(1.1, y, float(probs[token]), BLUE if fits else GREY)
+        canvas.text(2.4, y, "1" if fits else "0", color=INK if fits else RED, ha="center")
+        canvas.bar(3.1, y, float(proposal[token]), GREEN)
+    canvas.text(0.05, 0.12, f"the weight of the step is the probability of the mask, {probs[allowed].sum():.2f}")
+    canvas.save("mask")
+
+
+def results(name: str) -> list[dict[str, Any]]:
+    """Read a summary that a benchmark wrote."""
+    found: list[dict[str, Any]] = json.loads((ROOT / f"benchmarks/results/{name}.json").read_text(encoding="utf-8"))
+    return found
+
+
 def quality() -> None:
     """Draw the share of right answers of each method, from the summary of benchmarks/tasks.py."""
-    methods = json.loads((ROOT / "benchmarks/results/quality.json").read_text(encoding="utf-8"))
+    methods = results("quality")
     left, percent = 2.45, 0.039                         # the place of 0 %, and the inches of a percent
     canvas = Canvas(5.3, 0.27 * len(methods) + 0.55, (left, 4.8), ("right answers, %", "tokens"))
     for share in (0, 20, 40, 60):
@@ -160,8 +225,60 @@ def quality() -> None:
     canvas.save("quality")
 
 
+def cost() -> None:
+    """Draw the cost of runs over that of generate, from the summary of benchmarks/goals.py."""
+    rows = results("cost")
+    left, unit = 3.0, 1.35                              # the place of 0, and the inches of 1
+    canvas = Canvas(5.3, 0.27 * len(rows) + 0.8)
+    for ratio in (0, 0.5, 1, 1.5):
+        color, width = (INK, 1.0) if ratio == 1 else (GREY, 0.5)
+        canvas.axes.axvline(left + unit * ratio, 0.14, 0.86, color=color, lw=width)
+        canvas.text(left + unit * ratio, 0.12, f"{ratio:g}", ha="center")
+    canvas.text(left + unit, 0.27 * len(rows) + 0.65, "generate", ha="center")
+    names = {"gpt2": "GPT-2's shape", "embedded": "embedded"}
+    for i, each in enumerate(rows):
+        y, color = 0.27 * (len(rows) - i) + 0.15, BLUE if "steer" in each["method"] else GREY
+        if not i % 2:
+            canvas.text(0.05, y, f"{names[each['model']]}, {each['prompt']} tokens, N={each['N']}")
+        canvas.text(2.9, y, "steering" if "steer" in each["method"] else "filter", ha="right", fontsize=8)
+        middle, low, high = (left + unit * ratio for ratio in each["sampling"])
+        canvas.axes.errorbar(middle, y, xerr=[[middle - low], [high - middle]], fmt="o", color=color, lw=2)
+        canvas.axes.plot(left + unit * each["prompt once"][0], y, "o", mec=color, mfc="none")
+    canvas.save("cost")
+
+
+def chain() -> None:
+    """Draw the share of runs that reach m right lines, from the summary of benchmarks/chain.py."""
+    methods = results("chain")
+    styles = ((GREY, "--"), (RED, "--"), (GREEN, "-."), (GREY, "-"), (RED, "-"), (BLUE, "-"))
+    x, height = 0.45 + 0.5 * np.arange(1, 7), 1.7
+    canvas = Canvas(6.2, height + 0.75)
+    for share in (0, 0.5, 1):
+        canvas.axes.plot((0.7, 3.7), [0.45 + height * share] * 2, color=GREY, lw=0.4)
+        canvas.text(0.6, 0.45 + height * share, f"{share:g}", ha="right")
+    for m, place in enumerate(x, 1):
+        canvas.text(place, 0.25, str(m), ha="center")
+    canvas.text(2.2, 0.08, "constraints", ha="center")
+    canvas.text(0.05, height + 0.65, "share of runs that satisfy them")
+    canvas.text(6.15, height + 0.65, "tokens", ha="right")
+    order = sorted(zip(methods, styles, strict=True), key=lambda each: -sum(each[0]["reach"]))
+    for row, (each, (color, dashes)) in enumerate(order):
+        y = 0.45 + height * np.array(each["reach"])
+        shift = 0.02 * (row - 2.5)                      # so that equal shares stay apart
+        error = height * np.array(each["error"])
+        canvas.axes.errorbar(x + shift, y, yerr=error, color=color, ls=dashes, elinewidth=1.5)
+        place = 0.45 + height - 0.27 * row
+        canvas.axes.plot((3.85, 4.15), (place, place), color=color, ls=dashes, lw=1.5)
+        canvas.text(4.2, place, each["method"], fontsize=8.5)
+        canvas.text(6.15, place, f"{each['tokens']:,}", ha="right", fontsize=8.5)
+    canvas.save("chain")
+
+
+DRAWINGS = (automaton, trie, expansion, loop, mask, quality, cost, chain)
+
 if __name__ == "__main__":
     matplotlib.rcParams.update({"svg.fonttype": "none", "svg.hashsalt": "llmppl", "savefig.transparent": True})
     matplotlib.rcParams.update({"text.color": INK, "font.size": 10, "lines.linewidth": 1})
-    for drawing in (automaton, trie, expansion, quality):
-        drawing()
+    for drawing in DRAWINGS:
+        if drawing.__name__ in (sys.argv[1:] or drawing.__name__):
+            drawing()
