@@ -187,6 +187,13 @@ class Repeats(Generic[M]):
     log_ml : float, log of the mean Z-hat, which is unbiased for Z
     log_ml_se : float or None, standard error of `log_ml` to first order; None for one run, or if all runs died
     stats : Stats, of all runs together
+
+    Examples
+    --------
+    >>> program = ConstrainedText(lm, "He was", [" happy", " sad"])
+    >>> runs = repeat(lambda rng: smc_steer(program, N=2, K=2, rng=rng), R=5, seed=0)
+    >>> len(runs.runs), round(runs.log_ml, 1), round(runs.spread, 1)
+    (5, -5.3, 0.3)
     """
 
     runs: tuple[Particles[M], ...]
@@ -277,6 +284,12 @@ class Tuning(TableView, dict[tuple[int, int], Repeats[Any]]):
 
     The spread is the standard deviation of log Z-hat, inf if all particles died in a run. In a notebook, the bars show
     log Z-hat and its spread to both sides.
+
+    Examples
+    --------
+    >>> sizes = tune(ConstrainedText(lm, "He was", [" happy", " sad"]), N=(1, 4), K=2, R=5, seed=0)
+    >>> {size: round(runs.spread, 1) for size, runs in sizes.items()}
+    {(1, 2): 3.4, (4, 2): 0.0}
     """
 
     numbers = True
@@ -332,6 +345,12 @@ def tune(
         Called before each size. `lm.clear` empties the cache, which makes the tokens of the sizes comparable.
     seed, **options
         As in `smc_steer`. TypeError for an unknown option, ValueError for a size or number that is too small.
+
+    Examples
+    --------
+    >>> program = ConstrainedText(lm, "He was", [" happy", " sad"])
+    >>> tune(program, N=(1, 4), K=2, R=5, tolerance=0.5, seed=0).cheapest
+    (4, 2)
     """
     stream, R, tolerance = generator(seed), count("R", R, 2), positive("tolerance", tolerance)
     sizes = [(count("N", n), count("K", k)) for n, k in itertools.product(np.ravel(N).tolist(), np.ravel(K).tolist())]

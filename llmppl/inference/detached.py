@@ -30,6 +30,14 @@ class SavedParticle:
     Plain data are texts, numbers, arrays of numbers, None, and lists, tuples, sets and dicts of plain data. A token is
     its id. A context is the tuple of its tokens' ids, and `lm.at(particle.context)` restores it. `parsed`, of a program
     that has it, is plain data too: the fields of an object as a dict, and a date, a UUID or an enum as in JSON.
+
+    Examples
+    --------
+    >>> import pickle
+    >>> posterior = smc_steer(ConstrainedText(lm, "He was", [" happy", " sad"]), N=4, seed=0)
+    >>> saved = pickle.loads(pickle.dumps(posterior)).best
+    >>> saved.text, str(lm.at(saved.context).text)
+    (' happy', 'He was happy')
     """
 
     text: str

@@ -101,7 +101,15 @@ def _step(
 
 @dataclass(frozen=True)
 class Beam(Generic[M]):
-    """A run that `beam_search` found, with its log joint. It has no weight, since nothing was drawn."""
+    """A run that `beam_search` found, with its log joint. It has no weight, since nothing was drawn.
+
+    Examples
+    --------
+    >>> program = ConstrainedText(lm, "He was", [" happy", " sad"])
+    >>> beam = beam_search(program, N=2, K=3)[0]
+    >>> str(beam), round(beam.log_joint, 2)
+    (' happy', -5.6)
+    """
 
     log_joint: float
     particle: M
@@ -124,6 +132,12 @@ class Beams(TableView, list[Beam[M]]):
     """The beams of a search, the best first. The repr is a table, also in a notebook.
 
     limit : "timeout" or "budget" if one has ended the search, else ""
+
+    Examples
+    --------
+    >>> beams = beam_search(ConstrainedText(lm, "He was", [" happy", " sad"]), N=2, K=3)
+    >>> beams.best.s, [round(beam.log_joint, 2) for beam in beams]
+    (' happy', [-5.6, -6.04])
     """
 
     limit = ""

@@ -50,6 +50,18 @@ class Extension:
     moving : bool, True if its step is to run
     log_start : float, its log-weight before the step, without a twist
     copies : int, number of independent runs that it represents; 0 if nothing was drawn after a selected first choice
+
+    Examples
+    --------
+    >>> class OneCopy:                                      # as Copies(4)
+    ...     num_starts = 4
+    ...     def __call__(self, run):
+    ...         extensions = [Extension(each, i, i, moving=not each.finished) for i, each in enumerate(run.particles)]
+    ...         run.advance([each.particle.step for each in extensions if each.moving])
+    ...         return extensions
+    >>> program = ConstrainedText(lm, "He was", [" happy", " sad"])
+    >>> len(SMC(program, OneCopy(), ResampleBelow(4), seed=0).run())
+    4
     """
 
     def __init__(
@@ -121,6 +133,13 @@ class Copies:
 
     Finished particles are carried along. With `merge`, copies that made the same choices become one, with the sum of
     their weights: a second equal copy carries no information.
+
+    Examples
+    --------
+    >>> program = ConstrainedText(lm, "He was", [" happy", " sad"])
+    >>> step = next(SMC(program, Copies(2, K=3), DownSample(2), seed=0))
+    >>> [str(each) for each in step.candidates]
+    [' sad', ' happy', ' happy', ' happy', ' sad', ' sad']
     """
 
     N: int
@@ -161,6 +180,13 @@ class Distinct:
     Some first choices cannot be listed: they have no finite support, are a weighted proposal, or follow a draw outside
     `sample`. Such a particle is copied K times, or N K times if it is the only one. A particle whose step ends without
     a choice steps once, and finished particles are carried along.
+
+    Examples
+    --------
+    >>> program = ConstrainedText(lm, "He was", [" happy", " sad"])
+    >>> step = next(SMC(program, Distinct(1, K=2), DownSample(1), seed=0))
+    >>> [str(each) for each in step.candidates]
+    [' happy', ' sad']
     """
 
     N: int

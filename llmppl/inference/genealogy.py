@@ -68,6 +68,12 @@ class StepRecord:
     candidate_log_weights : (M,) float, after the step and before selection, twists included
     ancestors, log_chosen : (n,) int and float, results of the selection: candidates[ancestors[i]] is survivor i
     log_survivors : (n,) float, log-weights without twists
+
+    Examples
+    --------
+    >>> posterior = smc_steer(ConstrainedText(lm, "He was", [" happy", " sad"]), N=4, seed=0)
+    >>> [(step.index, round(step.ess, 2), step.num_finished) for step in posterior.steps]
+    [(1, 3.24, 2), (2, 1.91, 4)]
     """
 
     index: int
@@ -88,7 +94,14 @@ class StepRecord:
 
 
 class StepRecords(TableView, tuple[StepRecord, ...]):
-    """Records of the steps of a run. The repr is a table of figures; a notebook shows charts above it."""
+    """Records of the steps of a run. The repr is a table of figures; a notebook shows charts above it.
+
+    Examples
+    --------
+    >>> posterior = smc_steer(ConstrainedText(lm, "He was", [" happy", " sad"]), N=4, seed=0)
+    >>> len(posterior.steps), posterior.steps.lineages.tolist()
+    (2, [4, 4])
+    """
 
     __slots__ = ()
     numbers = True

@@ -416,7 +416,15 @@ def answer_of(particle: Any) -> Any:
 
 @dataclass(frozen=True)
 class Death:
-    """Death of `count` particles at `step`. `reason` names the statement, `text` is the end of the text of one."""
+    """Death of `count` particles at `step`. `reason` names the statement, `text` is the end of the text of one.
+
+    Examples
+    --------
+    >>> program = ConstrainedText(lm, "He was", [" happy", " sad"], rule=Rule(top_k=1))
+    >>> death = smc_steer(program, N=4, seed=0).deaths[0]
+    >>> death.step, death.reason
+    (1, "no token allowed by the list [' happy', ' sad'] has positive probability under Rule(top_k=1)")
+    """
 
     step: int
     reason: str
@@ -433,7 +441,18 @@ class Death:
 
 
 class Deaths(TableView, tuple[Death, ...]):
-    """The deaths of a run, one `Death` for each step and reason, by step, then the largest count first."""
+    """The deaths of a run, one `Death` for each step and reason, by step, then the largest count first.
+
+    Examples
+    --------
+    >>> class Die(Model):
+    ...     def step(self):
+    ...         self.condition(self.sample(Uniform(1, 6)) == 6)
+    ...         self.finish()
+    >>> posterior = importance_sampling(Die(), N=20, seed=0)
+    >>> len(posterior), posterior.deaths.number
+    (2, 18)
+    """
 
     __slots__ = ()
 

@@ -47,12 +47,25 @@ def multinomial(rng: np.random.Generator, log_weights: ArrayLike, N: int) -> Res
     ancestors : (N,) int64 ndarray, increasing
     log_weights : (N,) float64 ndarray
         logsumexp of the old ones - log N, for each. Both arrays are empty if every particle is dead.
+
+    Examples
+    --------
+    >>> ancestors, log_weights = multinomial(np.random.default_rng(0), np.log([0.1, 0.2, 0.7]), N=4)
+    >>> ancestors.tolist(), np.exp(log_weights).round(4).tolist()
+    ([0, 0, 1, 2], [0.25, 0.25, 0.25, 0.25])
     """
     return _at_points(log_weights, N, lambda: np.sort(rng.random(N)))
 
 
 def stratified(rng: np.random.Generator, log_weights: ArrayLike, N: int) -> Resampled:
-    """Draw once from each of N equal strata of the cumulated weight, each with its own uniform; see `multinomial`."""
+    """Draw once from each of N equal strata of the cumulated weight, each with its own uniform; see `multinomial`.
+
+    Examples
+    --------
+    >>> ancestors, log_weights = stratified(np.random.default_rng(0), np.log([0.1, 0.2, 0.7]), N=4)
+    >>> ancestors.tolist()
+    [1, 2, 2, 2]
+    """
     return _at_points(log_weights, N, lambda: (np.arange(N) + rng.random(N)) / N)
 
 
@@ -60,6 +73,12 @@ def systematic(rng: np.random.Generator, log_weights: ArrayLike, N: int) -> Resa
     """Draw once from each of N equal strata of the cumulated weight, at the same place in each; see `multinomial`.
 
     Particle j has floor(N W_j) or ceil(N W_j) copies (W_j normalised).
+
+    Examples
+    --------
+    >>> ancestors, log_weights = systematic(np.random.default_rng(0), np.log([0.1, 0.2, 0.7]), N=4)
+    >>> ancestors.tolist()
+    [1, 2, 2, 2]
     """
     return _at_points(log_weights, N, lambda: (np.arange(N) + rng.random()) / N)
 
@@ -85,6 +104,12 @@ def optimal(rng: np.random.Generator, log_weights: ArrayLike, N: int) -> Resampl
     ancestors : (n,) int64 ndarray, strictly increasing
         n is N, or the number of live particles if that is less.
     log_weights : (n,) float64 ndarray
+
+    Examples
+    --------
+    >>> ancestors, log_weights = optimal(np.random.default_rng(0), np.log([0.7, 0.1, 0.1, 0.1]), N=2)
+    >>> ancestors.tolist(), np.exp(log_weights).round(4).tolist()
+    ([0, 1], [0.7, 0.3])
     """
     alive, log_weights, N = _checked(log_weights, N)
     if alive.size <= N:
@@ -128,7 +153,15 @@ def meet(
 
 @dataclass(frozen=True)
 class DownSample:
-    """Selection of N survivors by `optimal` after every step, as in SMC steering."""
+    """Selection of N survivors by `optimal` after every step, as in SMC steering.
+
+    Examples
+    --------
+    >>> program = ConstrainedText(lm, "He was", [" happy", " sad"])
+    >>> step = next(SMC(program, Copies(2, K=3), DownSample(2), seed=0))
+    >>> len(step.candidates), len(step.particles)
+    (6, 2)
+    """
 
     N: int
 
@@ -141,7 +174,16 @@ class DownSample:
 
 @dataclass(frozen=True)
 class ResampleBelow:
-    """Selection of the particle filter: N survivors by `scheme` if ess < `ess_threshold` N, else all live ones."""
+    """Selection: N survivors by `scheme` if ess < `ess_threshold` N, else all live ones. ValueError for `optimal`.
+
+    Examples
+    --------
+    >>> select, rng = ResampleBelow(4, ess_threshold=0.5), np.random.default_rng(0)
+    >>> select(rng, np.log([0.4, 0.2, 0.2, 0.2]), active=True)[0].tolist()          # ess 3.6
+    [0, 1, 2, 3]
+    >>> select(rng, np.log([0.97, 0.01, 0.01, 0.01]), active=True)[0].tolist()      # ess 1.1
+    [0, 0, 0, 0]
+    """
 
     N: int
     ess_threshold: float = 0.5

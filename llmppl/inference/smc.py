@@ -60,6 +60,14 @@ class Step(StepRecord):
 
     candidates : (M,) tuple of Model, after the step and before selection; dead ones have log_weight -inf and a `death`
     particles : Particles, the n survivors with their new log-weights, twists included
+
+    Examples
+    --------
+    >>> def show(step):
+    ...     print(step.index, len(step.candidates), step.particles.texts)
+    >>> program = ConstrainedText(lm, "He was", [" happy", " sad"])
+    >>> posterior = smc_steer(program, N=2, K=1, seed=0, on_step=show)
+    1 2 [' happy', ' sad']
     """
 
     candidates: tuple[Any, ...]
