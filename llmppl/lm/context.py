@@ -36,6 +36,12 @@ class Context(Shared):
 
     `context + token` and `context + "text"` are longer contexts. `text` is the text without special tokens, so that
     `(context + text).text == context.text + text`. `tokens` are all tokens, and `len` is their number.
+
+    Examples
+    --------
+    >>> context = lm.context("Once upon a") + " time"
+    >>> str(context.text), len(context)
+    ('Once upon a time', 4)
     """
 
     __slots__ = ("lm", "node", "_start", "_offset", "__weakref__")
@@ -145,6 +151,12 @@ class TokenDistribution(Finite[Token]):
 
     Values are `Token`s (or ids). `log_prob(EOS)` is the log of the summed probability of all eos ids of the model.
     A token of another vocabulary raises a ValueError, a str a TypeError.
+
+    Examples
+    --------
+    >>> dist = lm.context("Once upon a").next_token().top_k(2)
+    >>> [str(lm.vocab[i]) for i in np.flatnonzero(dist.log_probs() > -np.inf)]
+    [' time', ' while']
     """
 
     support: Vocabulary
@@ -195,7 +207,14 @@ class NextToken(TokenDistribution):
     """Distribution of the token after `context`, at temperature 1.
 
     Its probabilities are computed when they are first needed, in one forward pass with all other NextTokens of that
-    time.
+    time. ValueError if `context` is longer than the model reads.
+
+    Examples
+    --------
+    >>> dist = lm.context("Once upon a").next_token()
+    >>> token = dist.sample(np.random.default_rng(0))
+    >>> str(token), round(math.exp(dist.log_prob(token)), 3)
+    (' time', 0.999)
     """
 
     def __init__(self, context: Context) -> None:
@@ -215,8 +234,14 @@ class StringDistribution(Distribution[str]):
     """Probability that the text after `context` begins with given tokens, computed in one forward pass.
 
     `log_prob(text)` is log p(v_1 ... v_n | context) = sum_i log p(v_i | context, v_1 ... v_{i-1}) for the tokens v that
-    `context + text` appends. Tokens or ids are scored as they are. It does not sample: many strings are prefixes of one
-    text, so there is no single distribution to draw from.
+    `context + text` appends. Tokens or ids are scored as they are. `sample` raises a TypeError: many strings are
+    prefixes of one text, so there is no single distribution to draw from.
+
+    Examples
+    --------
+    >>> string = lm.context("Once upon a").next_token().string()
+    >>> round(string.log_prob(" time, there was"), 2)
+    -0.32
     """
 
     def __init__(self, context: Context) -> None:

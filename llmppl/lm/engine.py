@@ -50,6 +50,16 @@ class Engine(ABC):
         True if `forward` answers an empty context, asked (i, 0). A prompt may then be empty without a BOS token.
     tokens : int
         Number of tokens run since it was made. Tokens whose keys and values it had kept do not count.
+
+    Examples
+    --------
+    >>> class Repeater(Engine):                             # the last token has weight 3, another one 1
+    ...     def forward(self, contexts, asked):
+    ...         self.tokens += sum(n for _, n in asked)
+    ...         return math.log(3) * np.eye(2)[[contexts[i][n - 1] for i, n in asked]]
+    >>> repeater = CachedTransformer(Repeater(), Vocabulary([b"a", b"b"]))
+    >>> np.exp(repeater.context("ab").log_probs()).round(4)
+    array([0.25, 0.75])
     """
 
     name: str = ""
@@ -107,6 +117,15 @@ class Batch:
     slots : (B, T) int64, slots of the row's whole context, new tokens included; T is the longest context.
         Right-padded with the row's first slot. A slot of another context may hold NaN, which spreads through masks.
     asked : list of (row, column) of the tokens after which logits are needed
+
+    Examples
+    --------
+    >>> engine, ids = lm.engine.renewed(), [int(token) for token in lm.context("Once upon a").tokens]
+    >>> engine.reserve(3)
+    >>> one = {"starts": np.array([0]), "lengths": np.array([3]), "slots": np.array([[0, 1, 2]])}
+    >>> logits = engine.run(Batch(np.array([ids]), **one, asked=[(0, 2)]))
+    >>> str(lm.vocab[logits[0].argmax()])
+    ' time'
     """
 
     tokens: NDArray[np.int64]
@@ -120,6 +139,11 @@ class SlotEngine(Engine):
     """Engine whose keys and values are in slots. `forward` is for contexts that the slots cannot hold.
 
     slot_bytes : bytes of keys and values per token
+
+    Examples
+    --------
+    >>> isinstance(lm.engine, SlotEngine), lm.engine.slot_bytes
+    (True, 4608)
     """
 
     slot_bytes: int

@@ -12,7 +12,7 @@ from helpers.common import ROOT
 
 import llmppl
 
-WITH_EXAMPLES = ["llmppl", "llmppl.constraints", "llmppl.distributions", "llmppl.inference"]
+WITH_EXAMPLES = ["llmppl", "llmppl.constraints", "llmppl.distributions", "llmppl.inference", "llmppl.lm"]
 NAMES = [(each, name) for each in WITH_EXAMPLES for name in importlib.import_module(each).__all__]
 
 
