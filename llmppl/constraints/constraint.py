@@ -106,7 +106,7 @@ class Index(Shared):
 
         Raise a ValueError with the reason if the text is invalid despite the masks; a particle with this text dies.
         """
-        made_from = getattr(self, "constraint", None) or getattr(self, "recognizer", None)
+        made_from = getattr(self, "constraint", getattr(self, "recognizer", None))
         return getattr(made_from, "parse", str)(text)
 
     def tokens_to_accept(self, state: State, most: float = math.inf) -> float:
@@ -128,8 +128,8 @@ class Index(Shared):
 class Constraint(Protocol):
     """Any object that makes an index of itself: a Regex, a DFA, a Grammar, a JsonSchema, or a class of your own.
 
-    If its index has it as `constraint` or `recognizer`, it may have a method `parse(text)`, which returns the object
-    that a finished text represents. A text for which `parse` raises a ValueError does not satisfy the constraint.
+    It may have a method `parse(text)`, which returns the object that a finished text represents. A text for which
+    `parse` raises a ValueError does not satisfy the constraint.
 
     Examples
     --------

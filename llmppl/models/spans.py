@@ -75,6 +75,7 @@ class Guide(Shared):
     least : int or None, the shortest text that is wanted; None if there is no default of `max_tokens`
     index : Index of the constraint, or None
     function : the constraint if it is a function of the text, or None
+    parse : function from a text that has ended to its value; that of the constraint, else of its index
     start : state of the constraint before the text
     fits : test of a state and a token, or None; it stands for the masks of an index whose masks test all tokens
     must_end_by : float, number of tokens after which the text must have ended; infinity if it may be cut
@@ -87,6 +88,8 @@ class Guide(Shared):
     ) -> None:  # fmt: skip
         self.index, self.vocab, self.max_tokens, self.room = _index_of(constraint, vocab), vocab, max_tokens, room
         self.function = constraint if self.index is None else None
+        own = None if arguments.is_type(constraint) else constraint
+        self.parse: Callable[[str], Any] = getattr(own, "parse", getattr(self.index, "parse", str))
         self.start: Any = getattr(self.index, "start", None)
         self.fits = getattr(self.index, "fits", None)
         self._given = max_tokens is not None
@@ -188,10 +191,6 @@ class Guide(Shared):
             return None
         with mask_timer():
             return self.index.advance(state, token)
-
-    def parse(self, text: str) -> Any:
-        """Return the value of a text that has ended."""
-        return str(text) if self.index is None else self.index.parse(text)
 
     def refusal(self, text: str) -> str:
         """Return why `parse` rejects a finished text that the masks allowed, or a function an empty one; else ""."""

@@ -6,6 +6,7 @@ test_exactness.py ("span") checks that its weights are exact under every algorit
 import inspect
 import math
 import re
+from types import SimpleNamespace
 from typing import Literal
 
 import numpy as np
@@ -284,6 +285,8 @@ def test_parsed_is_the_object_that_the_span_denotes():
     lm = table_lm(lambda ids: [0.0] * 4, [b"1", b"2", b" "])
     found = outcomes(lm=lm, prompt=" ", constraint=Literal[1, 22])
     assert {(span.text, span.parsed) for span, _ in found} == {("1", 1), ("22", 22)}
+    digit = SimpleNamespace(index=Regex("[12]").index, parse=int)       # the index alone gives the text
+    assert {span.parsed for span, _ in outcomes(lm=lm, prompt=" ", constraint=digit)} == {1, 2}
     found = outcomes(lm=lm, prompt=" ", constraint=int, until="2", max_tokens=2, complete=False)
     assert {(span.text, span.ended, span.parsed) for span, _ in found} == {
         ("2", "until", 2), ("12", "until", 12), ("1", "eos", 1), ("11", "max_tokens", None),
