@@ -1,7 +1,8 @@
 """Pages of the site that are not in docs/: a hook of mkdocs.
 
 The notebooks of examples/ become pages, with their outputs, and some documents of other folders are copied. Links
-between all of these change with their places. The page of errors lists the messages that the source contains.
+between all of these change with their places. The page of errors lists the messages that the source contains. `Lists`
+is an extension of griffe, which reads the docstrings for the reference.
 """
 
 import ast
@@ -11,6 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import griffe
 from mkdocs.structure.files import File, Files
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -24,6 +26,18 @@ hide: [toc]
 After this page you know the errors of llmppl. The search of the site finds one by its words. "…" stands for a value,
 and a message says what would have worked. For a run without particles, see [all particles died](all-died.md)."""
 NOTEBOOK = re.compile(r"\]\((?:\.\./examples/)?(\w+)\.ipynb")
+ATTRIBUTE = re.compile(r"^(\w+(?:, \w+)*) : (?=\S.*)", re.MULTILINE)
+SECTION = re.compile(r"^\w[\w ]*\n-{3,}$", re.MULTILINE)
+
+
+class Lists(griffe.Extension):
+    """Attributes that a docstring lists before its sections, as "name : type, meaning", become a list."""
+
+    def on_object(self, *, obj: Any, **_: Any) -> None:
+        if obj.docstring:
+            text = obj.docstring.value
+            end = found.start() if (found := SECTION.search(text)) else len(text)
+            obj.docstring.value = ATTRIBUTE.sub(r"- `\1` : ", text[:end]) + text[end:]
 
 
 def one_line(html: str) -> str:
