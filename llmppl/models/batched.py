@@ -33,6 +33,14 @@ class Batched(Shared, Evaluator, Generic[A, B]):
     """A function of a list that is called with one argument and batched over particles; `batched` makes one.
 
     One thread at a time calls the function. A call that ends with an exception or an interrupt caches nothing.
+
+    Examples
+    --------
+    >>> num_words = batched(lambda texts: [len(text.split()) for text in texts])
+    >>> num_words
+    batched(<lambda>)
+    >>> num_words("a b"), num_words("a b"), num_words.done().calls      # the second answer is cached
+    (2, 2, 1)
     """
 
     patient = True

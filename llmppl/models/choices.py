@@ -125,7 +125,15 @@ _NO_BITS = np.random.PCG64(0)                           # a Generator requires o
 
 @readable_tuple
 class Choice(NamedTuple):
-    """A value that `sample` returned, and the log weight with which it was proposed; 0 for a Distribution."""
+    """A value that `sample` returned, and the log weight with which it was proposed; 0 for a Distribution.
+
+    Examples
+    --------
+    >>> program = ConstrainedText(lm, "The girl had a", Regex(" (red|blue) (hat|ball)"))
+    >>> particle = smc_steer(program, N=4, K=3, seed=0).best
+    >>> [choice.value for [choice] in particle.choices]                 # one choice in each step
+    [Token(1234, ' red'), Token(1320, ' ball')]
+    """
 
     value: Any
     log_w: float
@@ -322,6 +330,13 @@ def replay(model: M, choices: Steps, rng: np.random.Generator | None = None) -> 
     ------
     ValueError
         If the program no longer makes these choices. The error names the step and the choice.
+
+    Examples
+    --------
+    >>> program = ConstrainedText(lm, "The girl had a", Regex(" (red|blue) (hat|ball)"))
+    >>> particle = smc_steer(program, N=4, K=3, seed=0).best
+    >>> replay(program, particle.choices).s
+    ' red ball'
     """
     rng = np.random.default_rng() if rng is None else rng
     particle: M = _replayed([(model, Replayed(choices, rng))])[0]

@@ -48,6 +48,13 @@ class Lookahead(Shared):
         Largest number of tokens that may be left, EOS not counted.
     end : "boundary", "prefix" or "eos"
         The event that ends a text, as in ConstrainedText.
+
+    Examples
+    --------
+    >>> index = Regex(" [a-z ]+happy").index(lm.vocab)
+    >>> ahead = Lookahead(index, lm.context("The cat was").next_token(), max_tokens=10)
+    >>> [round(ahead.log_mass(index.start, left), 1) for left in (2, 5, 10)]
+    [-9.9, -8.5, -7.7]
     """
 
     def __init__(self, index: Index, dist: TokenDistribution, max_tokens: int, end: End = "boundary") -> None:

@@ -62,6 +62,18 @@ class Program(Model):
     ended : str
         The reason why the text ended: "eos", "complete" (a constraint leaves nothing more, or the model goes on outside
         of it), the stop string, as in "stop '\\n'", or "max_tokens"; "" if it has not ended.
+
+    Examples
+    --------
+    >>> class Story(Program):
+    ...     context = lm.context("Once upon a time")
+    ...     def step(self):
+    ...         token = self.sample(self.next_token(self.context))
+    ...         if self.append(token):
+    ...             self.context += token
+    >>> story = smc_steer(Story(stop="."), N=4, K=2, seed=0).likeliest
+    >>> story.s, story.ended
+    (', there was a little girl named Lily', "stop '.'")
     """
 
     shared = ("labels", "stop")

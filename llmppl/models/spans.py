@@ -50,12 +50,20 @@ class Span(NamedTuple):
     context : Context, the given one plus these tokens; an EOS is not added
     log_prob : float
         The log-probability of the tokens, and of the EOS if there is one, after the given context and under the rule.
-        Constraints do not change it.
+        Constraints do not change it, nor does a greedy rule.
     ended : "until", "eos" or "max_tokens"
         The end of the span. It is also "max_tokens" if the particle died outside of a step.
     parsed : object
         The value of the text by `parse` of the constraint, such as an int; the text itself if the constraint has no
         `parse`; None for a span that was cut.
+
+    Examples
+    --------
+    >>> span = Model().extend(lm.context("Once upon a time"), until=".", rule=Rule(temperature=0))
+    >>> span.text, span.ended
+    (', there was a little girl named Lily.', 'until')
+    >>> span.context
+    Context('Once upon a time, there was a little girl named Lily.')
     """
 
     text: Text

@@ -12,7 +12,10 @@ from helpers.common import ROOT
 
 import llmppl
 
-WITH_EXAMPLES = ["llmppl", "llmppl.constraints", "llmppl.distributions", "llmppl.inference", "llmppl.lm"]
+WITH_EXAMPLES = [
+    "llmppl", "llmppl.constraints", "llmppl.distributions", "llmppl.inference", "llmppl.lm",
+    "llmppl.models",
+]  # fmt: skip
 NAMES = [(each, name) for each in WITH_EXAMPLES for name in importlib.import_module(each).__all__]
 
 
