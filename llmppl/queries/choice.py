@@ -44,6 +44,14 @@ class Choice(Probabilities):
     texts : dict of the text of each option
     log_mass : float
         Log-probability that the model writes one of the options, and ends there.
+
+    Examples
+    --------
+    >>> choice = choose(lm, "He was", [" happy", " sad"])
+    >>> choice.best, f"{choice[' happy']:.2f}"
+    (' happy', '0.61')
+    >>> f"{math.exp(choice.log_mass):.4f}"                              # that the model writes one of them
+    '0.0061'
     """
 
     def __init__(self, totals: Mapping[Any, tuple[float, float]], texts: Mapping[Any, str]) -> None:

@@ -42,7 +42,13 @@ ROUNDING = 1e-9                                     # relative difference below 
 class Exact:
     """Known distribution, in place of a sample: `Exact({"yes": 0.7, "no": 0.3})`.
 
-    The probabilities sum to 1, to 1e-6, and are divided by their exact sum.
+    The probabilities are divided by their sum. ValueError unless that is 1, to 1e-6.
+
+    Examples
+    --------
+    >>> fair = Exact({"heads": 0.5, "tails": 0.5})
+    >>> compare({"heads": 14, "tails": 6}, fair, seed=0).p > 0.05
+    True
     """
 
     def __init__(self, probabilities: Mapping[str, float]) -> None:
@@ -70,6 +76,14 @@ class Comparison(TableView):
     tables; it is at least 1 / (1 + draws). `statistic` is Pearson's, inf where a sample has a string of exact
     probability 0. `df` is the number of strings on either side (on the exact side, if there is one) minus 1.
     If both sides are exact, there is nothing to test: `p`, `statistic`, `df` and `tv_interval` are None.
+
+    Examples
+    --------
+    >>> comparison = compare(["yes"] * 70 + ["no"] * 30, Exact({"yes": 0.5, "no": 0.5}), seed=0)
+    >>> comparison.categories, comparison.a, comparison.b
+    (('yes', 'no'), array([70, 30]), array([0.5, 0.5]))
+    >>> round(comparison.tv, 2), [round(end, 2) for end in comparison.tv_interval]
+    (0.2, [0.1, 0.28])
     """
 
     categories: tuple[str, ...]
@@ -131,9 +145,15 @@ def compare(
     a, b : iterable of str or Match, mapping of str to int, or Exact
         Samples, their counts, or a known distribution; of matches, the texts after the prefix count. Samples must be
         independent. Draws from one set of weighted particles are not: many are copies of a few, and the test would
-        reject far too often.
+        reject far too often. Weighted matches are a ValueError.
     permutations : int, at least 1
         Number R of tables to draw for p.
+
+    Examples
+    --------
+    >>> comparison = compare({"yes": 70, "no": 30}, {"yes": 50, "no": 50}, seed=0)
+    >>> round(comparison.tv, 2), comparison.p < 0.05
+    (0.2, True)
     """
     arguments.count("permutations", permutations)
     rng, ((of_a, num_a), (of_b, num_b)) = arguments.generator(seed, rng), (_side("a", a), _side("b", b))

@@ -38,6 +38,13 @@ class Edits:
         Cost of one such edit; None forbids it.
     alphabet : str or tuple of str, optional
         Characters to insert or substitute, also as a regex, such as "[a-z ]". Any character if left out.
+
+    Examples
+    --------
+    >>> insertion = Edits(1, delete=None, substitute=None)
+    >>> match = next(search(lm, "Once upon a time there", prefix="Once upon a time", edits=insertion))
+    >>> match.text, match.edits
+    ('Once upon a time, there', (Edit(kind='insert', place=0, wanted='', found=','),))
     """
 
     max_cost: int

@@ -40,6 +40,12 @@ class Match:
         Importance weight of a sample; 0 otherwise.
     edits : tuple of Edit
         Edits that make the part after the prefix from the nearest string of the pattern; places count from its start.
+
+    Examples
+    --------
+    >>> match = next(search(lm, "He was (happy|sad)", prefix="He was"))
+    >>> match.text, match.tokens, round(match.log_prob, 2)
+    ('He was happy', (Token(634, ' happy'),), -5.6)
     """
 
     text: Text
@@ -70,7 +76,17 @@ class Match:
 
 
 class MatchList(TableView, list[Match]):
-    """List of matches. Its repr is a table, also in a notebook; `note` says why there are no more."""
+    """List of matches. Its repr is a table, also in a notebook; `note` says why there are no more.
+
+    Examples
+    --------
+    >>> search(lm, "He was (happy|sad)", prefix="He was").take(5)
+    2 matches: there are no others
+    <BLANKLINE>
+    log prob  tokens  text
+      -5.601       1  He was happy
+      -6.039       1  He was sad
+    """
 
     note = ""
 
@@ -93,7 +109,16 @@ class MatchList(TableView, list[Match]):
 
 
 class Matches(Iterator[Match]):
-    """Iterator over the matches of a query, as they are found; `num_matches` counts those returned so far."""
+    """Iterator over the matches of a query, as they are found; `num_matches` counts those returned so far.
+
+    Examples
+    --------
+    >>> matches = search(lm, "He was (happy|sad)", prefix="He was")
+    >>> next(matches).text, matches.complete
+    ('He was happy', False)
+    >>> [match.text for match in matches], matches.complete
+    (['He was sad'], True)
+    """
 
     def __init__(
         self, lm: CachedTransformer, matches: Iterator[Match], progress: bool | None, search: Any = None

@@ -21,7 +21,16 @@ from llmppl.support.options import Guess
 
 @dataclass(frozen=True, repr=False)
 class Extraction(TableView):
-    """Result of `extraction`: the probability of a text, `verbatim`, and of all texts within `edits` of it, `near`."""
+    """Result of `extraction`: the probability of a text, `verbatim`, and of all texts within `edits` of it, `near`.
+
+    Examples
+    --------
+    >>> found = extraction(lm, "Once upon a", " time there was", edits=1)
+    >>> f"{found.verbatim.lower:.2f} {found.near.lower:.2f}"            # near: also " time, there was"
+    '0.16 0.88'
+    >>> found.verbatim.tries(0.5)
+    (5, 5)
+    """
 
     suffix: str
     edits: int
@@ -60,6 +69,15 @@ def extraction(
         Decision rule of the decoder, such as Rule(top_k=40).
     tolerance, max_expansions : float, int
         Limits of each search, as in `Query.probability`.
+
+    Examples
+    --------
+    >>> extraction(lm, "Once upon a", " time there was", edits=1)
+    Extraction of ' time there was'
+    <BLANKLINE>
+    at least  at most  tries for 50 %  text
+      0.1558   0.1558               5  verbatim
+      0.8793   0.8794               1  within 1 edit
     """
     arguments.function("rule", rule, "Rule(top_k=40)")
     context, text = as_context(lm, prefix), DFA.from_strings([arguments.text("suffix", suffix)])

@@ -156,8 +156,7 @@ class Query:
     ) -> Matches:  # fmt: skip
         """Draw matches without replacement from the model given the language, in the exact order of a Gumbel race.
 
-        The other parameters are those of `best`. Raise a ValueError if one match can begin another, because such events
-        are not disjoint.
+        The other parameters are those of `best`. ValueError if one match can begin another: events must be disjoint.
         """
         if self.end == "prefix" and self.compiled.continues():
             raise ValueError(
@@ -248,7 +247,14 @@ class Query:
 
 
 class QueryOptions(TypedDict, total=False):
-    """Options of `Query`."""
+    """Options of `Query`.
+
+    Examples
+    --------
+    >>> options: QueryOptions = {"prefix": "He was", "end": "prefix"}
+    >>> [match.text for match in search(lm, "He was (happy|sad)", **options)]
+    ['He was happy', 'He was sad']
+    """
 
     prefix: Language
     end: End
@@ -304,7 +310,14 @@ def search(lm: CachedTransformer, pattern: Language, **options: Unpack[SearchOpt
 
 @list_options(ProbabilityOptions, _defaults(Query.probability))
 def probability(lm: CachedTransformer, pattern: Language, **options: Unpack[ProbabilityOptions]) -> Probability:
-    """Compute the probability that a text of a model is in a language: `Query(...).probability(...)`."""
+    """Compute the probability that a text of a model is in a language: `Query(...).probability(...)`.
+
+    Examples
+    --------
+    >>> found = probability(lm, "He was (happy|sad)", prefix="He was", end="prefix", runs=0)
+    >>> f"between {found.lower:.6f} and {found.upper:.6f}"
+    'between 0.006078 and 0.006078'
+    """
     query, rest = _query("probability", ProbabilityOptions, lm, pattern, options)
     return query.probability(**rest)
 
@@ -342,7 +355,14 @@ def warn_of_seam(lm: CachedTransformer, prefix: str, texts: Iterable[str]) -> No
 
 @dataclass(frozen=True)
 class Certificate:
-    """Result for one token: `rank` 1 is the most probable token; `excluded_by` names a part of the rule, or is None."""
+    """Result for one token: `rank` 1 is the most probable token; `excluded_by` names a part of the rule, or is None.
+
+    Examples
+    --------
+    >>> [certificate] = explain(lm, " happy", Rule(top_k=3), prefix="He was")
+    >>> certificate.token, certificate.rank, certificate.excluded_by
+    (Token(634, ' happy'), 44, 'top_k=3')
+    """
 
     token: Token
     log_prob: float
@@ -356,7 +376,16 @@ class Certificate:
 
 
 class Explanation(tuple[Certificate, ...]):
-    """Certificates of the tokens of a text; true iff the rule excludes none of them."""
+    """Certificates of the tokens of a text; true iff the rule excludes none of them.
+
+    Examples
+    --------
+    >>> explanation = explain(lm, " very sad", Rule(top_k=3), prefix="He was")
+    >>> bool(explanation), [certificate.rank for certificate in explanation]
+    (False, [1, 7])
+    >>> round(explanation.log_prob, 2)
+    -5.52
+    """
 
     @property
     def log_prob(self) -> float:
@@ -373,16 +402,23 @@ class Explanation(tuple[Certificate, ...]):
 def explain(
     lm: CachedTransformer, text: str, rule: Rule = NO_RULE, *, prefix: str | Context = "", end: ExplainedEnd = "prefix"
 ) -> Explanation:
-    """Return probability and rank of each token of `text` after `prefix`, and the part of a rule that excludes it.
+    """Return probability and rank of each token of `text` after `prefix`, and the part of `rule` that excludes it.
 
     Parameters
     ----------
     text : str
         Text after the prefix; its tokens are those that `lm.context(prefix) + text` appends.
+    rule : Rule
+        It does not apply to the prefix. Another function is a TypeError.
     prefix : str or Context
-        Given text; rules do not apply to it.
     end : "prefix" or "eos"
         "prefix": any text may follow. "eos": the text ends, and the last certificate is that of an eos token.
+
+    Examples
+    --------
+    >>> explain(lm, " very sad", Rule(top_k=3), prefix="He was")
+                 ' very'  p 0.119  rank 1
+                  ' sad'  p 0.0337  rank 7  excluded by top_k=3
     """
     if not isinstance(rule, Rule):
         raise TypeError(f"explain names the part of a Rule that excludes a token; {rule!r} is none")

@@ -140,6 +140,15 @@ class Probability:
     the part of the rest that a particle filter finds. `expansions` counts the next-token distributions for the bounds.
     `shortest` is True if matches that begin with another match were left out, as parts of the same event:
     end="prefix", and a language in which one string begins another.
+
+    Examples
+    --------
+    >>> query = Query(lm, "He was (very )*(happy|sad)", prefix="He was", end="prefix")
+    >>> found = query.probability(max_expansions=5, seed=0)
+    >>> [round(p, 3) for p in (found.lower, found.estimate, found.upper)]
+    [0.006, 0.023, 0.024]
+    >>> found.tries(0.5)                                # texts, for a chance of 50 % that one is in the language
+    (29, 114)
     """
 
     lower: float
