@@ -26,7 +26,15 @@ HEIGHT = 640                # px of the frame in a notebook, which the user can 
 
 
 def page(recording: Recording) -> str:
-    """Return the recording as one HTML file."""
+    """Return the recording as one HTML file.
+
+    Examples
+    --------
+    >>> recorder, program = Recorder(), ConstrainedText(lm, "He was", [" happy", " sad"])
+    >>> particles = smc_steer(program, N=4, K=2, seed=0, on_step=recorder)
+    >>> page(recorder.recording)[:15]
+    '<!DOCTYPE html>'
+    """
     steps = recording.steps
     statements = dict.fromkeys(name for step in steps for c in step.candidates for name in c.attribution)
     statement_ids = dict(zip(statements, itertools.count()))
@@ -53,7 +61,15 @@ def page(recording: Recording) -> str:
 
 
 def show(recording: Recording) -> None:
-    """Show the page of a recording below the cell of a notebook, or else in the browser, and print the file's name."""
+    """Show the page of a recording below the cell of a notebook, or else in the browser, and print the file's name.
+
+    Examples
+    --------
+    >>> recorder, program = Recorder(), ConstrainedText(lm, "He was", [" happy", " sad"])
+    >>> particles = smc_steer(program, N=4, K=2, seed=0, on_step=recorder)
+    >>> show(recorder.recording)                            # doctest: +SKIP
+    the page of the run is /tmp/llmppl-gg3udrs4.html
+    """
     if in_notebook():
         from IPython.display import HTML, display
 

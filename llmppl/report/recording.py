@@ -54,11 +54,18 @@ class Candidate:
 
     parent : place of its parent among the candidates of the previous step; None at step 1
     text, keep : the whole text; the step added text[keep:]
-    log_weight, twist, finished, death, attribution : as in the file
+    log_weight, twist, finished, death, attribution : as in the file, `help(llmppl.report.recording)`
     values, cut : as in the file; `values` has all that is known of the candidate
     copies : number of times it was selected; 0 if it is dead or culled
     log_weight_after : log of the total weight of these copies; -inf if there are none
     carried : True if it had finished before this step
+
+    Examples
+    --------
+    >>> recorder, program = Recorder(), ConstrainedText(lm, "He was", [" happy", " sad"])
+    >>> particles = smc_steer(program, N=2, K=2, seed=0, on_step=recorder)
+    >>> [(candidate.text, candidate.copies) for candidate in recorder.recording.steps[0].candidates]
+    [(' h', 0), (' sa', 0), (' happy', 1), (' sad', 1)]
     """
 
     parent: int | None
@@ -81,7 +88,16 @@ _ROOT = Candidate(None, "", 0, 0.0, 0.0, False, None, {}, {}, False)
 
 @dataclass
 class RecordedStep:
-    """Step of a recording: its candidates, the place of each survivor among them, and the figures of `StepRecord`."""
+    """Step of a recording: its candidates, the place of each survivor among them, and the figures of `StepRecord`.
+
+    Examples
+    --------
+    >>> recorder, program = Recorder(), ConstrainedText(lm, "He was", [" happy", " sad"])
+    >>> particles = smc_steer(program, N=2, K=2, seed=0, on_step=recorder)
+    >>> [step] = recorder.recording.steps
+    >>> len(step.candidates), step.ancestors, step.num_finished
+    (4, [2, 3], 2)
+    """
 
     index: int
     candidates: list[Candidate]
@@ -101,6 +117,16 @@ class Recording:
         Where the particles differ it ends with "…".
     messages : the last message of each prompt; "" if it is no conversation
     ended : "" if the run came to its end, or the exception that ended it; None if the file has no end
+
+    Examples
+    --------
+    >>> recorder, program = Recorder(), ConstrainedText(lm, "He was", [" happy", " sad"])
+    >>> particles = smc_steer(program, N=4, K=2, seed=0, on_step=recorder)
+    >>> recorder.recording.status()
+    'All particles finished, after 2 steps.'
+    >>> place, weight = recorder.recording.particles()[0]
+    >>> recorder.recording.steps[-1].candidates[place].text, round(weight, 2)
+    (' happy', 0.61)
     """
 
     program: str
@@ -156,6 +182,14 @@ def load(path: str | os.PathLike[str]) -> Recording:
         If there is no such file.
     ValueError
         If it is not a recording, or has no whole step. The error names the wrong line.
+
+    Examples
+    --------
+    >>> with Recorder("run.jsonl") as recorder:
+    ...     particles = smc_steer(ConstrainedText(lm, "He was", [" happy", " sad"]), N=4, K=2, seed=0, on_step=recorder)
+    >>> recording = load("run.jsonl")
+    >>> recording.program, recording.prompts, len(recording.steps)
+    ('ConstrainedText', ['He was'], 2)
     """
     lines = Path(path).read_text(encoding="utf-8", errors="replace").split("\n")
     return parse(lines[:-1], str(path))                 # the part after the last line end is empty, or torn
@@ -246,6 +280,9 @@ def normalised(log_weights: Sequence[float]) -> list[float]:
 class Recorder:
     """Recorder of every step of a run: `smc_steer(model, N, K, on_step=Recorder("run.jsonl"))`.
 
+    Each line is written when its step ends. `llmppl.report.recording` describes the lines, which are also in `lines`.
+    As a context manager, a recorder also writes how the run ended. A second run is a ValueError.
+
     Parameters
     ----------
     path : path of the file, optional
@@ -254,10 +291,12 @@ class Recorder:
     title : str, optional
         Title of the page.
 
-    Notes
-    -----
-    Each line is written when its step ends. `llmppl.report.recording` describes the lines, which are also in `lines`.
-    As a context manager, a recorder also writes how the run ended. A second run is a ValueError.
+    Examples
+    --------
+    >>> recorder, program = Recorder(title="Happy or sad"), ConstrainedText(lm, "He was", [" happy", " sad"])
+    >>> particles = smc_steer(program, N=4, K=2, seed=0, on_step=recorder)
+    >>> recorder.recording.title, len(recorder.recording.steps)
+    ('Happy or sad', 2)
     """
 
     def __init__(self, path: str | os.PathLike[str] | None = None, title: str = "") -> None:
