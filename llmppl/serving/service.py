@@ -34,7 +34,20 @@ T = TypeVar("T")
 
 
 class ServiceFull(RuntimeError):
-    """As many calls wait as the service admits. The caller can try again later."""
+    """As many calls wait as the service admits. The caller can try again later.
+
+    Examples
+    --------
+    >>> import threading
+    >>> event = threading.Event()
+    >>> with Service(lm, together=1, max_waiting=1) as service:
+    ...     try:
+    ...         calls = [service.submit(lambda: event.wait(5)) for _ in range(3)]
+    ...     except ServiceFull as error:
+    ...         print(error)
+    ...     event.set()
+    1 calls wait already: try again later
+    """
 
 
 @dataclass(frozen=True)
@@ -44,6 +57,13 @@ class ServiceStats:
     waiting, running : int, now
     done, failed, cancelled, refused : int, since the service began; a full service refuses
     tokens, cpu_seconds : int and float, tokens that language models ran, and CPU seconds of the process
+
+    Examples
+    --------
+    >>> with Service(lm) as service:
+    ...     text = service.generate("Once upon a time", max_tokens=4, seed=0).result().text
+    >>> service.stats.done, service.stats.waiting, service.stats.tokens
+    (1, 0, 7)
     """
 
     waiting: int
@@ -65,6 +85,13 @@ class Call(Future[T], Generic[T]):
     run : callable, the function of the call
     settles : bool, True if the text that all particles share begins the text of the result
     seconds_waited : float, between `submit` and the beginning of the run
+
+    Examples
+    --------
+    >>> with Service(lm) as service:
+    ...     call = service.generate("Once upon a time", max_tokens=4, seed=0)
+    ...     "".join(call.texts()), call.result().ended
+    (' there was a little', 'max_tokens')
     """
 
     def __init__(self, run: Callable[[], T], timeout: float | None) -> None:
@@ -134,10 +161,6 @@ class Call(Future[T], Generic[T]):
 class Service:
     """Runs of many callers with one language model, in shared batches. Any thread or coroutine may call its methods.
 
-        with Service(lm) as service:
-            calls = [service.generate(prompt, ["yes", "no"]) for prompt in prompts]
-            answers = [call.result() for call in calls]     # in a coroutine: await call
-
     Parameters
     ----------
     lm : CachedTransformer
@@ -147,6 +170,13 @@ class Service:
         Number of calls that may wait. A further one raises ServiceFull.
     timeout : float, optional
         Default of the calls, in seconds.
+
+    Examples
+    --------
+    >>> with Service(lm) as service:
+    ...     calls = [service.generate(prompt, [" happy", " sad"]) for prompt in ("He was", "She was")]
+    ...     [call.result().value for call in calls]     # in a coroutine: await call
+    [' happy', ' happy']
     """
 
     def __init__(

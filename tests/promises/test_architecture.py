@@ -93,7 +93,7 @@ LINES = {
     "lm/engines": 2150,                                # a tokenizer without transformers
     "models": 2100,                                     # a text that runs on is named, by the path of its field
     "queries": 2090,                                    # extraction: verbatim and near-verbatim, with bounds
-    "serving": 930,                                     # a service, its endpoints, and the adapter of lm_eval
+    "serving": 920,                                     # a service, its endpoints, and the adapter of lm_eval
     "report": 840,                                      # bars of probabilities, with whiskers
     "support": 1030,                                    # hints for names that users guess
     "tasks": 1210,                                      # generate; limits of many tasks, also of one that hangs on Ray

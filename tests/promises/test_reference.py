@@ -14,7 +14,7 @@ import llmppl
 
 WITH_EXAMPLES = [
     "llmppl", "llmppl.constraints", "llmppl.distributions", "llmppl.inference", "llmppl.lm",
-    "llmppl.models", "llmppl.queries", "llmppl.report",
+    "llmppl.models", "llmppl.queries", "llmppl.report", "llmppl.serving",
 ]  # fmt: skip
 NAMES = [(each, name) for each in WITH_EXAMPLES for name in importlib.import_module(each).__all__]
 
