@@ -113,6 +113,14 @@ class Generation:
     tokens, seconds : int and float, number of tokens that the model ran, and time
     error : str
         Reason why there is no answer, in a list of answers; else "". The attributes above then raise a ValueError.
+
+    Examples
+    --------
+    >>> generation = generate(lm, "Once upon a time", Regex(", there was a [a-z]+ (boy|girl)"), seed=0)
+    >>> generation.value, f"{generation.probability:.2f}", generation.ended
+    (', there was a little girl', '0.82', 'complete')
+    >>> generation.method
+    'best_of'
     """
 
     parsed = best = confidence = Guess("no such attribute: the answer is value, and its confidence is probability")
@@ -258,7 +266,14 @@ class Fields(TableView, dict[str, Probabilities]):
 
 
 class Generations(TableView, list[Generation]):
-    """Answers to a list of prompts, in its order."""
+    """Answers to a list of prompts, in its order.
+
+    Examples
+    --------
+    >>> generations = generate(lm, ["He was", "She was"], [" happy", " sad"])
+    >>> [(generation.value, f"{generation.probability:.2f}") for generation in generations]
+    [(' happy', '0.61'), (' happy', '0.69')]
+    """
 
     def to_pandas(self) -> pandas.DataFrame:
         """Return a data frame with a row for each prompt."""

@@ -145,6 +145,15 @@ def recorded(
     """Write and yield the results of `run_all(numbered tasks, seed)`, as `run_many` does.
 
     `program` is compared with that in a file of results.
+
+    Examples
+    --------
+    >>> def run_all(numbered, seed):
+    ...     for index, prompt in numbered:
+    ...         yield Result(index, prompt, matches=search(lm, f"{prompt} (happy|sad)", prefix=prompt).take(1))
+    >>> results = recorded(run_all, ["The cat was", "The dog was"], to="results.db")
+    >>> [result.matches[0].text for result in results]
+    ['The cat was happy', 'The dog was happy']
     """
     if unknown:
         raise unknown_option("run_many", unknown, inspect.signature(run_many).parameters)
@@ -171,7 +180,16 @@ def _shown(results: Iterator[Result], num_done: int, total: int | None, progress
 
 
 def lanes(run: Run, together: int, numbered: Iterable[tuple[int, Any]], seed: int) -> Iterator[Result]:
-    """Run tasks with these indices, `together` at a time, and yield their results as they end."""
+    """Run tasks, given as (index, task), `together` at a time, and yield their results as they end.
+
+    Examples
+    --------
+    >>> def run(prompt, rng):
+    ...     return smc_steer(ConstrainedText(lm, prompt, [" happy", " sad"]), N=4, K=3, rng=rng)
+    >>> results = lanes(run, 2, enumerate(["The cat was", "The dog was"]), seed=0)
+    >>> [result.particles.best.s for result in results]
+    [' happy', ' happy']
+    """
     calls = ((functools.partial(_attempt, run, index, task, seed), f"task {index}") for index, task in numbered)
     with paced_collector():
         yield from Runtime().each(calls, together)

@@ -8,7 +8,7 @@ only the tasks under way. A loss of power can also lose the results of the last 
     particle  a view: task_index, place, task, text, log_weight, cut, attribution, and attributes with `parsed`
 
 JSON is that of `llmppl.support.values`, and nothing in the file is code. While a run writes, the newest results lie in
-`results.db-wal`; a run that ends leaves one file.
+`results.db-wal`; a run that ends leaves one file, and the empty `results.db.lock`.
 """
 
 from __future__ import annotations
@@ -125,6 +125,14 @@ class ResultFile:
 
     seed : int, of the run; by default that of the file, or a new one
     num_done : int, the tasks that had a result without an error when the file was opened
+
+    Examples
+    --------
+    >>> file = ResultFile("results.db", seed=0)
+    >>> [result.task for result in file.written(Result(index, task) for index, task in file.missing(["a", "b"]))]
+    ['a', 'b']
+    >>> load_results("results.db")
+    Results('results.db': 2 tasks, 0 failed)
     """
 
     def __init__(
@@ -229,6 +237,14 @@ class Results:
     """The results in a file, in the order of their indices. They are read when they are used.
 
     Particles have text, weight, `parsed`, attribution, and the attributes that are plain data. A task is plain data.
+
+    Examples
+    --------
+    >>> def run(prompt, rng):
+    ...     return smc_steer(ConstrainedText(lm, prompt, [" happy", " sad"]), N=4, K=3, rng=rng)
+    >>> done = [*run_many(run, ["The cat was", "The dog was"], seed=0, to="results.db")]
+    >>> [(result.task, result.particles.best.text) for result in Results("results.db")]
+    [('The cat was', ' happy'), ('The dog was', ' happy')]
     """
 
     def __init__(self, path: str | os.PathLike[str]) -> None:

@@ -12,11 +12,7 @@ from helpers.common import ROOT
 
 import llmppl
 
-WITH_EXAMPLES = [
-    "llmppl", "llmppl.constraints", "llmppl.distributions", "llmppl.inference", "llmppl.lm",
-    "llmppl.models", "llmppl.queries", "llmppl.report", "llmppl.serving",
-]  # fmt: skip
-NAMES = [(each, name) for each in WITH_EXAMPLES for name in importlib.import_module(each).__all__]
+NAMES = [(each, name) for each in surface.PACKAGES for name in importlib.import_module(each).__all__]
 
 
 def is_defined_here(package, name):
