@@ -136,6 +136,9 @@ class Recording:
     steps: list[RecordedStep] = field(default_factory=list)
     ended: str | None = None
 
+    def __repr__(self) -> str:
+        return f"Recording({self.title!r}: {self.status()})"
+
     def particles(self) -> list[tuple[int, float]]:
         """Return (place among the candidates, normalised weight) of the last particles, the heaviest first."""
         alive = {i: c.log_weight_after - c.twist for i, c in enumerate(self.steps[-1].candidates) if c.copies}

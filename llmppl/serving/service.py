@@ -46,7 +46,7 @@ class ServiceFull(RuntimeError):
     ...     except ServiceFull as error:
     ...         print(error)
     ...     event.set()
-    1 calls wait already: try again later
+    the service is full (1 waiting): try again later
     """
 
 
@@ -229,7 +229,7 @@ class Service:
                 self._waiting = waiting
             if len(self._waiting) >= self.max_waiting:
                 self._counts["refused"] += 1
-                raise ServiceFull(f"{self.max_waiting} calls wait already: try again later")
+                raise ServiceFull(f"the service is full ({self.max_waiting} waiting): try again later")
             self._waiting.append(call)
             self._changed.notify_all()
         return call

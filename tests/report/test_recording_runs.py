@@ -175,7 +175,7 @@ class Doomed(Model):
 def test_the_page_reports_that_all_died_or_all_finished(tmp_path):
     smc_steer(Doomed(), 3, 2, expand="copies", seed=0, on_step=Recorder(tmp_path / "dead.jsonl"))
     recording = load(tmp_path / "dead.jsonl")
-    assert recording.status() == "All particles had died after 2 steps."
+    assert repr(recording).endswith(": All particles had died after 2 steps.)")
     assert recording.particles() == [] and recording.mean_attribution() == {}
     ((reason, count),) = recording.deaths().items()
     assert re.fullmatch(r"condition is false \(test_recording_runs\.py, line \d+\)", reason) and count == 6

@@ -163,7 +163,7 @@ def test_a_full_service_refuses_calls():
     with Service(LM, max_waiting=2) as service:
         held = Held(service)
         calls = [service.generate("a", WORDS), service.generate("b", WORDS)]
-        with pytest.raises(ServiceFull, match="2 calls wait already"):
+        with pytest.raises(ServiceFull, match=r"is full \(2 waiting\)"):
             service.generate("a", WORDS)
         calls[0].cancel()
         calls.append(service.generate("a", WORDS))
