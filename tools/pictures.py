@@ -252,7 +252,7 @@ def chain() -> None:
     methods = results("chain")
     styles = ((GREY, "--"), (RED, "--"), (GREEN, "-."), (GREY, "-"), (RED, "-"), (BLUE, "-"))
     x, height = 0.45 + 0.5 * np.arange(1, 7), 1.7
-    canvas = Canvas(6.2, height + 0.75)
+    canvas = Canvas(6.6, height + 0.75)
     for share in (0, 0.5, 1):
         canvas.axes.plot((0.7, 3.7), [0.45 + height * share] * 2, color=GREY, lw=0.4)
         canvas.text(0.6, 0.45 + height * share, f"{share:g}", ha="right")
@@ -260,17 +260,17 @@ def chain() -> None:
         canvas.text(place, 0.25, str(m), ha="center")
     canvas.text(2.2, 0.08, "constraints", ha="center")
     canvas.text(0.05, height + 0.65, "share of runs that satisfy them")
-    canvas.text(6.15, height + 0.65, "tokens", ha="right")
+    canvas.text(6.55, height + 0.65, "tokens", ha="right")
     order = sorted(zip(methods, styles, strict=True), key=lambda each: -sum(each[0]["reach"]))
     for row, (each, (color, dashes)) in enumerate(order):
         y = 0.45 + height * np.array(each["reach"])
         shift = 0.02 * (row - 2.5)                      # so that equal shares stay apart
         error = height * np.array(each["error"])
-        canvas.axes.errorbar(x + shift, y, yerr=error, color=color, ls=dashes, elinewidth=1.5)
+        canvas.axes.errorbar(x + shift, y, yerr=error, color=color, ls=dashes, lw=1.5)
         place = 0.45 + height - 0.27 * row
         canvas.axes.plot((3.85, 4.15), (place, place), color=color, ls=dashes, lw=1.5)
         canvas.text(4.2, place, each["method"], fontsize=8.5)
-        canvas.text(6.15, place, f"{each['tokens']:,}", ha="right", fontsize=8.5)
+        canvas.text(6.55, place, f"{each['tokens']:,}", ha="right", fontsize=8.5)
     canvas.save("chain")
 
 
