@@ -34,8 +34,8 @@ from llmppl.models.lookahead import Lookahead, mean_next_token, rollout
 
 V = 6
 A, B, C, SPACE, AB, END = range(V)
-RUNS = repetitions(700, 200)
-ENOUGH = repetitions(20, 8)                             # how many of a quarter as many runs must reach a cell
+RUNS = repetitions(400, 200)
+ENOUGH = repetitions(12, 8)                             # how many of a quarter as many runs must reach a cell
 CARRIERS = repetitions(30, 80)                          # how many runs must carry the weight of a cell
 RULE = Rule(1.5, 4, 0.9)
 

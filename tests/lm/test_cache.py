@@ -48,7 +48,7 @@ def error_after(ops, *lms):
 def test_answers_agree_with_a_plain_forward_pass_after_any_history(name):
     size = slot_bytes(name)
 
-    @settings(max_examples=repetitions(150, 3), derandomize=True)
+    @settings(max_examples=repetitions(80, 3), derandomize=True)
     @given(operations(3, 6), BUDGETS, BATCHES)
     def check(ops, budget, batch):
         assert error_after(ops, family_lm(name, **limits(size, budget, batch))) <= LIMIT
@@ -56,7 +56,7 @@ def test_answers_agree_with_a_plain_forward_pass_after_any_history(name):
     check()
 
 
-@settings(max_examples=repetitions(200, 8), derandomize=True)
+@settings(max_examples=repetitions(100, 8), derandomize=True)
 @given(operations(3, 6), BUDGETS, BUDGETS, BATCHES)
 def test_two_models_at_once_do_not_disturb_each_other(ops, budget, other, batch):
     lms = [
@@ -66,7 +66,7 @@ def test_two_models_at_once_do_not_disturb_each_other(ops, budget, other, batch)
     assert error_after(ops, *lms) <= LIMIT
 
 
-@settings(max_examples=repetitions(60, 4), derandomize=True)
+@settings(max_examples=repetitions(30, 4), derandomize=True)
 @given(operations(300, 305), BUDGETS, BATCHES)
 def test_answers_of_the_embedded_model_agree_with_a_plain_forward_pass(embedded, ops, budget, batch):
     options = limits(embedded.engine.slot_bytes, budget, batch, len(embedded.vocab))

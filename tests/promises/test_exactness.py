@@ -61,7 +61,7 @@ def test_every_resampling_scheme_is_right_on_average(name, scheme):
 @pytest.mark.parametrize("algorithm", RUNS)
 def test_Z_hat_of_three_coins_that_must_show_heads_is_p_cubed(algorithm):
     """The mean would be 0.271 if the dead came back."""
-    runs = np.random.default_rng(0).spawn(repetitions(2_000, 400))
+    runs = np.random.default_rng(0).spawn(repetitions(1_000, 400))
     Zs = [math.exp(ALGORITHMS[algorithm](ThreeCoins(), rng=rng).log_ml) for rng in runs]
     error = np.std(Zs, ddof=1) / math.sqrt(len(Zs))
     assert abs(np.mean(Zs) - 0.027) <= 4.5 * error + 1e-12 and error < 0.006

@@ -51,7 +51,7 @@ def ask_round(lm, rng, kept):
 
 
 def test_thousands_of_rounds_over_changing_prompts_keep_memory_constant():
-    rounds = repetitions(10_000, 250)
+    rounds = repetitions(5000, 250)
     lm, rng = family_lm("llama", cache_bytes=200 * (SLOT + ROW)), np.random.default_rng(0)
     kept = [at(lm, [3, 4]) for _ in range(8)]
     seen = []
@@ -85,7 +85,7 @@ class Weighed(Model):
         self.context = self.context + token
 
 
-@pytest.mark.parametrize("how, N, t", [("standard", (1000, 100), (500, 100)), ("steer", (300, 20), (500, 100))])
+@pytest.mark.parametrize("how, N, t", [("standard", (500, 100), (500, 100)), ("steer", (150, 20), (500, 100))])
 def test_memory_does_not_grow_with_the_steps_of_many_particles(how, N, t):
     N, t = repetitions(*N), repetitions(*t)
     lm = toy_lm(cache_bytes=1 << 20)

@@ -234,7 +234,7 @@ def test_after_an_interrupt_at_any_line_every_answer_is_right(lines, error, monk
     monkeypatch.setattr(sys, "unraisablehook", swallowed.append)
     rng, reached, faults = np.random.default_rng(0), set(), []
     cases = [(place, budget, budgets[budget]) for place, budgets in lines.items()
-             for budget in list(budgets)[-repetitions(4, 1) :]]  # fmt: skip
+             for budget in list(budgets)[-repetitions(2, 1) :]]  # fmt: skip
     for place, budget, times in cases:
         for nth in sorted({times // 2 + 1, *([1, times] if FULL else [])}):
             lm = new_lm(budget)

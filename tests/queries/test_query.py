@@ -246,7 +246,7 @@ SAMPLED = ["a[ab]{0,3}c|ba", "(ab){1,3}", "a(b|c)?|b", "[ab]{2}|c", " ?(a|b)c?",
 @pytest.mark.parametrize("end", ["eos", "prefix", "boundary"])
 def test_weighted_samples_follow_the_model_given_the_language(pattern, end):
     """Block by block, the weights of each string add up to an unbiased estimate of its probability (4.5 errors)."""
-    lm, runs = language_model(), repetitions(2000, 100)
+    lm, runs = language_model(), repetitions(1000, 100)
     words = {text for text in strings(6) if re.fullmatch(pattern, text)}
     expected, *_ = truth(lm, words, [""], end=end)
     names = sorted(word for _, word in expected)

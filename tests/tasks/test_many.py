@@ -327,7 +327,7 @@ def test_Z_hat_and_histogram_through_run_many_are_right_on_average(name, algorit
 @pytest.mark.parametrize("to", [None, "results.db"])
 def test_memory_does_not_grow_with_the_number_of_tasks(tmp_path, to):
     lm = table_lm(lambda ids: [0.1 * (len(ids) % 3), 0.0, -1.0], cache_bytes=1 << 14)
-    num_tasks, counts = repetitions(10_000, 300), []
+    num_tasks, counts = repetitions(5000, 300), []
 
     def run(n, rng):
         prompt = "".join(rng.choice(["a", "b"], 8))

@@ -11,7 +11,7 @@ from helpers.json_texts import Reader, walk
 from llmppl import Vocabulary
 
 VOCABULARIES = ROOT.parent / "shared" / "vocab"
-STATES = repetitions(4, 1)                              # per schema and vocabulary
+STATES = repetitions(3, 1)                              # per schema and vocabulary
 DETOURS = {"open", "lengths"}                           # a property or escape that is not needed may save a token
 
 
@@ -160,7 +160,7 @@ def distances(name, order, tokens):
         start = least(reader, reader.index.start, tree)
         return [], [(set(), set() if start in (float("inf"), None) else {start}, name)]
     found, masks, known = [], [], {}
-    for text in places(reader, rng, repetitions(12, 3)):
+    for text in places(reader, rng, repetitions(9, 3)):
         state, after = index.after(text), fitting(reader, reader.index.after(text), tree)
         found.append((index.tokens_to_accept(state), least(reader, reader.index.after(text), tree), text))
         for end in after.values():

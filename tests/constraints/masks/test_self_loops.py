@@ -100,7 +100,7 @@ def test_masks_are_right_for_records_with_fixed_or_free_names(i):
     @given(texts_as_tokens())
     def masks(vocab):
         index = JsonSchema(SCHEMAS[i], lenient=True).index(vocab)
-        for _ in range(repetitions(5, 2)):
+        for _ in range(repetitions(3, 2)):
             state = index.start
             for _ in range(12):
                 np.testing.assert_array_equal(index.mask(state), brute_force(index.recognizer, vocab, state))
