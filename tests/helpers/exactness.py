@@ -34,7 +34,7 @@ from llmppl.models.lookahead import Lookahead, mean_next_token, rollout
 
 V = 6
 A, B, C, SPACE, AB, END = range(V)
-RUNS = repetitions(400, 200)
+RUNS = repetitions(400, 150)
 ENOUGH = repetitions(12, 8)                             # how many of a quarter as many runs must reach a cell
 CARRIERS = repetitions(30, 80)                          # how many runs must carry the weight of a cell
 RULE = Rule(1.5, 4, 0.9)

@@ -42,6 +42,7 @@ def uniform(tokenizer):
 # --- loading ----------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_the_embedded_model_loads_silently_without_a_network():
     code = (
         "from llmppl import CachedTransformer; lm = CachedTransformer.from_pretrained(engine='transformers');"

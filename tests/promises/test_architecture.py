@@ -67,7 +67,7 @@ def test_the_document_lists_the_folders_in_their_order():
 MAX_LINES, MAX_CLASS, MAX_PARAMETERS = 900, 500, 8
 # branches per code line, as tools/shape.py counts them; the aims are 0.25 and 0.15
 MAX_DENSITY = {"llmppl": 0.295, "tests": 0.227}         # lines without branches went first
-MAX_TOTAL = {"llmppl": 28_641, "tests": 29_976}         # the front door took 1,100, the server 985, the reference 100
+MAX_TOTAL = {"llmppl": 28_641, "tests": 29_978}         # the front door took 1,100, the server 985, the reference 100
 MAX_PUBLIC = 37                                         # names of llmppl.__all__; two are the front door
 MAX_WHATS = 1.0                                         # relative "what" per 1,000 words
 MAX_WORDS = 12                                          # of a test's name

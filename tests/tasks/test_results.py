@@ -262,6 +262,7 @@ class Long(Model):
             self.finish()
 
 
+@pytest.mark.slow
 def test_a_full_disk_under_a_checkpoint_is_no_result(path, tmp_path):
     def run(task, rng):
         kept = {"checkpoint": tmp_path / f"{task}.ckpt", "every": 1}

@@ -117,7 +117,7 @@ def test_a_search_for_an_end_counts_the_states_it_makes(monkeypatch):
     assert index._distances.work < 3 * distances.MAX_WORK
 
 
-@pytest.mark.parametrize("name, n", [("sql", 40), ("arithmetic", 20), ("json", 30)])
+@pytest.mark.parametrize("name, n", [pytest.param("sql", 40, marks=pytest.mark.slow), ("arithmetic", 20), ("json", 30)])
 def test_random_texts_end_in_time_and_masks_ignore_history(name, n):
     index, other, rng = *(Grammar(GRAMMARS[name][0]).index(BYTES) for _ in range(2)), random.Random(n)
     for _ in range(repetitions(20, 1)):

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from helpers.common import repetitions
+from helpers.common import repetitions, slow
 from helpers.exactness import check
 from helpers.programs import PROGRAMS, what_the_program_made
 from helpers.tiny import cold_lm
@@ -429,7 +429,7 @@ t.digits(t.Digits(12), checkpoint=sys.argv[1], every=1)
 """
 
 
-@pytest.mark.parametrize("numbers", [(3, 2, 5), *[(2, 3, 4)] * repetitions(5, 0)])
+@pytest.mark.parametrize("numbers", slow((3, 2, 5), *[(2, 3, 4)] * repetitions(5, 0)))
 def test_a_run_killed_while_it_writes_ends_the_same(numbers, tmp_path):
     path, here = tmp_path / "run.ckpt", str(Path(__file__).parent)
     for number in numbers:
