@@ -12,8 +12,7 @@ from llmppl import SMC, ConstrainedText, Model, Regex, beam_search, enumerate_ex
 from llmppl.inference import Distinct, DownSample
 from llmppl.models.choices import Choice
 
-FEW = ["predicate", "infilling with a prior and EOS", "intersection, first", "where, second choice", "soft",
-       "twist by log mass", "spans, two in a step"]  # fmt: skip
+FEW = ["predicate", "infilling with a prior and EOS", "where, second choice", "twist by log mass"]
 NAMES = [*FEW, *slow(*(name for name in CASES if name not in FEW))]
 STEER, STANDARD, IMPORTANCE = list(ALGORITHMS)[2], list(ALGORITHMS)[4], list(ALGORITHMS)[3]
 

@@ -6,7 +6,7 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
-from helpers.common import ROOT
+from helpers.common import ROOT, slow
 from helpers.samplers import SAMPLERS, is_posterior, weighed
 from helpers.tiny import add_up, log_prob_by_hand, log_probs_by_hand, spelled, texts_of, tiny_lm
 
@@ -86,7 +86,7 @@ def test_reasoning_in_the_target_is_summed_out(reasoning):
     assert_exact(reasoning.Reasoned(tiny_lm(), "a"), add_up(pairs))
 
 
-@pytest.mark.parametrize("kind", ["Direct", "Proposed"])
+@pytest.mark.parametrize("kind", ["Direct", *slow("Proposed")])
 def test_reasoning_in_the_proposal_keeps_the_target_of_direct_answers(reasoning, kind):
     weights = add_up((text, log_prob_by_hand(tiny_lm(), [A], ids)) for ids, text in NUMBERS.items())
     assert_exact(getattr(reasoning, kind)(tiny_lm(), "a"), weights)
