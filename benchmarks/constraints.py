@@ -9,7 +9,8 @@ and `x` is the time of the other library over ours. The tests check that masks a
     python benchmarks/constraints.py --tokenizer gpt2               # a name that transformers knows
     python benchmarks/constraints.py --only memory start
 
-outlines-core, llguidance, xgrammar and lm-format-enforcer run if they are installed (`pip install 'llmppl[bench]'`).
+outlines-core, llguidance, xgrammar and lm-format-enforcer run if they are installed:
+`pip install 'llmppl-smc[bench]'`.
 llguidance is set to give full masks, like all the others. If a library refuses a token of a text, the tokens before it
 are timed (marked -). A library that takes more than `--limit` seconds is stopped if possible (marked >).
 """
@@ -679,7 +680,7 @@ def whole(subject: Subject, engines: dict[str, Any], patterns: dict[str, str], o
 
 def memory(subject: Subject, engines: dict[str, Any], patterns: dict[str, str], options: Any) -> None:
     if psutil is None:
-        print("\nmemory: psutil is not installed (pip install 'llmppl[bench]')")
+        print("\nmemory: psutil is not installed (pip install 'llmppl-smc[bench]')")
         return
     kept: list[Any] = []
     Regex("a").index(subject.vocab).build_all()       # allocates the parts that all share
@@ -781,7 +782,7 @@ def start(subject: Subject, patterns: dict[str, str], options: Any) -> None:
 def header() -> str:
     """Return the machine and the compared engines, and the way to install missing ones."""
     missing = [engine.name for engine in OTHERS if engine.module is None]
-    more = f"\nnot installed (pip install 'llmppl[bench]'): {', '.join(missing)}" if missing else ""
+    more = f"\nnot installed (pip install 'llmppl-smc[bench]'): {', '.join(missing)}" if missing else ""
     present = [engine.package for engine in OTHERS if engine.module is not None]
     return machine("llmppl", "numpy", "lark", *present) + more
 

@@ -1,6 +1,6 @@
 """Task of `subjects.py` in the other libraries: llamppl's SMC and steering, and genlm-control's SMC.
 
-genlm-control draws tokens directly or by adaptive weighted rejection sampling (AWRS). `pip install 'llmppl[bench]'`
+genlm-control draws tokens directly or by adaptive weighted rejection sampling (AWRS). `pip install 'llmppl-smc[bench]'`
 installs both libraries; a missing one is named and skipped. All methods have the target of ours: the last step cuts the
 text. For genlm-control this is `terminate_when`, since its `max_tokens` would weigh the end of text in.
 """
@@ -44,7 +44,7 @@ def others(K: int) -> dict[str, Callable[[Task], Prepared]]:
 def installed() -> str:
     """Return the other libraries that run, and the way to install missing ones."""
     modules = {"llamppl": llamppl, "genlm-control": genlm_control}
-    absent = " is not installed (pip install 'llmppl[bench]')"
+    absent = " is not installed (pip install 'llmppl-smc[bench]')"
     return "; ".join(name + absent if module is None else release(name) for name, module in modules.items())
 
 

@@ -12,7 +12,7 @@ over the turns of CPU time / CPU time of the baseline in the same turn. Our runs
     python benchmarks/steering.py --rss                 # memory kept after 300 steps of 32 particles
 
 `goals.py` prints the same with goals. With `--others`, llamppl and genlm-control run the same task once per setting
-(`pip install 'llmppl[bench]'`).
+(`pip install 'llmppl-smc[bench]'`).
 """
 
 from __future__ import annotations
@@ -302,7 +302,7 @@ def kept(subject: Subject, cache_bytes: int | None, N: int, steps: int, prompt: 
     print(f"  the cache's own count: {store.bytes / 1e6:.0f} MB kept, {store.peak_bytes / 1e6:.0f} MB at the peak; "
           f"{store.slots_used} slots of {store.slot_cost} bytes, {store.rows_used} distributions")
     if before is None or after is None:
-        print("  resident memory: psutil is not installed (pip install 'llmppl[bench]')")
+        print("  resident memory: psutil is not installed (pip install 'llmppl-smc[bench]')")
     else:
         print(f"  resident memory: +{(after - before) / 1e6:.0f} MB kept after the run "
               f"({'under' if after - before <= budget else 'OVER'} cache_bytes), +{found[0] / 1e6:.0f} MB at the peak; "

@@ -59,7 +59,7 @@ def plot(options: argparse.Namespace, name: str, draw: Callable[[Any], None], si
     try:
         import matplotlib
     except ImportError:
-        print("no plots: matplotlib is not installed (pip install 'llmppl[plots]')")
+        print("no plots: matplotlib is not installed (pip install 'llmppl-smc[plots]')")
         return
     matplotlib.use("Agg")
     from matplotlib import pyplot

@@ -186,7 +186,7 @@ def plot(curves: dict[str, Shares], template: Template, path: str) -> None:
     try:
         import matplotlib.pyplot as plt
     except ImportError:
-        print("\nNo plot: it needs matplotlib, pip install 'llmppl[plots]'")
+        print("\nNo plot: it needs matplotlib, pip install 'llmppl-smc[plots]'")
         return
     (groups, _, things), num = template, len(SETTINGS) // 2
     rows = [(name, list(shares.items())[i : i + num]) for name, shares in curves.items() for i in (0, num)]

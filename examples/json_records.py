@@ -1,7 +1,7 @@
 """JSON records: objects that a schema admits, with fields that a language model fills.
 
 The schema defines the fields; the model fills them. Every text ends by `max_tokens`, because the automaton of the
-schema knows the distance to its end. The example needs more packages: pip install 'llmppl[json-schema]'.
+schema knows the distance to its end.
 
 What to look for: every text is JSON and an instance of the schema. A record costs the embedded model hundreds of nats
 (log Z-hat), because it has never seen JSON. Its records therefore have the right form, but at most a name or a dog from

@@ -148,7 +148,7 @@ def plot(curves: dict[str, dict[str, list[int]]], path: str) -> None:
     try:
         import matplotlib.pyplot as plt
     except ImportError:
-        print("\nNo plot: it needs matplotlib, pip install 'llmppl[plots]'")
+        print("\nNo plot: it needs matplotlib, pip install 'llmppl-smc[plots]'")
         return
     figure, axes = plt.subplots(1, len(curves), figsize=(4.2 * len(curves), 3.6), layout="constrained", squeeze=False)
     for ax, (title, counts) in zip(axes[0], curves.items(), strict=True):

@@ -106,7 +106,7 @@ def plot(counts: list[int], results: list[Curves], num_runs: int, path: str) -> 
     try:
         import matplotlib.pyplot as plt
     except ImportError:
-        print("\nNo plot: it needs matplotlib, pip install 'llmppl[plots]'")
+        print("\nNo plot: it needs matplotlib, pip install 'llmppl-smc[plots]'")
         return
     figure, axes = plt.subplots(1, len(CASES), figsize=(5.2 * len(CASES), 3.8), layout="constrained", squeeze=False)
     for ax, (what, prompts, _, _), curves in zip(axes[0], CASES, results, strict=True):

@@ -1,6 +1,6 @@
 """Draw the pictures of docs/ that show a computation: a run of the embedded model, or the results of a benchmark.
 
-    python tools/pictures.py [NAME ...]                 # needs pip install 'llmppl[plots]'
+    python tools/pictures.py [NAME ...]                 # needs pip install 'llmppl-smc[plots]'
 
 Each function draws one picture, from a run of the embedded model or from a file. Coordinates are inches from the
 lower left corner. Ink is dark on a light page and light on a dark one; the other colours suit both.

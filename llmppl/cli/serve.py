@@ -30,7 +30,9 @@ def serve(
         from llmppl.serving.app import make_app
         from llmppl.serving.bodies import Limits
     except ImportError as error:
-        raise ImportError(f"llmppl serve needs FastAPI and uvicorn ({error}): pip install 'llmppl[server]'") from None
+        raise ImportError(
+            f"llmppl serve needs FastAPI and uvicorn ({error}): pip install 'llmppl-smc[server]'"
+        ) from None
     from llmppl.serving import Service
 
     with Service(options.load(given.lm), together=together, max_waiting=waiting) as service:

@@ -123,7 +123,7 @@ def _ray() -> Any:
     try:
         import ray
     except ImportError as error:
-        raise ImportError("llmppl.tasks.ray needs Ray: pip install 'llmppl[ray]'") from error
+        raise ImportError("llmppl.tasks.ray needs Ray: pip install 'llmppl-smc[ray]'") from error
     return ray
 
 

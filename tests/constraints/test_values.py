@@ -8,7 +8,6 @@ import json
 import math
 import pickle
 import string
-import sys
 import types
 import typing
 import uuid
@@ -326,13 +325,6 @@ def test_a_schema_parses_as_json_does_and_pickles_with_its_type():
     assert pickle.loads(pickle.dumps(JsonSchema(Pet))).parse('{"name":"a","kind":"cat"}') == Pet("a", "cat")
     with pytest.raises(ValueError, match="kind"):
         JsonSchema(Pet).parse('{"name":"a","kind":"cow"}')
-
-
-def test_without_pydantic_scalars_work_and_the_rest_names_the_extra(monkeypatch):
-    monkeypatch.setitem(sys.modules, "pydantic", None)
-    assert Values(int | None).parse("5") == 5
-    with pytest.raises(ImportError, match=r"pip install llmppl\[json-schema\]"):
-        JsonSchema(list[bytes])
 
 
 def test_an_annotation_that_is_a_list_is_ignored():

@@ -28,7 +28,7 @@ def slow(*values: object) -> list[Any]:
 def wants_ray(wanted: bool = True) -> None:
     """Skip a test where Ray is not installed, and say what installs it."""
     if wanted and find_spec("ray") is None:
-        pytest.skip("llmppl.tasks.ray needs Ray: pip install 'llmppl[ray]'")
+        pytest.skip("llmppl.tasks.ray needs Ray: pip install 'llmppl-smc[ray]'")
 
 
 def wants_model(name: str | None = None) -> None:

@@ -131,8 +131,8 @@ def llama_in_parallel(path):
 
 @pytest.fixture(scope="module")
 def gguf_file(embedded, tmp_path_factory):
-    pytest.importorskip("xllamacpp", reason="pip install 'llmppl[llama-cpp]'")
-    pytest.importorskip("gguf", reason="pip install 'llmppl[llama-cpp]'")
+    pytest.importorskip("xllamacpp", reason="pip install 'llmppl-smc[llama-cpp]'")
+    pytest.importorskip("gguf", reason="pip install 'llmppl-smc[llama-cpp]'")
     from helpers.gguf_files import byte_level, write
 
     from llmppl.lm.embedded import PATH

@@ -14,7 +14,7 @@ from helpers.common import HANG, repetitions
 from llmppl import Regex, generate
 from llmppl.serving import Service
 
-uvicorn = pytest.importorskip("uvicorn", reason="llmppl serve needs FastAPI and uvicorn: pip install 'llmppl[server]'")
+uvicorn = pytest.importorskip("uvicorn", reason="llmppl serve needs uvicorn: pip install 'llmppl-smc[server]'")
 from llmppl.serving.app import make_app  # noqa: E402
 from llmppl.serving.bodies import Chat, Constraint, Limits  # noqa: E402
 

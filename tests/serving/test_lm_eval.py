@@ -8,7 +8,7 @@ import pytest
 import llmppl
 from llmppl import choose
 
-lm_eval = pytest.importorskip("lm_eval", reason="the adapter needs lm_eval: pip install 'llmppl[lm-eval]'")
+lm_eval = pytest.importorskip("lm_eval", reason="the adapter needs lm_eval: pip install 'llmppl-smc[lm-eval]'")
 from lm_eval.api.instance import Instance  # noqa: E402
 from lm_eval.models.huggingface import HFLM  # noqa: E402
 from lm_eval.tasks import TaskManager  # noqa: E402

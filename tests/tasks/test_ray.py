@@ -109,7 +109,7 @@ def assert_nothing_is_lost(path):
 
 def test_without_ray_an_error_says_how_to_install_it(monkeypatch):
     monkeypatch.setitem(sys.modules, "ray", None)
-    with pytest.raises(ImportError, match=r"llmppl\.tasks\.ray needs Ray: pip install 'llmppl\[ray\]'$"):
+    with pytest.raises(ImportError, match=r"llmppl\.tasks\.ray needs Ray: pip install 'llmppl-smc\[ray\]'$"):
         llmppl.tasks.ray.run_many(steer, ["a"], make_lm=make_lm)
 
 

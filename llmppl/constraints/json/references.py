@@ -15,16 +15,13 @@ from pathlib import Path
 from typing import Any, cast
 from urllib.parse import unquote, urlsplit
 
-from llmppl.constraints.json.keywords import check_keywords, foreign, nodes
+import attrs
+from jsonschema_specifications import REGISTRY
+from referencing import Registry, Specification
+from referencing import jsonschema as drafts
+from referencing.exceptions import NoSuchResource, Unresolvable
 
-try:
-    import attrs
-    from jsonschema_specifications import REGISTRY
-    from referencing import Registry, Specification
-    from referencing import jsonschema as drafts
-    from referencing.exceptions import NoSuchResource, Unresolvable
-except ImportError as error:
-    raise ImportError("JSON schemas need more packages: pip install llmppl[json-schema]") from error
+from llmppl.constraints.json.keywords import check_keywords, foreign, nodes
 
 _DRAFT4 = attrs.evolve(                                 # with true and false, which schemas in use have all the same
     cast(Any, drafts.DRAFT6), name="draft-04",

@@ -57,8 +57,6 @@ class JsonSchema(Shared):
 
     Raises
     ------
-    ImportError
-        A package of `llmppl[json-schema]` is not installed.
     TypeError
         pydantic has no schema of the type.
     ValueError

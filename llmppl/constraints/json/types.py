@@ -67,7 +67,7 @@ _TRIMMED = rf"^(?:[^{_SPACES}](?:[\s\S]*[^{_SPACES}])?)?$"
 def schema_of(kind: Any) -> tuple[dict[str, Any], list[str]]:
     """Return the JSON schema of a type, and the constraints that it lacks, as sentences.
 
-    Raises TypeError if the values of the type have no JSON, and ImportError without pydantic.
+    Raises TypeError if the values of the type have no JSON.
     """
     return _of(kind)[1:]
 
@@ -90,11 +90,9 @@ def _of(kind: Any) -> tuple[Any, dict[str, Any], list[str]]:
 
 @functools.lru_cache(64)
 def _made(kind: Any) -> tuple[Any, dict[str, Any], list[str]]:
-    try:
-        from pydantic import TypeAdapter
-        from pydantic.errors import PydanticUserError
-    except ImportError as error:
-        raise ImportError("a type as JSON needs pydantic: pip install llmppl[json-schema]") from error
+    from pydantic import TypeAdapter
+    from pydantic.errors import PydanticUserError
+
     generator = _type_schema()()
     try:
         adapter = TypeAdapter(_readable(kind))

@@ -9,7 +9,7 @@ from pathlib import Path
 PATH: Path = Path(__file__).parent
 
 
-AGAIN = "install llmppl again (pip install --force-reinstall --no-deps llmppl)"
+AGAIN = "install llmppl again (pip install --force-reinstall --no-deps llmppl-smc)"
 
 
 def verify(folder: Path = PATH) -> None:

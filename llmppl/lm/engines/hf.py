@@ -545,7 +545,7 @@ def load(
     if None not in (device, device_map):
         raise ValueError("give device= (one for the whole model) or device_map= (accelerate spreads it), not both")
     if device_map is not None and find_spec("accelerate") is None:
-        raise ImportError("device_map= needs accelerate: pip install 'llmppl[device-map]'")
+        raise ImportError("device_map= needs accelerate: pip install 'llmppl-smc[device-map]'")
     device = None if device is None else torch.empty(0, device=device).device        # it exists
     placement = device if device_map is None else device_map
     on_cpu = getattr(placement, "type", placement) in (None, "cpu", {"": "cpu"})

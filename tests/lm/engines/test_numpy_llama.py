@@ -132,7 +132,7 @@ def test_base_packages_run_the_demo_and_errors_name_the_extra(tmp_path):
     result = subprocess.run([sys.executable, "-S", "-c", PROGRAM], env=env, capture_output=True, text=True)
     lines = result.stdout.splitlines()
     assert lines[0] == "True  dog" and len(lines) > 20, result.stderr
-    error = "engine='transformers' needs torch and transformers: pip install 'llmppl[transformers]'"
+    error = "engine='transformers' needs torch and transformers: pip install 'llmppl-smc[transformers]'"
     assert lines[1] == lines[2] == error
 
 
