@@ -16,7 +16,6 @@ import contextlib
 import functools
 import gc
 import math
-import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Generic, Protocol, TypeVar
@@ -32,6 +31,7 @@ from llmppl.models.choices import Sampled, State, spawned
 from llmppl.models.model import Model, untwist
 from llmppl.report.progress import finished
 from llmppl.support.arguments import function, generator, optional_count
+from llmppl.support.locks import Lock
 from llmppl.support.runtime import Runtime
 
 M = TypeVar("M", bound=Model)
@@ -274,7 +274,7 @@ def describe(particles: list[Any]) -> str:
 
 PACE = 100_000                                          # new objects before the youngest generation is collected
 
-_pacing = threading.Lock()
+_pacing = Lock()
 _num_paced, _threshold_before = 0, gc.get_threshold()
 
 
@@ -286,7 +286,7 @@ def paced_collector() -> Iterator[None]:
     scans them several times a step and frees next to nothing.
     """
     global _num_paced, _threshold_before
-    with _pacing:
+    with _pacing.lock:
         _num_paced += 1
         if _num_paced == 1:
             _threshold_before = gc.get_threshold()
@@ -295,7 +295,7 @@ def paced_collector() -> Iterator[None]:
     try:
         yield
     finally:
-        with _pacing:
+        with _pacing.lock:
             _num_paced -= 1
             if _num_paced == 0:
                 gc.set_threshold(*_threshold_before)

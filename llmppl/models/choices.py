@@ -32,6 +32,7 @@ from llmppl.constraints.vocabulary import Text, Token
 from llmppl.distributions import Distribution, Finite, Impossible, Proposal
 from llmppl.distributions.blocks import ArrayTable, Table
 from llmppl.report.progress import cell_of
+from llmppl.support.locks import cached_property
 from llmppl.support.options import readable_tuple
 from llmppl.support.runtime import Runtime
 from llmppl.support.shared import Shared
@@ -408,7 +409,7 @@ class ListedChoice:
     def __init__(self, proposal: Proposal) -> None:
         self.proposal = proposal
 
-    @functools.cached_property
+    @cached_property
     def table(self) -> Table:
         """Log-measures of the values, plus `log_total`. ValueError if a Distribution is not normalised."""
         dist = self.proposal
@@ -422,7 +423,7 @@ class ListedChoice:
             )
         return table
 
-    @functools.cached_property
+    @cached_property
     def log_total(self) -> float:
         """Log of the factor by which the measures of the table are too large for a Distribution."""
         if isinstance(self.proposal, Finite):

@@ -21,7 +21,7 @@ import math
 import operator
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
-from functools import cached_property, lru_cache, partial, reduce
+from functools import lru_cache, partial, reduce
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -34,6 +34,7 @@ from llmppl.lm import CachedTransformer, Context
 from llmppl.queries.compile import Compiled, Part
 from llmppl.queries.matches import Match
 from llmppl.support.graphs import Memo
+from llmppl.support.locks import cached_property
 from llmppl.support.runtime import Runtime
 
 MAX_PUSHED = 16                                         # children pushed at once; later four times as many

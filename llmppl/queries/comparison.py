@@ -20,7 +20,6 @@ import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from functools import cached_property
 from statistics import NormalDist
 from typing import Any
 
@@ -97,7 +96,7 @@ class Comparison(TableView):
     draws: int
     tv_interval: tuple[float, float] | Any
 
-    @cached_property
+    @property
     def shares(self) -> tuple[Array, Array]:
         """(C,) frequencies or probabilities of each side."""
         return self.a / (self.num_a or 1), self.b / (self.num_b or 1)

@@ -11,7 +11,7 @@ import contextlib
 import operator
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property, reduce
+from functools import reduce
 from itertools import islice
 from typing import Any
 
@@ -20,6 +20,7 @@ from llmppl.constraints.json import JsonSchema
 from llmppl.constraints.values import constraint_of
 from llmppl.support.arguments import count, function, is_type, optional_count
 from llmppl.support.graphs import Memo
+from llmppl.support.locks import cached_property
 
 MAX_DIFFERENCE_STATES = 100_000                         # pattern x ignored strings; above: deferred
 MAX_COUNTED_STATES = 200_000                            # states of a language that `max_chars` cuts

@@ -14,7 +14,6 @@ import math
 import operator
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import KW_ONLY, dataclass, fields, replace
-from functools import cached_property
 from itertools import repeat
 from typing import Any, Literal, TypedDict, Unpack, get_args
 
@@ -30,6 +29,7 @@ from llmppl.queries.matches import Matches
 from llmppl.queries.sampling import Probability, bounded, samples
 from llmppl.support import arguments
 from llmppl.support.arguments import count, generator, number, one_of, optional_count
+from llmppl.support.locks import cached_property
 from llmppl.support.options import list_options, unknown_option
 from llmppl.support.runtime import warn
 

@@ -4,6 +4,7 @@ A watchdog ends a child that hangs, with the stacks of its threads, so that the 
 """
 
 import contextlib
+import itertools
 import os
 import subprocess
 import sys
@@ -12,14 +13,13 @@ import threading
 import numpy as np
 import pytest
 from helpers import masks
-from helpers.common import HANG
+from helpers.common import HANG, repetitions
 from helpers.fire import in_child
-from helpers.killable import hashed
+from helpers.killable import fresh, hashed
 
-from llmppl import CachedTransformer, TokenIndex, Vocabulary, batched
+from llmppl import CachedTransformer, PromptIntersection, TokenIndex, Vocabulary, batched, search, smc_steer
 
 pytestmark = [
-    pytest.mark.slow,
     pytest.mark.skipif(not hasattr(os, "fork"), reason="wants fork"),
     pytest.mark.filterwarnings("ignore:.*use of fork:DeprecationWarning"),          # Python 3.12 warns of it
 ]
@@ -97,6 +97,39 @@ def test_a_thread_inside_a_mask_does_not_block_the_child():
     assert found == right[2:3] and told(index) == right
 
 
+RUNS = {
+    "steer": lambda lm: smc_steer(PromptIntersection(lm, ["a", "bc"], max_tokens=3), 3, 2, seed=0).log_ml,
+    "query": lambda lm: [(match.text, match.log_prob) for match in search(lm, "[abc]{2}", prefix="a")],
+}
+
+
+@pytest.mark.parametrize("run", RUNS)
+def test_a_thread_inside_a_run_does_not_block_the_child(run):
+    stop, right = Stop(), RUNS[run](CachedTransformer(hashed, VOCAB))
+    lm = CachedTransformer(lambda ids: [len(ids) == 2 and stop.pass_by(), hashed(ids)][1], VOCAB)
+    with stop.at(lambda: RUNS[run](lm)) as found:
+        assert in_child(lambda: RUNS[run](lm)) == right
+    assert found == [right]
+
+
+def test_forks_beside_a_busy_thread_never_hang():
+    work, over = fresh(), threading.Event()
+    right = work("b", np.random.default_rng(0)).log_ml
+
+    def busy():
+        for seed in itertools.count():
+            if over.is_set():
+                return
+            fresh()("b", np.random.default_rng(seed))
+
+    thread = threading.Thread(target=busy, daemon=True)
+    thread.start()
+    found = [in_child(lambda: work("b", np.random.default_rng(0)).log_ml) for _ in range(repetitions(full=25, quick=4))]
+    over.set()
+    thread.join(HANG)
+    assert {*found} == {right}
+
+
 # --- native threads, in a process where torch and llama.cpp have two --------------------------------------------------
 
 
@@ -147,9 +180,11 @@ def found_with_two_threads(work):
     assert "found True" in done.stdout, done.stderr
 
 
+@pytest.mark.slow
 def test_torch_threads_do_not_block_the_child():
     found_with_two_threads("torch_in_parallel()")
 
 
+@pytest.mark.slow
 def test_llama_cpp_threads_do_not_block_the_child(gguf_file):
     found_with_two_threads(f"llama_in_parallel({gguf_file!r})")

@@ -8,6 +8,7 @@ import graphlib
 import importlib
 import inspect
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -109,6 +110,14 @@ def test_dir_shows_public_names_only():
         module = importlib.import_module(f"llmppl.{package}")
         names = {name for name in dir(module) if not name.startswith("__")}
         assert len(names) > 3 and not [name for name in names if name[0] == "_" or inspect.ismodule(vars(module)[name])]
+
+
+def test_no_property_holds_a_lock_while_it_computes():
+    """functools.cached_property of Python 3.11 has a lock for each class, which a forked child can inherit held."""
+    for path in PACKAGE.rglob("*.py"):
+        text = path.read_text(encoding="utf-8")
+        assert "@functools.cached_property" not in text, path
+        assert not re.search(r"from functools import .*\bcached_property", text), path
 
 
 def test_constraints_load_neither_a_model_nor_inference():
