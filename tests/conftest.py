@@ -1,10 +1,12 @@
 """Fixtures and settings for all tests: hypothesis profiles, threads, the embedded model.
 
 LLMPPL_FULL=1 (`make check`) selects the full counts; without it the quick profile runs (tests/helpers/common.py).
+LLMPPL_EXTRAS=1 (`.ci/run`) fails a session that skips a test for want of a package: `make extras` installs them all.
 """
 
 import gc
 import os
+import re
 import signal
 
 import pytest
@@ -29,6 +31,22 @@ if "PYTEST_XDIST_WORKER" in os.environ:             # one thread a worker, or th
     import torch
 
     torch.set_num_threads(1)
+
+
+WANTS_A_PACKAGE = re.compile(r"could not import|pip install|is not installed|make extras")
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_sessionfinish(session):
+    """With LLMPPL_EXTRAS=1, fail if a test was skipped for want of a package, and name the test and the package."""
+    reporter = session.config.pluginmanager.get_plugin("terminalreporter")
+    if reporter is None or "LLMPPL_EXTRAS" not in os.environ:
+        return
+    for report in reporter.stats.get("skipped", []):
+        _, _, reason = report.longrepr
+        if WANTS_A_PACKAGE.search(reason):
+            reporter.write_line(f"LLMPPL_EXTRAS=1, but {report.nodeid} was skipped: {reason}", red=True)
+            session.exitstatus = pytest.ExitCode.TESTS_FAILED
 
 
 @pytest.fixture(autouse=True)

@@ -18,6 +18,7 @@ is neither blank, nor in a docstring, nor a comment alone. The columns are:
 from __future__ import annotations
 
 import ast
+import functools
 import io
 import re
 import sys
@@ -98,6 +99,7 @@ def shapes(package: Path, depth: int = 1) -> dict[str, Counter[str]]:
     return found
 
 
+@functools.cache
 def file_shapes(package: Path) -> dict[Path, Counter[str]]:
     """Return the counts of each file of a package, by its path inside it."""
     paths = sorted(package.rglob("*.py"))

@@ -1,6 +1,6 @@
 """Page of a run, driven in a browser by pointer, keys and finger, light and dark, wide and narrow.
 
-The expected contents come from the recording itself. Skipped without playwright (`make browser`) or a browser.
+The expected contents come from the recording itself. Skipped without playwright (`make extras`) or a browser.
 """
 
 import html
@@ -61,7 +61,7 @@ def run():
 
 @pytest.fixture(scope="module")
 def browser():
-    sync_api = pytest.importorskip("playwright.sync_api", reason="playwright is not installed (make browser)")
+    sync_api = pytest.importorskip("playwright.sync_api", reason="playwright is not installed (make extras)")
     executable = next(filter(None, map(shutil.which, BROWSERS)), None)
     if executable is None:
         pytest.skip(f"there is no browser here: none of {', '.join(BROWSERS)}")

@@ -15,7 +15,7 @@ from helpers.fire import in_threads
 
 from llmppl.lm.transformer import CachedTransformer
 
-peft = pytest.importorskip("peft", reason="adapters need peft, which nothing here installs")
+peft = pytest.importorskip("peft", reason="adapters need peft: make extras")
 
 LORA = {
     "a": peft.LoraConfig(task_type="CAUSAL_LM", r=4, target_modules=["q_proj", "v_proj"], init_lora_weights=False),
