@@ -199,7 +199,8 @@ def beam_search(
     runtime, t = Runtime(), 0
     runs: list[Any] = start_particles(model, [StopAtChoice(asker="beam_search")])
     watch, limit = Warnings(bounded=max_steps is not None), Limit(runtime, timeout, budget)
-    with Bar(progress, max_steps, lambda runs: f"{finished(runs)}, best log joint {runs[0].log_weight:.2f}") as show:
+    bar = Bar(progress, max_steps, lambda runs: f"{finished(runs)}, best log joint {runs[0].log_weight:.2f}")
+    with bar as show, limit:
         while any(not run.finished for run in runs) and t != max_steps and not (t and limit.reached(runs)):
             t += 1
             stepped = _step(runtime, runs, "beam_search", f"a beam at step {t}", N, K)

@@ -15,7 +15,6 @@ import math
 import time
 import warnings
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
-from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Any, Literal, TypeVar
 
@@ -36,7 +35,7 @@ from llmppl.models.choices import (
 )
 from llmppl.models.model import Model, untwist, wrap_step
 from llmppl.support.arguments import count, is_hashable, one_of, optional_count, positive, shown
-from llmppl.support.runtime import Runtime, spent, warn
+from llmppl.support.runtime import Runtime, spent, unwatched, warn, watching
 
 M = TypeVar("M", bound=Model)
 
@@ -413,15 +412,12 @@ def start_particles(model: M, choosers: Sequence[Sampled], power: float = 1.0) -
     return particles
 
 
-# of the caller: called with the particles after each step of its runs, and returns the reason to end the run, or ""
-watching: ContextVar[Callable[[Sequence[Any]], str]] = ContextVar("watching", default=lambda particles: "")
-
-
 class Limit:
     """Limit of a run in seconds, and in tokens that its language models run. A run ends after the step that reaches it.
 
-    Within a task of `run_many`, the tokens are its share of the batches. With on_timeout="raise" the run ends by a
-    TimeoutError.
+    The function of `watching` can end it, too. Inside of the block `with limit:` that function watches no run: those of
+    a callback, or of a function under `batched`, are other runs. Within a task of `run_many`, the tokens are its share
+    of the batches. With on_timeout="raise" the run ends by a TimeoutError.
     """
 
     def __init__(
@@ -431,11 +427,17 @@ class Limit:
         self.bounded = (timeout, budget) != (None, None)
         self.timeout = math.inf if timeout is None else positive("timeout", timeout)
         self.on_timeout = one_of("on_timeout", on_timeout, ("return", "raise"))
-        self._start, self._tokens = time.perf_counter(), spent()[1]
+        self._start, self._tokens, self._watch = time.perf_counter(), spent()[1], watching.get()
+
+    def __enter__(self) -> None:
+        self._watched = watching.set(unwatched)
+
+    def __exit__(self, *error: object) -> None:
+        watching.reset(self._watched)
 
     def reached(self, particles: Sequence[Any]) -> str:
         """Return "timeout", "budget" or the reason of `watching` if that ends a run with these particles, else ""."""
-        reason = watching.get()(particles)
+        reason = self._watch(particles)
         if time.perf_counter() - self._start >= self.timeout:
             reason = "timeout"
         elif self.budget is not None and (spent()[1] - self._tokens or self.runtime.stats.tokens) >= self.budget:

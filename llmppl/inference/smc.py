@@ -196,7 +196,7 @@ class SMC(Generic[M]):
         optional_count("max_steps", max_steps)
         limit = limit or Limit(self.runtime)
         self._warnings.bounded = max_steps is not None or limit.bounded
-        with self._partial_result(), paced_collector():
+        with self._partial_result(), paced_collector(), limit:
             while self.active and self.t < (max_steps or math.inf) and not self.limit:
                 record, candidates = self._next()
                 for observer in observers:

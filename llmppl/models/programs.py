@@ -6,11 +6,13 @@ Sources: Lew et al. 2023, Sec. 2.2; Willard & Louf 2023 for the masks of `Constr
 
 from __future__ import annotations
 
+import functools
 import inspect
 import itertools
 import math
 import operator
 import re
+from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Literal, TypedDict, Unpack
 
@@ -29,9 +31,52 @@ from llmppl.models.spans import Guide, Until, open_path
 from llmppl.support import arguments
 from llmppl.support.options import list_options, unknown_option
 from llmppl.support.runtime import mask_timer, warn
+from llmppl.support.shared import Shared
 
 Mask = NDArray[np.bool_]
 BLANK = "[BLANK]"
+
+
+class StopStrings(Shared):
+    """Strings that end a text, in sorted lists, so that a search takes the logarithm of their number.
+
+    One list has the strings. The other has their bytes backwards: those that end a text so far are beginnings of its
+    bytes backwards, and the longest is the last one before these in the list, or begins it.
+    """
+
+    def __init__(self, strings: Sequence[str]) -> None:
+        self._strings = sorted(strings)
+        self._backwards = sorted({string.encode()[::-1] for string in strings})
+        self._longest = max(map(len, self._backwards), default=0)
+        self._beginning = list[int]()                   # place of the longest other string that begins each, or -1
+        places = [-1]
+        for place, string in enumerate(self._backwards):
+            while places[-1] >= 0 and not string.startswith(self._backwards[places[-1]]):
+                places.pop()
+            self._beginning.append(places[-1])
+            places.append(place)
+
+    def first(self, data: bytes, num_new: int) -> tuple[int, int] | None:
+        """Return start and end of the first string to end in the last `num_new` bytes, the longest of several."""
+        for end in range(len(data) - num_new + 1, len(data) + 1):
+            before = data[max(end - self._longest, 0) : end][::-1]
+            place = bisect_right(self._backwards, before) - 1
+            while place >= 0 and not before.startswith(self._backwards[place]):
+                place = self._beginning[place]
+            if place >= 0:
+                return end - len(self._backwards[place]), end
+        return None
+
+    def settled(self, text: str, num_settled: int) -> str:
+        """Return `text` without the longest end after `num_settled` characters that begins one of the strings."""
+        for start in range(max(num_settled, len(text) - self._longest), len(text)):
+            place = bisect_left(self._strings, text[start:])
+            if place < len(self._strings) and self._strings[place].startswith(text[start:]):
+                return text[:start]
+        return text
+
+
+_stop_strings = functools.lru_cache(16)(StopStrings)
 
 
 class Options(TypedDict, total=False):
@@ -76,7 +121,7 @@ class Program(Model):
     (', there was a little girl named Lily', "stop '.'")
     """
 
-    shared = ("labels", "stop")
+    shared = ("labels", "stop", "stops")
     labels: Mapping[str, str] = {}                      # keys in `attribution` of the class's own statements, by verb
     deaths: Mapping[str, str] = {}                      # reasons of deaths by them, where they say more
     ended: str = ""
@@ -98,6 +143,7 @@ class Program(Model):
         self.stop = tuple(arguments.text("each of stop", text) for text in stops)
         if "" in self.stop:
             raise ValueError('stop must be a text of at least one character, not ""')
+        self.stops = _stop_strings(self.stop)
         self.rule = arguments.function("rule", rule, "Rule(top_k=40)")
         self.num_tokens = 0
 
@@ -121,8 +167,9 @@ class Program(Model):
             return False
         self.s += token
         self.num_tokens += 1
-        if self.stop and (found := self._stops(len(token.bytes))):
-            end, start = min(found)                     # the first to end, the longest of several
+        found = self.stops.first(bytes_of(self.s), len(token.bytes))
+        if found is not None:
+            start, end = found
             stop, self.s = bytes_of(self.s)[start:end], Text(bytes_of(self.s)[:start])
             if self.before_min_tokens():
                 self._die_("stop", f"a stop string is written before min_tokens={self.min_tokens}")
@@ -131,12 +178,6 @@ class Program(Model):
             self._cut_ = True
             self._end("max_tokens")
         return True
-
-    def _stops(self, num_new: int) -> list[tuple[int, int]]:
-        """Return the end and the start of the first of each stop string that ends in the last `num_new` bytes."""
-        data, stops = bytes_of(self.s), [*map(str.encode, self.stop)]
-        starts = [data.find(stop, max(0, len(data) - num_new - len(stop) + 1)) for stop in stops]
-        return [(start + len(stop), start) for start, stop in zip(starts, stops, strict=True) if start >= 0]
 
     def _end(self, reason: str) -> None:
         self.ended = reason

@@ -2,7 +2,8 @@
 
 A *call* is a run that a caller has submitted. Calls begin in their order, at most `together` at a time. Up to rounding,
 the result of a call does not depend on the calls that run beside it. The *settled* text of a call is the beginning
-that the texts of all its particles share. Every later particle continues one of them, so it never changes.
+that the texts of all its particles share, without an end that begins a stop string. Every later particle continues one
+of them, so it never changes.
 """
 
 from __future__ import annotations
@@ -21,12 +22,11 @@ from typing import Any, Generic, TypeVar, Unpack
 
 from greenlet import GreenletExit, getcurrent
 
-from llmppl.inference.expansion import watching
 from llmppl.inference.smc import paced_collector
 from llmppl.lm import CachedTransformer
-from llmppl.models.programs import language_model
+from llmppl.models.programs import StopStrings, language_model
 from llmppl.support.arguments import count, function, generator, positive
-from llmppl.support.runtime import Runtime, spent
+from llmppl.support.runtime import Runtime, spent, watching
 from llmppl.tasks.generation import GenerateOptions, Generation, Method, Plan
 from llmppl.tasks.many import TOGETHER
 
@@ -97,6 +97,7 @@ class Call(Future[T], Generic[T]):
     def __init__(self, run: Callable[[], T], timeout: float | None) -> None:
         super().__init__()
         self.run, self.timeout, self.settles, self.seconds_waited = run, timeout, False, 0.0
+        self.stops = StopStrings(())                    # that remove text from the results
         self._entered, self._settled = time.monotonic(), ""
         self._worker: Any = None                        # that runs the call
         self._listeners, self._lock = list[Callable[[str | None], Any]](), threading.Lock()
@@ -144,7 +145,8 @@ class Call(Future[T], Generic[T]):
         """Return the reason to end the run after a step, or "". Settle the text that the particles share."""
         if self.settles and particles:
             # U+FFFD stands for a character of which tokens are missing
-            self.settle(os.path.commonprefix([str(particle) for particle in particles]).rstrip("\ufffd"))
+            shared = os.path.commonprefix([str(particle) for particle in particles]).rstrip("\ufffd")
+            self.settle(self.stops.settled(shared, len(self._settled)))
         return "cancelled" if self._worker.cancelled else "timeout" if self._late() else ""
 
     def settle(self, text: str) -> None:
@@ -213,8 +215,9 @@ class Service:
         if of_lists := options.keys() & {"together", "progress", "on_answer"}:
             raise TypeError(f"a service takes one prompt at a time, so {min(of_lists)} says nothing here")
         plan = Plan(self.lm, constraint, method, {"max_tokens": max_tokens, "budget": budget}, seed, options)
-        plan.program(prompt)
+        program = plan.program(prompt)
         call = Call(partial(plan.answer, prompt, generator(seed)), timeout)
+        call.stops = program.stops
         call.settles = plan.method not in ("best_of", "exact")
         return self._enter(call)
 

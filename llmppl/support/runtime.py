@@ -40,6 +40,15 @@ def warn(message: str) -> None:
     warnings.warn_explicit(message, UserWarning, frame.f_code.co_filename, frame.f_lineno, registry=registry)
 
 
+def unwatched(particles: Sequence[Any]) -> str:
+    """Return "", which ends no run."""
+    return ""
+
+
+# of the caller: gets the particles after each step of its runs, and returns the reason to end the run, or ""
+watching: contextvars.ContextVar[Callable[[Sequence[Any]], str]] = contextvars.ContextVar("watching", default=unwatched)
+
+
 class ContextTooLong(ValueError):
     """A context is longer than the model reads."""
 
@@ -112,12 +121,14 @@ class Evaluator(Protocol):
 class _Worker(greenlet):  # type: ignore[misc]
     """Greenlet that runs one function after another until one waits. Its parent is the loop that gets the answers."""
 
-    def __init__(self, runtime: Runtime, todo: deque[tuple[Callable[[], Any], str]]) -> None:
+    def __init__(
+        self, runtime: Runtime, todo: deque[tuple[Callable[[], Any], str]], context: contextvars.Context
+    ) -> None:
         super().__init__(self._work)
         self.runtime, self.name = runtime, ""
         self.cancelled = False                          # another thread may set it: `Runtime.each` then unwinds it
         self.cpu_seconds = self.tokens = self.resumed = 0.0         # counted by `Runtime.each`
-        self._todo, self._caller = todo, contextvars.copy_context()
+        self._todo, self._caller = todo, context
 
     def _work(self) -> Any:
         result = None
@@ -227,10 +238,12 @@ class Runtime:
     def run(self, functions: Sequence[Callable[[], Any]], names: Sequence[str]) -> None:
         """Run every function to its end. An exception of one carries its name as a note."""
         todo = deque(zip(functions, names, strict=False))
+        context = contextvars.copy_context()
+        context.run(watching.set, unwatched)            # runs inside of these functions are others
         workers, waiting = list[_Worker](), list[_Request]()
         try:
             while todo:
-                workers.append(_Worker(self, todo))
+                workers.append(_Worker(self, todo, context))
                 _resume(workers[-1], waiting, workers[-1].switch)
             while waiting:
                 batch = [each for each in waiting if not each.evaluator.patient] or waiting
@@ -276,7 +289,7 @@ class Runtime:
         try:
             while True:
                 while len(waiting) < together and (following := next(todo, None)) is not None:
-                    worker = _Worker(self, deque([following]))
+                    worker = _Worker(self, deque([following]), contextvars.copy_context())
                     yield from resume(worker, worker.switch)
                 if not waiting:
                     return

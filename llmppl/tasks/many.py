@@ -18,14 +18,13 @@ from typing import Any, Literal, TypedDict, TypeVar, Unpack
 
 import numpy as np
 
-from llmppl.inference.expansion import watching
 from llmppl.inference.particles import Particles
 from llmppl.inference.smc import paced_collector
 from llmppl.report.progress import Bar
 from llmppl.support.arguments import count, function, generator, name_of, optional_count, positive, shown
 from llmppl.support.files import is_own_error
 from llmppl.support.options import list_options, unknown_option
-from llmppl.support.runtime import Runtime, spent
+from llmppl.support.runtime import Runtime, spent, watching
 from llmppl.support.values import Identity, identity
 from llmppl.tasks.results import Result, ResultFile
 
