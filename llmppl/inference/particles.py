@@ -10,10 +10,11 @@ Source: Kong, Liu & Wong (1994), "Sequential imputations and Bayesian missing da
 
 from __future__ import annotations
 
+import ast
 import html
 import re
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, TypeVar, overload
 
@@ -151,7 +152,8 @@ class Particles(Shared, Sequence[P]):
 
     def by_text(self) -> dict[str, float]:
         """Return the different texts, each with the sum of the normalised weights of its particles, largest first."""
-        return {str(self[group[0]]): weight for weight, group in self._grouped(self.texts)}
+        texts = self.texts
+        return {texts[group[0]]: weight for weight, group in self._grouped(texts)}
 
     def _grouped(self, values: Iterable[Any]) -> list[tuple[float, list[int]]]:
         """Return the weight and the indices of the particles of each value, the heaviest value first."""
@@ -163,9 +165,10 @@ class Particles(Shared, Sequence[P]):
     def by(self, key: str | Callable[[Any], Any]) -> Probabilities:
         """Return the posterior probability of each value of a key, the most probable first.
 
-        `key` is an attribute of the particles, as "mood" or "parsed.pets[0].kind", or a function of a particle. A
-        particle without it counts as `NO_VALUE`, such as a text that was cut and has no parsed value. The 50 most
-        probable values have standard errors. AttributeError if no particle has the key; ValueError if none is left.
+        `key` is an attribute of the particles, as "mood", "parsed.pets[0].kind" or 'parsed["first pet"]', or a function
+        of a particle. A particle without it counts as `NO_VALUE`, such as a text that was cut and has no parsed value.
+        Values of two types are two values, as True, 1 and "1". The 50 most probable values have standard errors.
+        AttributeError if no particle has the key; ValueError if none is left.
         """
         self._need_one()
         name, values = self._column(key)
@@ -191,7 +194,7 @@ class Particles(Shared, Sequence[P]):
 
     def field(self, path: str) -> Probabilities:
         """Return the posterior probability of each value of a field of the parsed texts: `field("pets[0].kind")`."""
-        return self.by(f"parsed.{path}".replace(".[", "["))
+        return self.by(f"parsed{'' if path.startswith('[') else '.'}{path}")
 
     def answers(self) -> Probabilities:
         """Return the posterior probability of each parsed value, or of each text if nothing is parsed.
@@ -389,26 +392,49 @@ class _NoValue:
 NO_VALUE = _NoValue()                                   # of a text that has not ended, or a record without the field
 
 
+PART = re.compile(r"""([^.\[\]]+)|\[(-?\d+|"(?:[^"\\]|\\.)*"|'(?:[^'\\]|\\.)*')\]""", re.DOTALL)
+
+
 def value_of(particle: object, key: str | Callable[[Any], Any]) -> Any:
-    """Return the value of a path, such as "parsed.pets[0].kind", or of a function; `NO_VALUE` where there is none."""
+    """Return the value of a path or of a function; `NO_VALUE` where there is none.
+
+    A path is "mood", "parsed.pets[0].kind" or, for a name that is no identifier, 'parsed["first pet"].kind'. Its rest
+    may be a name with dots: "parsed.b.c" is the field "b.c" if there is one, else the field "c" of the field "b".
+    """
     if not isinstance(key, str):
         return function("key", key, "lambda p: p.s")(particle)
     value: Any = particle
+    rest = key
     try:
-        for name, index in re.findall(r"([^.\[\]]+)|\[(-?\d+)\]", key):
-            if index:
-                value = value[int(index)]
-            else:
-                value = value[name] if isinstance(value, dict) else getattr(value, name)
-    except (AttributeError, LookupError, TypeError, ValueError):
+        while rest:
+            rest = rest.removeprefix(".")
+            part = PART.match(rest)
+            if part is None or (part.end() < len(rest) and _has(value, rest)):
+                return _member(value, rest)
+            name, index = part.groups()
+            place = name or ast.literal_eval(index)
+            value = _member(value, place) if isinstance(place, str) else value[place]
+            rest = rest[part.end() :]
+    except (AttributeError, LookupError, TypeError, ValueError, SyntaxError):
         return NO_VALUE
     return value
+
+
+def _has(value: Any, name: str) -> bool:
+    return name in value if isinstance(value, Mapping) else hasattr(value, name)
+
+
+def _member(value: Any, name: str) -> Any:
+    return value[name] if isinstance(value, Mapping) else getattr(value, name)
 
 
 def answer_of(particle: Any) -> Any:
     """Return the parsed value of a particle, or its text."""
     value = NO_VALUE if particle.cut else value_of(particle, "parsed")
-    return f"{particle}{' [cut]' * particle.cut}" if value is NO_VALUE else value
+    if value is not NO_VALUE:
+        return value
+    text = str(particle)
+    return text + " [cut]" if particle.cut else text
 
 
 # ---- deaths: the reasons why particles got weight zero, counted by step and reason

@@ -19,7 +19,7 @@ from llmppl.models.programs import as_context
 from llmppl.queries.best_first import Node, Space, Start, spelling
 from llmppl.queries.compile import compile_query
 from llmppl.queries.query import warn_of_seam
-from llmppl.report.probabilities import Probabilities, Share, key_of
+from llmppl.report.probabilities import Probabilities, Share
 from llmppl.report.tables import TableView, one_line
 from llmppl.support import arguments
 
@@ -55,7 +55,7 @@ class Choice(Probabilities):
     """
 
     def __init__(self, totals: Mapping[Any, tuple[float, float]], texts: Mapping[Any, str]) -> None:
-        self.texts = {key_of(option): text for option, text in texts.items()}
+        self.texts = dict(texts)
         lower, upper = np.array([*totals.values()]).reshape(-1, 2).T      # (n,) log-probabilities
         self.log_mass = float(np.logaddexp.reduce(lower))
         scale = float(np.max(upper))

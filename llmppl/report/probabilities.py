@@ -1,9 +1,17 @@
-"""Probabilities of values: a mapping that is displayed as a table, in a notebook with bars."""
+"""Probabilities of values: a mapping that is displayed as a table, in a notebook with bars.
+
+Values are one value if they have one type and are equal, and so are their parts. So True, 1, 1.0 and "1" are four
+values, as are [1], (1,) and "[1]". A Text is a str with its bytes, and a NumPy scalar is the Python number. The order
+of a dict does not count. NaN is one value, and 0.0 is -0.0.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+import enum
+from collections.abc import Hashable, Iterable, Iterator, Mapping, Set
 from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
 
 from llmppl.report.tables import TableView, frame, one_line
 from llmppl.support.arguments import is_hashable
@@ -47,10 +55,11 @@ class Share(NamedTuple):
 
 
 class Probabilities(TableView, Mapping[Any, float]):
-    """Probabilities of values, the most probable first: `answers["blue"]`, `answers.best`, `dict(answers)`.
+    """Probabilities of values, the most probable first: `answers["blue"]`, `answers.best`, `answers.items()`.
 
-    The key of a value that cannot be hashed, such as a list, is its repr. `shares` is a tuple of `Share`, in the same
-    order, and `header` the first line of the table.
+    Values that cannot be hashed, such as lists, are keys as well: `answers[["red", "blue"]]`. A value that is not there
+    stands for the only one that equals it, as 1 for True. `shares` is a tuple of `Share`, in the same order, and
+    `header` the first line of the table.
     """
 
     probability = probabilities = best_option = Guess("no such attribute: take best or answers[value]")
@@ -65,12 +74,18 @@ class Probabilities(TableView, Mapping[Any, float]):
 
     def share(self, value: Any) -> Share:
         """Return the probability of a value with its standard error or bounds. KeyError if it was not found."""
-        if key_of(value) not in self._by_key:
+        key = key_of(value)
+        if key in self._by_key:
+            return self._by_key[key]
+        equal = list[Share]()
+        if is_hashable(value):
+            equal = [share for share in self.shares if is_hashable(share.value) and share.value == value]
+        if len(equal) != 1:
             raise KeyError(f"{value!r} is not among the values: {one_line(', '.join(map(repr, self)))}")
-        return self._by_key[key_of(value)]
+        return equal[0]
 
     def __iter__(self) -> Iterator[Any]:
-        return iter(self._by_key)
+        return (share.value for share in self.shares)
 
     def __len__(self) -> int:
         return len(self.shares)
@@ -93,6 +108,25 @@ class Probabilities(TableView, Mapping[Any, float]):
         return [[(share.probability, *share.interval)] for share in self.shares]
 
 
-def key_of(value: Any) -> Any:
-    """Return the value itself if it can be hashed, else its repr."""
-    return value if is_hashable(value) else repr(value)
+def key_of(value: Any) -> Hashable:
+    """Return a key that can be hashed. Values are one value if they have the same key."""
+    if isinstance(value, np.generic):
+        value = value.item()
+    kind = type(value)
+    if isinstance(value, str) and not isinstance(value, enum.Enum):
+        return str, value
+    if isinstance(value, Mapping):
+        return kind, frozenset((key_of(name), key_of(each)) for name, each in value.items())
+    if isinstance(value, Set):
+        return kind, frozenset(map(key_of, value))
+    if isinstance(value, list | tuple):
+        return kind, tuple(map(key_of, value))
+    if isinstance(value, np.ndarray):
+        return kind, value.dtype.str, value.shape, key_of(value.tolist())
+    if hasattr(kind, "__dataclass_fields__"):
+        return kind, tuple(key_of(getattr(value, name)) for name in kind.__dataclass_fields__)
+    if hasattr(kind, "model_fields"):                   # a record of pydantic, with its undeclared fields
+        return kind, key_of(dict(value))
+    if is_hashable(value) and value == value:
+        return kind, value
+    return kind, repr(value)

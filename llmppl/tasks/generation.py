@@ -30,7 +30,7 @@ from llmppl.lm import CachedTransformer, Context, End
 from llmppl.models.choices import log_joints
 from llmppl.models.programs import ConstrainedText, language_model
 from llmppl.queries.choice import Choice, choose
-from llmppl.report.probabilities import Probabilities, Share, key_of
+from llmppl.report.probabilities import Probabilities, Share
 from llmppl.report.tables import TableView, frame, html_table, one_line, text_table
 from llmppl.support.arguments import function, generator, is_type, one_of, shown
 from llmppl.support.locks import cached_property
@@ -163,7 +163,7 @@ class Generation:
 
     @property
     def text(self) -> str:
-        return str(self.posterior.texts[key_of(self.value)] if self._particle is None else self._particle)
+        return str(self.posterior.texts[self.value] if self._particle is None else self._particle)
 
     @property
     def ended(self) -> str:

@@ -48,7 +48,7 @@ TRUTH = {"glad": 0.05 / 0.3, "sad": 0.15 / 0.3, "odd": 0.1 / 0.3}
     [
         ("mood", TRUTH), ("record.pets[0].kind", {"cat": 0.6, "dog": 0.4}),
         (lambda p: len(p.mood), {4: 1 / 6, 3: 5 / 6}),
-        ("letters", {"['g']": TRUTH["glad"], "['s']": TRUTH["sad"], "['o']": TRUTH["odd"]}),
+        (lambda p: tuple(p.letters), {("g",): TRUTH["glad"], ("s",): TRUTH["sad"], ("o",): TRUTH["odd"]}),
     ],
 )  # fmt: skip
 def test_by_gives_the_probability_of_each_value(key, truth):

@@ -61,8 +61,8 @@ EOS = EndOfText()
 class Text(Spelled, str):
     """String that keeps its bytes: `Text(b"\\xc3") + Text(b"\\xa9")` is "é".
 
-    Its value as a str is `bytes.decode("utf-8", "replace")`. Compare `.bytes` where a text may end inside a character.
-    A str, a Token or EOS can be added to it.
+    Its value as a str is `bytes.decode("utf-8", "replace")`. Two Texts are equal if their bytes are. A str, a Token or
+    EOS can be added to it.
 
     Raises
     ------
@@ -84,6 +84,15 @@ class Text(Spelled, str):
         text = super().__new__(cls, data.decode("utf-8", "replace"))
         text.bytes = data
         return text
+
+    __hash__ = str.__hash__
+
+    def __eq__(self, other: object) -> bool:
+        if isinstance(other, Text):
+            return self.bytes == other.bytes
+        return str.__eq__(self, other)
+
+    __ne__ = object.__ne__                          # the opposite of __eq__
 
     def __add__(self, other: str | Spelled) -> Text:
         return Text(self.bytes + bytes_of(other)) if isinstance(other, (str, Spelled)) else NotImplemented
