@@ -1,49 +1,60 @@
-"""Choice among given texts: the exact probability of each under a language model, over all its tokenisations."""
+"""Choice among given texts: the exact probability of each under a language model, over all its tokenisations.
+
+The sum over the token sequences of an option begins with the tokenizer's own tokens, which have nearly all of it. Every
+other sequence leaves these tokens somewhere. A sequence that spells the beginning of an option and was not continued is
+*open*, and its probability bounds what all its continuations can add. The sums are known to within the total of the
+open sequences, so the most probable ones are continued until this *rest* is small enough.
+"""
 
 from __future__ import annotations
 
-import heapq
 import itertools
 import math
-import operator
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, TypedDict, Unpack, overload
+from bisect import bisect_left
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any, Literal, NamedTuple, TypedDict, Unpack, get_args, overload
 
 import numpy as np
 
 from llmppl.constraints.automata.dfa import DFA
 from llmppl.constraints.values import constraint_of
-from llmppl.distributions import NO_RULE, DecisionRule, Floats
+from llmppl.constraints.vocabulary import encode_fragment
+from llmppl.distributions import NO_RULE, DecisionRule, Floats, Table, logsumexp, values_at
+from llmppl.inference.expansion import Limit
 from llmppl.lm import ENDS, CachedTransformer, Context, End
 from llmppl.models.programs import as_context
-from llmppl.queries.best_first import Node, Space, Start, spelling
-from llmppl.queries.compile import compile_query
 from llmppl.queries.query import warn_of_seam
-from llmppl.report.probabilities import Probabilities, Share
+from llmppl.report.probabilities import Probabilities, Share, key_of
 from llmppl.report.tables import TableView, one_line
 from llmppl.support import arguments
+from llmppl.support.options import list_options, unknown_option
+from llmppl.support.runtime import Runtime, warn
 
 Options = Iterable[str] | Mapping[Any, str] | type
-FLOOR = -30.0                                           # log-probability of an impossible token, in the likely order
-ROUND = 8                                               # nodes of an option that are expanded together
-TINY = 1e-300
+Spelling = Literal["all", "canonical"]
+ROWS = 64                                           # next-token distributions of a round; limits act between
 MAX_OPTIONS = 1000                                      # of a type
 SELDOM = 0.01                                           # a smaller mass is said in the repr
+WIDE = 1e-3                                         # bounds that are further apart are a warning
+AFTER_LAST = b"\xff"                                    # no byte of UTF-8 is larger or equal
 
 
 class HowToChoose(TypedDict, total=False):
     end: End
     rule: DecisionRule
+    tokenization: Spelling
     tolerance: float
     max_expansions: int
+    timeout: float | None
+    budget: int | None
 
 
 class Choice(Probabilities):
     """Distribution over options, given that the model writes one of them.
 
-    texts : dict of the text of each option
-    log_mass : float
-        Log-probability that the model writes one of the options, and ends there.
+    options, texts : list of the options, and dict of their texts
+    log_mass, log_mass_upper : float
+        Log-probability that the model writes one of the options, and ends there: what was summed, and a certain bound.
 
     Examples
     --------
@@ -54,19 +65,25 @@ class Choice(Probabilities):
     '0.0061'
     """
 
-    def __init__(self, totals: Mapping[Any, tuple[float, float]], texts: Mapping[Any, str]) -> None:
-        self.texts = dict(texts)
-        lower, upper = np.array([*totals.values()]).reshape(-1, 2).T      # (n,) log-probabilities
-        self.log_mass = float(np.logaddexp.reduce(lower))
-        scale = float(np.max(upper))
-        low, high = np.exp(lower - scale), np.exp(upper - scale)
-        others_low, others_high = low.sum() - low, high.sum() - high
-        p = low / low.sum() if low.any() else high / high.sum()      # the bounds are all that is known
-        bounds = low / np.maximum(low + others_high, TINY), high / np.maximum(high + others_low, TINY)
-        shares = [Share(option, *map(float, each)) for option, *each in zip(totals, p, *bounds, strict=True)]
+    def __init__(self, shares: Sequence[Share], texts: Sequence[str], log_mass: float, upper: float) -> None:
+        self.options = [share.value for share in shares]
+        self.texts = dict(zip(self.options, texts, strict=True))
+        self._texts = dict(zip(map(key_of, self.options), texts, strict=True))
+        self.log_mass, self.log_mass_upper = log_mass, upper
         mass = math.exp(self.log_mass)
-        seldom = f": the model writes one of these with probability {mass:.2g} only" * (mass < SELDOM)
-        super().__init__(shares, f"Choice({len(shares)} options){seldom}")
+        header = f"Choice({len(shares)} options)"
+        if mass < SELDOM:
+            header += f": the model writes one of these with probability {mass:.2g} only"
+        super().__init__(shares, header)
+
+    def text_of(self, option: Any) -> str:
+        """Return the text of an option; unlike the dict, it tells True from 1."""
+        return self._texts[key_of(option)]
+
+    @property
+    def width(self) -> float:
+        """Largest distance between the bounds of a probability."""
+        return max(high - low for low, high in (share.interval for share in self.shares))
 
 
 class Choices(TableView, list[Choice]):
@@ -80,10 +97,19 @@ class Choices(TableView, list[Choice]):
         return f"{len(self)} choices"
 
     def _table(self) -> tuple[list[str], list[list[str]]]:
-        options = [*self[0].texts] if self else []
+        options = self[0].options if self else []
         rows = [[*(str(choice.share(each)) for each in options), one_line(prompt)]
                 for prompt, choice in zip(self.prompts, self, strict=True)]  # fmt: skip
         return [*map(one_line, options), "prompt"], rows
+
+
+_DEFAULTS = {
+    "end": "boundary",
+    "rule": NO_RULE,
+    "tokenization": "all",
+    "tolerance": 1e-3,
+    "max_expansions": 200,
+}
 
 
 @overload
@@ -94,13 +120,12 @@ def choose(
 ) -> Choices: ...
 
 
-def choose(
-    lm: CachedTransformer, prompt: Any, options: Options, *, end: End = "boundary", rule: DecisionRule = NO_RULE,
-    tolerance: float = 1e-3, max_expansions: int = 200,
-) -> Choice | Choices:  # fmt: skip
+@list_options(HowToChoose, _DEFAULTS)
+def choose(lm: CachedTransformer, prompt: Any, options: Options, **how: Unpack[HowToChoose]) -> Choice | Choices:
     """Compute the probability of each of some texts after a prompt, given that the model writes one of them.
 
-    The probability of a text is the sum over all token sequences that spell it.
+    The probability of a text is the sum over all token sequences that spell it. It begins with the tokenizer's own
+    tokens, whatever the length of the text.
 
     Parameters
     ----------
@@ -113,10 +138,16 @@ def choose(
         Event that ends an option: "boundary" (the next token leaves the options), "eos", or "prefix" (anything may
         follow, so no option may begin another).
     rule : Rule, or another function from a distribution to one over the same tokens
+    tokenization : str
+        "all", or "canonical": each text in the tokenizer's own tokens alone, at the lowest cost.
     tolerance : float
-        Stop summing the token sequences of an option when the rest is at most this share of the sum.
+        Stop summing when the rest is at most this share of the sum. Each probability is then known to within it.
     max_expansions : int
-        Largest number of next-token distributions for an option. If it is reached, bounds contain the probability.
+        Largest number of next-token distributions beside those of the tokenizer's own tokens, for each option. If it
+        is reached, certain bounds contain the probability, and a warning says so where they are wide.
+    timeout, budget : float and int, optional
+        Seconds, and tokens that the language model runs. A limit before the end of the tokenizer's own tokens is a
+        TimeoutError. A later one leaves bounds.
 
     Returns
     -------
@@ -128,111 +159,256 @@ def choose(
     >>> choose(lm, "He was", [" happy", " sad"]).best
     ' happy'
     """
-    arguments.one_of("end", end, ENDS)
-    arguments.function("rule", rule, "Rule(top_k=40)")
-    arguments.number("tolerance", tolerance)
-    arguments.count("max_expansions", max_expansions)
-    texts = _texts(options)
-    compiled = compile_query(DFA.from_strings(list(texts.values())))
-    if end == "prefix" and compiled.continues():
-        raise ValueError('with end="prefix" no option may begin another: take end="boundary" or end="eos"')
+    if unknown := how.keys() - HowToChoose.__annotations__.keys():
+        raise unknown_option("choose", unknown, HowToChoose.__annotations__)
+    given: dict[str, Any] = _DEFAULTS | how
+    end = arguments.one_of("end", given["end"], ENDS)
+    rule = arguments.function("rule", given["rule"], "Rule(top_k=40)")
+    spelling = arguments.one_of("tokenization", given["tokenization"], get_args(Spelling))
+    canonical = spelling == "canonical"
+    tolerance = arguments.number("tolerance", given["tolerance"])
+    max_expansions = arguments.count("max_expansions", given["max_expansions"], least=0)
+    labels, listed = _texts(options)
     several = isinstance(prompt, list | tuple)
-    contexts = [as_context(lm, each) for each in (prompt if several else [prompt])]
-    for each in prompt if several else [prompt]:
+    prompts = prompt if several else [prompt]
+    contexts = [as_context(lm, each) for each in prompts]
+    runtime = Runtime()
+    runtime.watch(lm.evaluator)
+    limit = Limit(runtime, given.get("timeout"), given.get("budget"))
+    texts = _Texts(lm, listed, end, limit)
+    for each in prompts:
         if isinstance(each, str):
-            warn_of_seam(lm, each, texts.values())
-    space = Space(lm, compiled, rule, end)
-    starts = [Start("", context, 0.0, compiled.parts[0]) for context in contexts]
-    sums = [[_Sum(space, start, text) for text in texts.values()] for start in starts]
-    while unsure := [each for row in sums for each in _unsure(row, tolerance, max_expansions)]:
-        nodes = [each.pop() for each in unsure]
-        rows = iter(space.log_probs([*itertools.chain(*nodes)]))
-        for each, popped in zip(unsure, nodes, strict=True):
-            each.expand([(node, next(rows)) for node in popped])
-    choices = []
-    for row in sums:
-        if max(each.upper for each in row) == -math.inf:
-            after = str(row[0].start.context.text)[-40:]
-            raise ValueError(f"no option has a positive probability after {after!r} under {rule!r}")
-        totals = {option: (each.found, each.upper) for option, each in zip(texts, row, strict=True)}
-        choices.append(Choice(totals, texts))
+            warn_of_seam(lm, each, listed)
+    sums = [_Sums(texts, context, rule, canonical) for context in contexts]
+    if reached := _expand((item for each in sums for item in each.own()), limit):
+        raise TimeoutError(_late(reached, len(listed)))
+    most = 0 if canonical else max_expansions * len(listed)
+    while not reached and (unsure := [item for each in sums for item in each.unsure(tolerance, most)]):
+        reached = _expand(unsure, limit)
+    choices = [each.choice(labels, listed) for each in sums]
+    _warn_of_bounds(choices, contexts, reached, max(tolerance, WIDE))
     return Choices(choices, contexts) if several else choices[0]
 
 
-class _Sum:
-    """Sum of the probabilities of all token sequences that spell a text: an A* search of the largest ones.
+class _Texts:
+    """Texts of the options in the order of their bytes, in which those with a common beginning are neighbours.
 
-    The likely probability of the rest of a text after `n` of its bytes is that of the tokenizer's own tokens. It
-    decides the order of the search, and nothing else.
-
-    found : float, log of the sum so far
-    left : float, log of the probability of all sequences that were not summed, at most
+    own : list of the tokenizer's own tokens of each text
     """
 
-    def __init__(self, space: Space, start: Start, text: str) -> None:
-        self.space, self.start, self.data = space, start, text.encode()
-        own = (start.context + text).tokens[len(start.context) :]
-        contexts = [*itertools.accumulate(own, operator.add, initial=start.context)]
-        contexts[-1].log_prob_since(start.context)      # one pass computes the distributions
-        steps = [max(each.next_token().log_prob(token), FLOOR) for each, token in zip(contexts, own, strict=False)]
-        self.ends = np.cumsum([0, *(len(token.bytes) for token in own)])
-        self.log_probs = np.cumsum([0.0, *steps])
-        self.found, self.left, self.expansions = -math.inf, 0.0, 0
-        self._heap = [(0.0, 0, space.root(start))]
-        self._numbers = itertools.count(1)
+    def __init__(self, lm: CachedTransformer, texts: Sequence[str], end: End, limit: Limit) -> None:
+        self.vocab, self.end = lm.vocab, end
+        self.order = sorted(range(len(texts)), key=lambda i: texts[i].encode())
+        self.data = [texts[i].encode() for i in self.order]
+        for text, after in itertools.pairwise(self.data):
+            if end == "prefix" and after.startswith(text):
+                wanted = 'take end="boundary" or end="eos"'
+                raise ValueError(f'with end="prefix" no option may begin another: {wanted}')
+        self.own = list[list[int]]()
+        for i in self.order:
+            if reached := limit.reached(()):
+                raise TimeoutError(_late(reached, len(texts)))
+            self.own.append(encode_fragment(lm.tokenizer, lm.vocab, texts[i]))
+        self._tokens = dict[bytes, list[int]]()
 
-    @property
-    def upper(self) -> float:
-        """Return the log of the largest value that the sum can have."""
-        return float(np.logaddexp(self.found, self.left))
+    def after(self, data: bytes) -> tuple[int, int]:
+        """Return the range of the texts that begin with some bytes."""
+        return bisect_left(self.data, data), bisect_left(self.data, data + AFTER_LAST)
 
-    def pop(self) -> list[Node]:
-        """Take the nodes that are expanded next."""
-        return [heapq.heappop(self._heap)[2] for _ in range(min(ROUND, len(self._heap)))]
+    def ends(self, data: bytes) -> bool:
+        """Return True if the bytes are a text, and no token after them can matter."""
+        first, last = self.after(data)
+        return self.end != "eos" and last - first == 1 and self.data[first] == data
 
-    def expand(self, rows: Iterable[tuple[Node, Floats]]) -> None:
-        """Add the ends of the text to the sum, and the children of the other nodes to the search."""
-        for node, log_probs in rows:
-            self.expansions += 1
-            if node.data == self.data:
-                self._add(node.log_prob + self.space.ending(node, log_probs))
-                continue
-            for token in spelling(self.space, self.data[len(node.data) :]):
-                if log_probs[token] > -math.inf:
-                    child = self.space.child(node, token, float(log_probs[token]))
-                    if child.data == self.data and self.space.end == "prefix":
-                        self._add(child.log_prob)
-                        continue
-                    likely = child.log_prob - np.interp(len(child.data), self.ends, self.log_probs)
-                    heapq.heappush(self._heap, (-float(likely), next(self._numbers), child))
-        self.left = float(np.logaddexp.reduce([node.log_prob for _, _, node in self._heap], initial=-math.inf))
-
-    def _add(self, log_prob: float) -> None:
-        self.found = float(np.logaddexp(self.found, log_prob))
+    def tokens(self, data: bytes) -> list[int]:
+        """Return the tokens after which some bytes still begin a text."""
+        rests = [text[len(data) :] for text in self.data[slice(*self.after(data))]]
+        longest = min(max(map(len, rests)), int(self.vocab.lengths.max()))
+        spelled = list[int]()
+        for length in range(1, longest + 1):
+            for piece in {rest[:length] for rest in rests if len(rest) >= length}:
+                spelled += self.vocab.ids_by_bytes.get(piece, ())
+        return spelled
 
 
-def _unsure(sums: Sequence[_Sum], tolerance: float, max_expansions: int) -> list[_Sum]:
-    """Return the sums of one prompt whose rest can still matter."""
-    share = math.log(tolerance / len(sums)) if tolerance else -math.inf
-    matters = share + np.logaddexp.reduce([each.found for each in sums])
-    return [each for each in sums if each.left > matters and each.expansions < max_expansions]
+class _Open(NamedTuple):
+    """Open sequence: the log-probability of its tokens, and the bytes that they spell."""
+
+    log_prob: float
+    data: bytes
 
 
-def _texts(options: Options) -> dict[Any, str]:
-    """Return the text of each option."""
+class _Item(NamedTuple):
+    """Sequence to be expanded, with the sums to which it belongs."""
+
+    sums: _Sums
+    context: Context
+    data: bytes
+
+
+class _Sums:
+    """Sums of the probabilities of the token sequences that spell each option, after one prompt.
+
+    found : (n,) log of the sum so far of each text, in the order of `_Texts`
+    open : the open sequences, by their contexts
+    """
+
+    def __init__(self, texts: _Texts, start: Context, rule: DecisionRule, canonical: bool) -> None:
+        self.texts, self.start, self.rule = texts, start, rule
+        self.found: Floats = np.full(len(texts.data), -np.inf)
+        self.open = dict[Context, _Open]()
+        self.expansions = 0
+        self._ends = {[*self._path(tokens)][-1][0] for tokens in texts.own} if canonical else None
+        self._reach(start, 0.0, b"")
+
+    def own(self) -> Iterator[_Item]:
+        """Yield the sequences of the tokenizer's own tokens that must be expanded, each once, from short to long."""
+        seen = set[Context]()
+        for tokens in self.texts.own:
+            for context, data in self._path(tokens):
+                if context not in seen and not self.texts.ends(data):
+                    seen.add(context)
+                    yield _Item(self, context, data)
+
+    def _path(self, tokens: Iterable[int]) -> Iterator[tuple[Context, bytes]]:
+        """Yield the contexts from the prompt to the end of some tokens, with their bytes."""
+        context, data = self.start, b""
+        yield context, data
+        for token in tokens:
+            context, data = context + token, data + self.texts.vocab.tokens[token]
+            yield context, data
+
+    def unsure(self, tolerance: float, max_expansions: int) -> list[_Item]:
+        """Return the fewest sequences without which the rest is small enough, up to a number of expansions."""
+        likely = sorted(self.open.items(), key=lambda item: item[1].log_prob)
+        rest = np.logaddexp.accumulate([-np.inf, *(each.log_prob for _, each in likely)])
+        enough = logsumexp(self.found) + (math.log(tolerance) if tolerance else -math.inf)
+        number = min(int((rest > enough).sum()), max_expansions - self.expansions)
+        self.expansions += number
+        return [_Item(self, context, each.data) for context, each in likely[::-1][:number]]
+
+    def expand(self, context: Context, data: bytes, table: Table) -> None:
+        """Continue a sequence, if it has a probability, by each token that spells a text."""
+        reached = self.open.pop(context, None)
+        if reached is None or table.log_total == -math.inf:
+            return
+        tokens = self.texts.tokens(data)
+        first, _ = self.texts.after(data)
+        if self.texts.data[first] == data:
+            self._add(context, first, reached.log_prob + self._ending(table, tokens))
+        rows = np.zeros(len(tokens), np.int64)
+        log_weights = values_at([table], rows, np.array(tokens, np.int64))
+        for token, log_weight in zip(tokens, log_weights.tolist(), strict=True):
+            if log_weight > -math.inf:
+                log_prob = reached.log_prob + log_weight - table.log_total
+                self._reach(context + token, log_prob, data + self.texts.vocab.tokens[token])
+
+    def _ending(self, table: Table, tokens: list[int]) -> float:
+        """Return the log-probability that a text ends, where the tokens continue it to another text."""
+        weights = np.exp(table.whole(table.log_total))
+        if self.texts.end == "eos":
+            total = weights[list(self.texts.vocab.eos_ids)].sum()
+        else:
+            weights[tokens] = 0.0
+            total = weights.sum()
+        return math.log(total) if total > 0.0 else -math.inf
+
+    def _reach(self, context: Context, log_prob: float, data: bytes) -> None:
+        """Add a sequence to the sum, or to the open ones if the model can read it."""
+        if self.texts.ends(data):
+            self._add(context, self.texts.after(data)[0], log_prob)
+        elif context.room >= 0:
+            self.open[context] = _Open(log_prob, data)
+
+    def _add(self, context: Context, text: int, log_prob: float) -> None:
+        if self._ends is None or context in self._ends:
+            self.found[text] = np.logaddexp(self.found[text], log_prob)
+
+    def choice(self, labels: Sequence[Any], texts: Sequence[str]) -> Choice:
+        """Return the probabilities with their bounds, by the sums and the rest."""
+        if self._ends is not None:
+            self.open.clear()
+        log_mass = logsumexp(self.found)
+        upper = logsumexp([log_mass, *(each.log_prob for each in self.open.values())])
+        if log_mass == -math.inf:
+            raise ValueError(self._nothing(upper))
+        left = np.full(self.found.size, -np.inf)    # log of the part of the rest that a text can get
+        for log_prob, data in self.open.values():
+            some = slice(*self.texts.after(data))
+            left[some] = np.logaddexp(left[some], log_prob)
+        logs = np.empty((left.size, 3))
+        logs[:, 0] = self.found - log_mass
+        logs[:, 1] = self.found - upper
+        logs[:, 2] = np.logaddexp(self.found, left) - np.logaddexp(log_mass, left)
+        bounds = np.exp(logs[np.argsort(self.texts.order)]).tolist()
+        shares = [Share(label, *each) for label, each in zip(labels, bounds, strict=True)]
+        return Choice(shares, texts, log_mass, upper)
+
+    def _nothing(self, upper: float) -> str:
+        """Return why no option has a probability."""
+        after = f"after {str(self.start.text)[-40:]!r} under {self.rule!r}"
+        if upper == -math.inf:
+            return f"no option has a positive probability {after}"
+        return (
+            f"no option was completed {after}, which excludes the tokenizer's own tokens of each. "
+            f"All together have probability {math.exp(upper):.2g} at most; "
+            f"a larger max_expansions than {self.expansions} continues"
+        )
+
+
+def _expand(items: Iterable[_Item], limit: Limit) -> str:
+    """Expand sequences of one or several prompts, a batch at a time. Return the limit that ended it, or ""."""
+    items = iter(items)
+    while batch := [*itertools.islice(items, ROWS)]:
+        if reached := limit.reached(()):
+            return reached
+        nexts = [item.context.next_token() for item in batch]               # computed together
+        for (sums, context, data), each in zip(batch, nexts, strict=True):
+            sums.expand(context, data, sums.rule(each).table())
+    return ""
+
+
+def _late(reached: str, number: int) -> str:
+    """Return the message of a limit that came before the tokenizer's own tokens were read."""
+    return (
+        f"choose reached its {reached} before it had read the tokens of each of {number:,} options: "
+        f"give fewer options, or a larger {reached}"
+    )
+
+
+def _warn_of_bounds(choices: list[Choice], contexts: list[Context], reached: str, wide: float) -> None:
+    """Warn of the widest bounds."""
+    widths = [each.width for each in choices]
+    if max(widths, default=0.0) <= wide:
+        return
+    worst = int(np.argmax(widths))
+    best, *others = (share.interval for share in choices[worst].shares)
+    order = ", which leaves their order open" if any(high > best[0] for _, high in others) else ""
+    warn(
+        f"the probabilities of the options after {str(contexts[worst].text)[-40:]!r} are known "
+        f"to within {widths[worst]:.2g} only{order}, over all tokenisations. "
+        f"A larger {reached or 'max_expansions'} narrows the bounds, "
+        'and tokenization="canonical" takes the tokenizer\'s own tokens alone'
+    )
+
+
+def _texts(options: Options) -> tuple[list[Any], list[str]]:
+    """Return the label and the text of each option."""
     if arguments.is_type(options):
         language = constraint_of(options)
         found = [*itertools.islice(language.enumerate(), MAX_OPTIONS + 1)] if isinstance(language, DFA) else []
         if not 0 < len(found) <= MAX_OPTIONS:
             takes = "a list of str, a dict, or a type with few values, such as bool, an Enum or a Literal"
             raise TypeError(f"options must be {takes}, not {arguments.shown(options)}")
-        return {language.parse(text): text for text in found}
+        return [*map(language.parse, found)], found
     if isinstance(options, str) or not isinstance(options, Iterable):
         raise TypeError(f'options must be a list of str, as [" yes", " no"], not {arguments.shown(options)}')
-    pairs = [*options.items()] if isinstance(options, Mapping) else [(text, text) for text in options]
-    if not pairs:
+    labels = [*options]
+    texts = [*options.values()] if isinstance(options, Mapping) else labels
+    if not labels:
         raise ValueError("options must have at least one text")
-    texts = {label: arguments.text("each of options", text) for label, text in pairs}
-    if len(set(texts.values())) < len(pairs):
+    for text in texts:
+        arguments.text("each of options", text)
+    if len(set(texts)) < len(texts):
         raise ValueError(f"options must differ: {arguments.shown(options)}")
-    return texts
+    return labels, texts

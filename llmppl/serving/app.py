@@ -56,14 +56,14 @@ def answers(generation: Generation, n: int) -> list[Answer]:
         return [Answer(str(found[i]), weights[i], str(found[i].ended or found.limit or "context")) for i in order]
     if isinstance(found, Beams):
         return [Answer(str(beam), None, str(beam.particle.ended)) for beam in found[:n]]
-    return [Answer(str(found.texts[value]), p, "complete") for value, p in [*found.items()][:n]]
+    return [Answer(found.text_of(value), p, "complete") for value, p in [*found.items()][:n]]
 
 
 def options_of(generation: Generation, most: int) -> list[dict[str, Any]]:
     """Return the log-probabilities of the texts of a choice, the likeliest first."""
     posterior = generation.posterior
     return [
-        {"token": str(posterior.texts[value]), "bytes": [*str(posterior.texts[value]).encode()],
+        {"token": posterior.text_of(value), "bytes": [*posterior.text_of(value).encode()],
          "logprob": math.log(p) if p else -9999.0}
         for value, p in [*posterior.items()][:max(most, 1)]
     ]  # fmt: skip

@@ -163,7 +163,7 @@ class Generation:
 
     @property
     def text(self) -> str:
-        return str(self.posterior.texts[self.value] if self._particle is None else self._particle)
+        return str(self.posterior.text_of(self.value) if self._particle is None else self._particle)
 
     @property
     def ended(self) -> str:

@@ -1,16 +1,18 @@
 """The choice among texts, compared with an enumeration of every token sequence by plain forward passes."""
 
 import enum
+import functools
 import math
+import time
 import warnings
 from typing import Literal
 
 import numpy as np
 import pytest
 from helpers import tiny
-from helpers.queries import truth
+from helpers.queries import probs, truth
 
-from llmppl import CachedTransformer, ConstrainedText, Rule, Vocabulary, choose, generate, search
+from llmppl import CachedTransformer, ConstrainedText, Rule, Vocabulary, choose, generate, run_many, search
 from llmppl.queries import Query, explain
 
 LM = tiny.cold_lm_with_bos(6, 0)
@@ -22,7 +24,7 @@ LM = tiny.cold_lm_with_bos(6, 0)
 def test_probabilities_are_those_of_an_enumeration(end, rule, prefix):
     texts = ["ab", "ba", "c c", "bb c"] + ["abc"] * (end != "prefix")
     words = {prefix + each for each in texts}
-    expected, _, _ = truth(LM, words, [prefix], end=end, rule=rule, order="conditional")
+    expected, of_tokens, _ = truth(LM, words, [prefix], end=end, rule=rule, order="conditional")
     if not expected:
         with pytest.raises(ValueError, match="no option has a positive probability"):
             choose(LM, prefix, texts, end=end, rule=Rule(**rule))
@@ -33,9 +35,22 @@ def test_probabilities_are_those_of_an_enumeration(end, rule, prefix):
     np.testing.assert_allclose([found[each] for each in texts], p, atol=1e-7)
     assert math.exp(found.log_mass) == pytest.approx(totals.sum(), rel=1e-6)
     assert found.best == texts[int(np.argmax(p))]
-    early = choose(LM, prefix, texts, end=end, rule=Rule(**rule), max_expansions=2)
-    of_each = {share.value: share for share in early.shares}
-    assert all(of_each[text].lower - 1e-9 <= q <= of_each[text].upper + 1e-9 for text, q in zip(texts, p, strict=True))
+    for most in (0, 1, 3):
+        try:
+            early = choose(LM, prefix, texts, end=end, rule=Rule(**rule), tolerance=0.0, max_expansions=most)
+        except ValueError as error:                     # the rule excludes the tokenizer's own tokens
+            assert "no option was completed" in str(error)
+            continue
+        shares = [early.share(text) for text in texts]
+        assert all(share.lower - 1e-9 <= q <= share.upper + 1e-9 for share, q in zip(shares, p, strict=True))
+        assert early.log_mass - 1e-9 <= math.log(totals.sum()) <= early.log_mass_upper + 1e-9
+    own = {text: value for (_, word, ids), value in of_tokens.items() for text in texts
+           if word == prefix + text and ids == tuple((LM.context(prefix) + text).tokens[len(LM.context(prefix)) :])}
+    if own:
+        canonical = choose(LM, prefix, texts, end=end, rule=Rule(**rule), tokenization="canonical")
+        total = sum(own.values())
+        assert {text: canonical[text] for text in own} == pytest.approx({text: p / total for text, p in own.items()})
+        assert canonical.log_mass == canonical.log_mass_upper == pytest.approx(math.log(total))
 
 
 class Answer(enum.Enum):
@@ -65,8 +80,91 @@ def test_a_list_of_prompts_gives_the_choices_after_each():
     assert found._repr_html_().count("<tr>") == 4
 
 
+def spelled(lm, prefix: str, text: str) -> float:
+    """Return the sum of the probabilities of all token sequences that spell `text`, without an end, by hand."""
+    pieces = lm.vocab.tokens
+
+    def total(ids: tuple[int, ...], rest: bytes) -> float:
+        if not rest:
+            return 1.0
+        p = probs(lm, ids)
+        fits = [i for i, piece in enumerate(pieces) if piece and rest.startswith(piece)]
+        return sum(p[i] * total((*ids, i), rest[len(pieces[i]) :]) for i in fits)
+
+    return total(tuple(map(int, lm.context(prefix).tokens)), text.encode())
+
+
+@pytest.mark.parametrize("most", [0, 2, 5, 1000])
+@pytest.mark.parametrize(
+    "texts", [("ab" * 5, "c"), ("abc" * 4, "abcb", "ba"), ("c a" * 5 + "ab", "c a" * 5 + "b", "ab")]
+)
+def test_options_of_any_length_have_the_sum_of_all_tokenisations(texts, most):
+    totals = np.array([spelled(LM, "a", text) for text in texts])
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        found = choose(LM, "a", texts, end="prefix", max_expansions=most)
+    for text, total, p in zip(texts, totals, totals / totals.sum(), strict=True):
+        share = found.share(text)
+        assert share.lower - 1e-12 <= p <= share.upper + 1e-12 and share.lower <= share.probability <= share.upper
+        assert share.probability > 0.0 and abs(share.probability - p) <= max(1e-3, share.upper - share.lower), total
+    wide = max(share.upper - share.lower for share in found.shares) > 1e-3
+    assert any("are known to within" in str(each.message) for each in caught) == wide
+    assert most < 1000 or (not wide and found.log_mass_upper - found.log_mass <= 1e-3)
+
+
+def test_a_long_option_keeps_its_probability_beside_a_short_one(embedded):
+    start = embedded.context("Once")
+    long = " upon a time there was a little girl named Lily. She loved to play with her toys in the park. One day"
+    own = np.exp([(start + text).log_prob_since(start) for text in (long, " a cat.")])
+    found = choose(embedded, start, [long, " a cat."])
+    assert found.best == long and found[long] == pytest.approx(own[0] / own.sum(), abs=1e-3)
+    assert generate(embedded, start, [long, " a cat."]).value == long
+    several = " and the dog" * 200
+    assert found.share(long).upper - found.share(long).lower <= 1e-3
+    with pytest.warns(UserWarning, match='max_expansions narrows the bounds, and tokenization="canonical"'):
+        found = choose(embedded, start, [several, several + "s"], max_expansions=1)
+    own = [(start + text).log_prob_since(start) for text in (several, several + "s")]
+    assert found.log_mass >= np.logaddexp(*own) - 1e-9 and -math.inf < own[0]
+
+
+def test_options_of_which_none_is_completed_are_an_error():
+    [joined] = LM.vocab.ids_by_bytes[b"ab"]             # the tokenizer's own token, which the rule excludes
+    rule = functools.partial(lambda mask, dist: dist.masked(mask), np.arange(len(LM.vocab)) != joined)
+    with pytest.raises(ValueError, match="no option was completed .* larger max_expansions than 0 continues"):
+        choose(LM, "c", ["ab", "abc"], rule=rule, max_expansions=0)
+    assert choose(LM, "c", ["ab", "abc"], rule=rule, tokenization="all").log_mass > -math.inf
+    with pytest.raises(ValueError, match="no option has a positive probability"):
+        choose(LM, "c", ["ab", "abc"], rule=rule, tokenization="canonical")
+
+
+def test_a_limit_ends_a_choice_among_many_texts(embedded):
+    options = [f"o{i}" for i in range(5000)]
+    for limit in ({"timeout": 0.05}, {"budget": 30}):
+        name, start = next(iter(limit)), time.process_time()
+        embedded.clear()
+        with pytest.raises(TimeoutError, match=f"reached its {name} before .* each of 5,000 options"):
+            choose(embedded, "x", options, **limit)
+        assert time.process_time() - start < 2.0
+    results = [*run_many(lambda task, rng: choose(embedded, task, options), ["x"], timeout=0.05, progress=False)]
+    assert "TimeoutError: choose reached its timeout" in results[0].error
+    embedded.clear()
+    with pytest.warns(UserWarning, match="A larger budget narrows"):
+        found = choose(embedded, "Tim saw", [" a zyx", " a xyz"], budget=5)
+    assert found.log_mass > -math.inf
+
+
+def test_a_choice_runs_few_rows(embedded):
+    """Seven options of 3 tokens had 157 rows when each sum had a search of its own."""
+    nouns = ["big dog", "red ball", "little cat", "nice day", "new toy", "old man", "long nap"]
+    embedded.clear()
+    before = embedded.evaluator.done()
+    found = choose(embedded, "Tim saw", [f" a {noun}" for noun in nouns])
+    work = embedded.evaluator.done() - before
+    assert work.rows <= 60 and max(share.upper - share.lower for share in found.shares) <= 1e-3
+
+
 def test_a_choice_is_a_table_with_bars_and_bounds():
-    found = choose(LM, "a", ["ab", "ba", "abc"], max_expansions=2, tolerance=0.0)
+    found = choose(LM, "a", ["ab", "ba", "abc"], max_expansions=0)
     assert [*found] == [share.value for share in found.shares] and sum(found.values()) == pytest.approx(1.0)
     assert repr(found).splitlines()[0] == "Choice(3 options)" and " to " in repr(found)
     assert found._repr_html_().count("<rect") == 3
