@@ -13,7 +13,8 @@ from typing import Any, NoReturn, Self
 
 import numpy as np
 
-from llmppl.constraints.vocabulary import Text, Vocabulary
+from llmppl.constraints.vocabulary import Text, Vocabulary, encode_fragment
+from llmppl.lm.chat import encode_chat
 from llmppl.lm.context import NOT_PICKLED, Context
 from llmppl.lm.engine import Engine, FunctionEngine, SlotEngine
 from llmppl.lm.engines import loading
@@ -25,7 +26,7 @@ from llmppl.support.runtime import Stats
 from llmppl.support.shared import Shared
 
 Message = Mapping[str, Any]             # a role and a content, as in transformers and most servers
-_TEMPLATE_OPTIONS = {"chat_template", "add_generation_prompt", "continue_final_message"}    # of transformers itself
+_TEMPLATE_OPTIONS = {"chat_template", "system", "add_generation_prompt", "continue_final_message"}
 
 DEVICE_SHARE = "LLMPPL_DEVICE_SHARE"    # environment variable: the part of each device that this process may use
 
@@ -147,8 +148,11 @@ class CachedTransformer(Shared):
             cache_bytes //= 8                           # the engine's own cache has the rest
         return cls(model, tokenizer, cache_bytes=cache_bytes, max_batch_tokens=max_batch_tokens, eos_ids=eos_ids)
 
-    def context(self, text: str | Context = "") -> Context:
+    def context(self, text: str | Context = "", *, special: bool = True) -> Context:
         """Return the context of `text`, encoded by the tokenizer with its own special tokens; a Context as it is.
+
+        The name of a special token in `text` becomes this token, unless `special` is False. For text of other people
+        give False, or use `chat`. A BOS token that `text` begins with is not added again.
 
         An empty encoding becomes the BOS token. Without a BOS token it stays empty, if the engine `reads_empty`, as a
         function does. Raises a ValueError if the context is empty for another engine, if it is longer than the model
@@ -159,7 +163,13 @@ class CachedTransformer(Shared):
         text = arguments.text("text", text)             # type: ignore[arg-type]
         if self.tokenizer is None:
             return self._encoded(self.vocab.spell(text.encode()), text)
-        return self._encoded(self.tokenizer.encode(text, verbose=False), text)
+        ids = self.tokenizer.encode(text, verbose=False, split_special_tokens=not special)
+        begin = self.tokenizer.encode("")
+        if not special and sum(i in self.vocab.special_ids for i in ids) > len(begin):
+            ids = begin + encode_fragment(self.tokenizer, self.vocab, text)     # special tokens are pieces of text, too
+        elif special and begin and ids[: 2 * len(begin)] == 2 * begin:
+            ids = ids[len(begin) :]
+        return self._encoded(ids, text)
 
     def chat(self, messages: str | Iterable[Message], *, system: str | None = None, **options: Any) -> Context:
         """Return the context of a conversation, up to where the assistant's answer begins, by the chat template.
@@ -188,15 +198,22 @@ class CachedTransformer(Shared):
                 "this tokenizer has no chat template; its model may not be trained to chat: write the conversation out "
                 "and use context(text), or give chat_template=... for a tokenizer of transformers"
             )
-        template = tokenizer.get_chat_template(options.get("chat_template"), options.get("tools"))
-        if unknown := options.keys() - _TEMPLATE_OPTIONS - {*re.findall(r"\w+", template)}:     # it would ignore them
-            known = {*_TEMPLATE_OPTIONS, "system", *re.findall(r"[a-z]+_\w+", template)}
-            raise unknown_option("chat, by this template,", unknown, known)
-        prefilled = conversation[-1]["role"] == "assistant" and not options.get("add_generation_prompt")
-        continues = options.get("continue_final_message", prefilled)
-        options = {"continue_final_message": continues, "add_generation_prompt": not continues, **options}
+        template = tokenizer.get_chat_template(options.pop("chat_template", None), options.get("tools"))
+        names = {*re.findall(r"\w+", template)}
+        if unknown := options.keys() - _TEMPLATE_OPTIONS - names:               # the template would ignore them
+            known = {name for name in names if "_" in name}
+            raise unknown_option("chat, by this template,", unknown, known | _TEMPLATE_OPTIONS)
+        last = conversation[-1]
+        begun = last["role"] == "assistant" and not options.get("add_generation_prompt")
+        continued = options.pop("continue_final_message", begun)
+        options.setdefault("add_generation_prompt", not continued)
+        if continued and (last.get("tool_calls") or not isinstance(last.get("content"), str)):
+            raise ValueError(
+                "the last message has calls, or no content that the answer could continue: give a text, the result of "
+                "its tool, or add_generation_prompt=True"
+            )
         try:
-            ids = tokenizer.apply_chat_template(conversation, **options, tokenize=True, return_dict=False)
+            ids = encode_chat(tokenizer, self.vocab, template, conversation, options, continued)
         except Exception as error:                      # a template can raise anything
             raise ValueError(f"the chat template refuses this conversation: {error}") from error
         return self._encoded(ids, None)

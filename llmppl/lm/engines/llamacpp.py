@@ -443,21 +443,13 @@ _BLOCK = 512                                            # bytes; larger than any
 
 Fields = dict[str, tuple[int, str, Any]]                # name: offset, format, default
 
-MODEL: Fields = {
-    "n_gpu_layers": (16, "i", -1), "split_mode": (20, "i", 1), "load_mode": (24, "i", -1), "lazy_mode": (28, "i", 1),
-    "vocab_only": (72, "?", False), "check_tensors": (73, "?", False), "use_extra_bufts": (74, "?", True),
-    "load_mtp": (77, "?", False),
-}  # fmt: skip
+# the fields that are set, and some that would show another layout
+MODEL: Fields = {"n_gpu_layers": (16, "i", -1), "check_tensors": (73, "?", False), "use_extra_bufts": (74, "?", True)}
 CONTEXT: Fields = {
     "n_ctx": (0, "I", 512), "n_batch": (4, "I", 2048), "n_ubatch": (8, "I", 512), "n_seq_max": (12, "I", 1),
-    "n_rs_seq": (16, "I", 0), "n_outputs_max": (20, "I", 0), "n_outputs_max_per_seq": (24, "I", 1),
-    "n_threads": (28, "i", 4), "n_threads_batch": (32, "i", 4), "rope_scaling_type": (40, "i", -1),
-    "pooling_type": (44, "i", -1), "attention_type": (48, "i", -1), "flash_attn_type": (52, "i", -1),
-    "yarn_ext_factor": (64, "f", -1.0), "yarn_attn_factor": (68, "f", -1.0), "yarn_beta_fast": (72, "f", -1.0),
-    "yarn_beta_slow": (76, "f", -1.0), "defrag_thold": (84, "f", -1.0), "type_k": (104, "i", 1),
-    "type_v": (108, "i", 1), "offload_kqv": (137, "?", True), "no_perf": (138, "?", True),
-    "op_offload": (139, "?", True), "swa_full": (140, "?", True), "kv_unified": (141, "?", False),
-    "n_samplers": (152, "Q", 0),
+    "n_outputs_max": (20, "I", 0), "n_outputs_max_per_seq": (24, "I", 1), "n_threads": (28, "i", 4),
+    "n_threads_batch": (32, "i", 4), "flash_attn_type": (52, "i", -1), "type_k": (104, "i", 1),
+    "type_v": (108, "i", 1), "swa_full": (140, "?", True), "kv_unified": (141, "?", False),
 }  # fmt: skip
 
 

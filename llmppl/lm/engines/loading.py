@@ -80,8 +80,8 @@ def load(
     if engine is not None:
         chosen = one_of("engine", engine, ENGINES)
     elif str(name) not in GGUF_PACKAGES and gguf_file(name) is not None:
-        fits = options.keys() <= {*ENGINES["llama.cpp"].options} and find_spec("xllamacpp") is not None
-        chosen = "llama.cpp" if fits else chosen
+        if options.keys() <= {*ENGINES["llama.cpp"].options} and find_spec("xllamacpp") is not None:
+            chosen = "llama.cpp"
     entry = ENGINES[chosen]
     for owner, other in ENGINES.items():
         for option in set(other.options).difference(entry.options).intersection(options):

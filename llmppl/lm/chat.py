@@ -1,0 +1,95 @@
+"""Tokens of a conversation, in which only the chat template writes control tokens. The messages stay text.
+
+A *control token* is a special token, or an added token that the template names, such as "<tool_call>". An *alias* is a
+character that occurs nowhere in the conversation. Aliases replace signs of the messages, such as "<", while the
+template renders. So the result shows which of its signs come from the messages.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Mapping
+from itertools import pairwise
+from typing import Any
+
+from llmppl.constraints.vocabulary import Vocabulary, encode_fragment
+
+SIGNS = "<>|[]{}()/_#@:=*~^$%&!?-+｜▁◁▷"                 # of control tokens; JSON does not escape them
+ALIASES = range(0x30000, 0x31340)                       # rare letters, which are printable
+
+
+class Marks:
+    """Aliases that do not occur in `used`, for signs and for first letters of control tokens.
+
+    named : set of the control tokens that are not special
+    control : regex of all control tokens, the longest first
+    """
+
+    def __init__(self, tokenizer: Any, vocab: Vocabulary, template: str, used: str) -> None:
+        added = tokenizer.added_tokens_decoder.items()
+        special = {token.content for i, token in added if i in vocab.special_ids}
+        named = {token.content for _, token in added if token.content in template} - special
+        self.named = {text for text in named if not text.isspace()}
+        tokens = sorted(special | self.named, key=len, reverse=True)
+        self.control = "|".join(map(re.escape, tokens)) or "(?!)"
+        unused = (alias for alias in map(chr, ALIASES) if alias not in used)
+        self.end = next(unused)
+        self.aliases = str.maketrans(dict(zip({*SIGNS, *(text[0] for text in tokens)}, unused, strict=False)))
+        self.signs = {ord(alias): sign for sign, alias in self.aliases.items()}
+
+    def put(self, value: Any, pattern: str, kept: Collection[str] = ()) -> Any:
+        """Return a copy of a message or an option, with aliases for the signs in what `pattern` finds, but `kept`."""
+        if isinstance(value, str):
+
+            def alias(found: re.Match[str]) -> str:
+                return found[0] if found[0] in kept else found[0].translate(self.aliases)
+
+            return re.sub(pattern, alias, value)
+        if isinstance(value, list | tuple):
+            return [self.put(each, pattern, kept) for each in value]
+        if not isinstance(value, Mapping):
+            return value
+        marked = {self.put(name, self.control): self.put(each, pattern) for name, each in value.items()}
+        if value.get("role") == "assistant" and "content" in value:     # a model wrote it, with "<think>" as a token
+            marked["content"] = self.put(value["content"], pattern, self.named)
+        return marked
+
+
+def encode_chat(
+    tokenizer: Any, vocab: Vocabulary, template: str, messages: list[dict[str, Any]], options: dict[str, Any],
+    continued: bool,
+) -> list[int]:  # fmt: skip
+    """Return the ids of a conversation. If `continued`, they end with the content of the last message."""
+    marks = Marks(tokenizer, vocab, template, str((messages, options)))
+
+    def rendered(pattern: str) -> str:
+        marked = marks.put(messages, pattern)
+        answer = marked[-1].get("content")
+        if continued:
+            marked[-1]["content"] = marks.end           # the template could trim the answer itself
+        further = marks.put(options, pattern) | {"chat_template": template}
+        text: str = tokenizer.apply_chat_template(marked, tokenize=False, **further)
+        if not continued:
+            return text
+        head, found, _ = text.rpartition(marks.end)
+        if not found:
+            raise ValueError("it leaves out the last message, which the answer would continue")
+        # the template may write an empty "<think></think>", which this answer begins with itself
+        return re.sub(rf"<(\w+)>\s*(</\1>\s*)?{found}(?=\s*<\1>)|{found}", "", head + found + answer)
+
+    loose = rendered(marks.control)
+    strict = rendered(f"{marks.control}|[{re.escape(SIGNS)}]")
+    text = loose.translate(marks.signs)
+    if strict.translate(marks.signs) != text:
+        strict = loose                                  # the template reads the signs
+    cuts = [0]
+    for found in re.finditer(f"(?=({marks.control}))", text):
+        if found[1] != strict[found.start(1) : found.end(1)]:
+            cuts.append(found.start() + 1)
+    ids: list[int] = []
+    for start, end in pairwise([*cuts, len(text)]):
+        piece = text[start:end]
+        plain = re.split(marks.control, piece, maxsplit=1)[0] if start else ""
+        ids += encode_fragment(tokenizer, vocab, plain)
+        ids += tokenizer.encode(piece.removeprefix(plain), add_special_tokens=False, verbose=False)
+    return ids
