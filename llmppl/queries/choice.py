@@ -178,7 +178,7 @@ def choose(lm: CachedTransformer, prompt: Any, options: Options, **how: Unpack[H
     texts = _Texts(lm, listed, end, limit)
     for each in prompts:
         if isinstance(each, str):
-            warn_of_seam(lm, each, listed)
+            warn_of_seam(lm, each, listed, ask=True)
     sums = [_Sums(texts, context, rule, canonical) for context in contexts]
     if reached := _expand((item for each in sums for item in each.own()), limit):
         raise TimeoutError(_late(reached, len(listed)))

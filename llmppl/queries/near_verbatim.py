@@ -82,7 +82,7 @@ def extraction(
     arguments.function("rule", rule, "Rule(top_k=40)")
     context, text = as_context(lm, prefix), DFA.from_strings([arguments.text("suffix", suffix)])
     if isinstance(prefix, str):
-        warn_of_seam(lm, prefix, [suffix])
+        warn_of_seam(lm, prefix, [suffix], ask=True)
     found = []
     for each in (0, edits):
         compiled = compile_query(text, edits=each)

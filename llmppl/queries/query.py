@@ -39,7 +39,9 @@ Order = Literal["joint", "conditional"]
 Prefixes = Literal["model", "uniform"]
 ExplainedEnd = Literal["prefix", "eos"]
 
-MAX_LOOKED = 100                                        # texts that are examined for a token across the prefix's end
+MAX_LOOKED = 100                                    # texts that are examined for a token across the prefix's end
+MAX_BEGIN = 20                                      # characters that are examined for a blank before them
+FAR_MORE = math.log(100)
 
 
 @dataclass(frozen=True, eq=False)
@@ -330,24 +332,48 @@ def _query(name: str, known: Any, lm: Any, pattern: Any, options: Mapping[str, A
     return Query(lm, pattern, **own), {key: value for key, value in options.items() if key not in own}
 
 
-def warn_of_seam(lm: CachedTransformer, prefix: str, texts: Iterable[str]) -> None:
+def warn_of_seam(lm: CachedTransformer, prefix: str, texts: Iterable[str], *, ask: bool = False) -> None:
     """Warn if the tokenizer joins the end of a prefix and the beginning of a text after it into one token.
 
-    Of endless texts, more than half of the first ones must begin so.
+    Of endless texts, more than half of the first ones must begin so. With `ask`, or if it warns, the model tells
+    whether a text lacks its blank.
     """
-    own, looked, joined = lm.context(prefix).tokens, [*itertools.islice(texts, MAX_LOOKED)], list[tuple[str, str]]()
+    looked = [*itertools.islice(texts, MAX_LOOKED)]
+    own, joined = lm.context(prefix).tokens, list[tuple[str, str]]()
     for text in looked if prefix else ():
         with contextlib.suppress(ValueError):           # the model cannot read it
             whole = lm.context(prefix + text).tokens
             same = next((n for n, (a, b) in enumerate(zip(own, whole, strict=False)) if a != b), len(own))
             if same < len(own):
                 joined.append((text, b"".join(token.bytes for token in own[:same]).decode(errors="ignore")))
-    if joined and (len(looked) < MAX_LOOKED or len(joined) > MAX_LOOKED / 2):
+    several = len(looked) < MAX_LOOKED or len(joined) > MAX_LOOKED / 2
+    lacking = ask and not joined and next((text for text in looked[:3] if _lacks_blank(lm, prefix, text)), "")
+    if joined and several and _lacks_blank(lm, prefix, joined[0][0]):
+        lacking = joined[0][0]
+    if lacking:
+        warn(
+            f"the model writes {' ' + lacking[:30]!r} far more often than {lacking[:30]!r} after "
+            f"{prefix[-30:]!r}: begin the texts with their blank"
+        )
+    elif joined and several:
         text, better = joined[0]
         warn(
             f"the tokenizer joins the end of {prefix[-30:]!r} and the beginning of {text[:30]!r}. The model would "
             f"hardly write them apart, so the probability is far too small: take the prefix {better[-30:]!r}"
         )
+
+
+def _lacks_blank(lm: CachedTransformer, prefix: str, text: str) -> bool:
+    """Return True if the model expects a text with a blank before it, and the two do not continue one word."""
+    if not (prefix and text) or prefix[-1].isspace() or text[0].isspace() or (prefix[-1] + text[0]).isdigit():
+        return False
+    start, begin = lm.context(prefix), text[:MAX_BEGIN]
+    with contextlib.suppress(ValueError):               # the vocabulary has no blank, or the context is full
+        whole, apart = lm.context(prefix + begin), start + f" {begin}"
+        one_word = len(apart) > len(whole) and whole.tokens[: len(start)] != start.tokens
+        more = apart.log_prob_since(start) - (start + begin).log_prob_since(start)
+        return not one_word and more > FAR_MORE
+    return False
 
 
 # ---- reasons

@@ -13,7 +13,7 @@ from helpers import tiny
 from helpers.queries import probs, truth
 
 from llmppl import CachedTransformer, ConstrainedText, Rule, Vocabulary, choose, generate, run_many, search
-from llmppl.queries import Query, explain
+from llmppl.queries import Query, explain, extraction
 
 LM = tiny.cold_lm_with_bos(6, 0)
 
@@ -229,3 +229,36 @@ def test_the_warning_names_the_prefix_after_which_the_order_is_right(embedded):
     with pytest.warns(UserWarning, match="take the prefix 'Tim was'"):
         wrong = choose(embedded, "Tim was ", ["happy", "sad"], end="prefix")
     assert math.exp(wrong.log_mass) < 1e-3 * math.exp(found.log_mass)
+
+
+def said_by(ask) -> list[str]:
+    with warnings.catch_warnings(record=True) as found:
+        warnings.simplefilter("always")
+        ask()
+    return [str(each.message) for each in found]
+
+
+@pytest.mark.parametrize(
+    "prompt, text, remedy",
+    [("Lily was", "happy", "blank"), ("Lily was", "sad", "blank"), ("Her name was", "Lily", "blank"),
+     ("The sky was", "blue", "blank"), ("Tom saw the do", "g", "prefix"), ("He is un", "happy", "prefix"),
+     ("He was very ha", "ppy", "prefix"), ("Tom saw a", "n owl", "prefix"), ("They play foot", "ball", ""),
+     ("I like straw", "berries", ""), ('He said "', "Yes", ""), ("Lily was", " happy", ""), ("20", "23", ""),
+     ("Lily was", "big", "blank")],
+)  # fmt: skip
+def test_a_forgotten_blank_has_another_remedy_than_a_split_word(prompt, text, remedy, embedded):
+    for ask in (lambda: choose(embedded, prompt, [text, text + "s"]),
+                lambda: extraction(embedded, prompt, text, edits=0)):  # fmt: skip
+        said = [each for each in said_by(ask) if "known to within" not in each]
+        wanted = {"blank": "begin the texts with their blank", "prefix": "take the prefix", "": ""}[remedy]
+        assert len(said) == bool(remedy) and all(wanted in each for each in said), said
+    if remedy == "blank":                               # the remedy is right: the model writes it so
+        start = embedded.context(prompt)
+        apart, together = (math.exp((start + each).log_prob_since(start)) for each in (f" {text}", text))
+        assert apart > 100 * together
+
+
+def test_a_pattern_without_its_blank_is_told_of_it(embedded):
+    [said] = said_by(lambda: search(embedded, "Lily washappy", prefix="Lily was"))
+    assert "begin the texts with their blank" in said
+    assert "take the prefix 'He is'" in said_by(lambda: search(embedded, "He is unhappy", prefix="He is un"))[0]
