@@ -1,14 +1,15 @@
 """A service: callers in threads and coroutines put runs into the lanes of one thread, where they share batches.
 
-A *call* is a run that a caller has submitted. Calls begin in their order, at most `together` at a time. Up to rounding,
-the result of a call does not depend on the calls that run beside it. The *settled* text of a call is the beginning
-that the texts of all its particles share, without an end that begins a stop string. Every later particle continues one
-of them, so it never changes.
+A *call* is a run that a caller has submitted. Calls begin in their order, at most `together` of those that have used
+little time, and those go first. Up to rounding, the result of a call does not depend on the calls that run beside it.
+The *settled* text of a call is the beginning that the texts of all its particles share, without an end that begins a
+stop string. Every later particle continues one of them, so it never changes.
 """
 
 from __future__ import annotations
 
 import asyncio
+import math
 import os
 import threading
 import time
@@ -18,19 +19,23 @@ from concurrent.futures import CancelledError, Future
 from dataclasses import dataclass
 from functools import partial
 from queue import SimpleQueue
-from typing import Any, Generic, TypeVar, Unpack
+from typing import Any, Generic, NamedTuple, TypeVar, Unpack
 
 from greenlet import GreenletExit, getcurrent
 
 from llmppl.inference.smc import paced_collector
 from llmppl.lm import CachedTransformer
 from llmppl.models.programs import StopStrings, language_model
+from llmppl.support.alarm import Overdue, limited
 from llmppl.support.arguments import count, function, generator, positive
-from llmppl.support.runtime import Runtime, spent, watching
+from llmppl.support.runtime import Runtime, limit, spent, watching
 from llmppl.tasks.generation import GenerateOptions, Generation, Method, Plan
 from llmppl.tasks.many import TOGETHER
 
 T = TypeVar("T")
+
+TURN = 0.25                                             # CPU seconds of a round, and of a call that is small
+GRACE = 0.5                                             # seconds after its time limit in which a call may end by itself
 
 
 class ServiceFull(RuntimeError):
@@ -98,6 +103,7 @@ class Call(Future[T], Generic[T]):
         super().__init__()
         self.run, self.timeout, self.settles, self.seconds_waited = run, timeout, False, 0.0
         self.stops = StopStrings(())                    # that remove text from the results
+        self.interruptible, self.patience, self.grace = False, math.inf, GRACE      # set by `Service.generate`
         self._entered, self._settled = time.monotonic(), ""
         self._worker: Any = None                        # that runs the call
         self._listeners, self._lock = list[Callable[[str | None], Any]](), threading.Lock()
@@ -135,11 +141,18 @@ class Call(Future[T], Generic[T]):
 
     # ---- the service
 
+    @property
+    def deadline(self) -> float:
+        """Time, of `time.monotonic`, at which the limit of the call is reached."""
+        return self._entered + (math.inf if self.timeout is None else self.timeout)
+
     def begin(self, worker: Any) -> None:
         """Keep the worker of the run. TimeoutError if the time is up."""
         self._worker, self.seconds_waited = worker, time.monotonic() - self._entered
-        if self._late():
+        if time.monotonic() >= self.deadline:
             raise TimeoutError(f"the call has waited {self.seconds_waited:.1f} s and has not begun")
+        if self.interruptible:
+            limit(self.patience, self.deadline + self.grace)
 
     def watch(self, particles: Sequence[Any]) -> str:
         """Return the reason to end the run after a step, or "". Settle the text that the particles share."""
@@ -147,7 +160,9 @@ class Call(Future[T], Generic[T]):
             # U+FFFD stands for a character of which tokens are missing
             shared = os.path.commonprefix([str(particle) for particle in particles]).rstrip("\ufffd")
             self.settle(self.stops.settled(shared, len(self._settled)))
-        return "cancelled" if self._worker.cancelled else "timeout" if self._late() else ""
+        if self._worker.cancelled:
+            return "cancelled"
+        return "timeout" if time.monotonic() >= self.deadline else ""
 
     def settle(self, text: str) -> None:
         """Pass the new piece of the settled text to the listeners."""
@@ -156,8 +171,15 @@ class Call(Future[T], Generic[T]):
             for put in self._listeners if piece else ():
                 put(piece)
 
-    def _late(self) -> bool:
-        return self.timeout is not None and time.monotonic() - self._entered >= self.timeout
+
+class _Outcome(NamedTuple):
+    """Result or error of a call that has ended, and its cost."""
+
+    call: Call[Any]
+    result: Any
+    error: BaseException | None
+    cpu_seconds: float
+    tokens: float
 
 
 class Service:
@@ -172,6 +194,9 @@ class Service:
         Number of calls that may wait. A further one raises ServiceFull.
     timeout : float, optional
         Default of the calls, in seconds.
+    patience : float
+        Number of seconds of Python code, such as a large constraint, after which a call of `generate` fails by a
+        TimeoutError, since the others wait for it.
 
     Examples
     --------
@@ -182,9 +207,11 @@ class Service:
     """
 
     def __init__(
-        self, lm: CachedTransformer, *, together: int = TOGETHER, max_waiting: int = 1000, timeout: float | None = None
-    ) -> None:
+        self, lm: CachedTransformer, *, together: int = TOGETHER, max_waiting: int = 1000,
+        timeout: float | None = None, patience: float = math.inf,
+    ) -> None:  # fmt: skip
         self.lm, self.timeout = language_model(lm), None if timeout is None else positive("timeout", timeout)
+        self.patience = patience if patience == math.inf else positive("patience", patience)
         self.together, self.max_waiting = count("together", together), count("max_waiting", max_waiting)
         self._waiting, self._running = deque[Call[Any]](), dict[Call[Any], None]()
         self._counts = dict[str, Any](done=0, failed=0, cancelled=0, refused=0, tokens=0, cpu_seconds=0.0)
@@ -201,7 +228,7 @@ class Service:
         `cut`. Other functions are not interrupted. A call that begins no sooner fails with a TimeoutError.
         """
         function("run", run, "lambda: smc_steer(model, N, K, seed=1)", takes=0)
-        return self._enter(Call(run, timeout))
+        return self._enter(Call(run, self._timeout(timeout)))
 
     def generate(
         self, prompt: Any, constraint: Any = None, *, method: Method = "auto", max_tokens: int | None = None,
@@ -214,15 +241,22 @@ class Service:
         """
         if of_lists := options.keys() & {"together", "progress", "on_answer"}:
             raise TypeError(f"a service takes one prompt at a time, so {min(of_lists)} says nothing here")
-        plan = Plan(self.lm, constraint, method, {"max_tokens": max_tokens, "budget": budget}, seed, options)
-        program = plan.program(prompt)
+        timeout = self._timeout(timeout)
+        limits = {"max_tokens": max_tokens, "budget": budget}
+        with limited(min(self.patience, timeout or math.inf)):
+            plan = Plan(self.lm, constraint, method, limits, seed, options)
+            program = plan.program(prompt)
         call = Call(partial(plan.answer, prompt, generator(seed)), timeout)
-        call.stops = program.stops
+        call.stops, call.patience, call.interruptible = program.stops, self.patience, True
         call.settles = plan.method not in ("best_of", "exact")
+        if plan.method == "exact":                      # its sums have no parts to return
+            call.grace = 0.0
         return self._enter(call)
 
+    def _timeout(self, timeout: float | None) -> float | None:
+        return self.timeout if timeout is None else positive("timeout", timeout)
+
     def _enter(self, call: Call[T]) -> Call[T]:
-        call.timeout = self.timeout if call.timeout is None else positive("timeout", call.timeout)
         with self._changed:
             if self._closed:
                 raise RuntimeError("the service is closed")
@@ -266,7 +300,8 @@ class Service:
         try:
             while self._wait():
                 with paced_collector():
-                    deque(Runtime().each(self, self.together), maxlen=0)
+                    for outcome in Runtime().each(self, self.together, TURN):
+                        self._end(outcome)
         finally:                                        # none is left unless this thread has failed
             self._closed = True
             for call in [*self._running, *self._waiting]:
@@ -281,7 +316,7 @@ class Service:
     def __iter__(self) -> Service:
         return self
 
-    def __next__(self) -> tuple[Callable[[], None], str]:
+    def __next__(self) -> tuple[Callable[[], _Outcome], str]:
         """Return the next call that waits. StopIteration if there is none now."""
         with self._changed:
             while self._waiting:
@@ -292,8 +327,14 @@ class Service:
                 self._counts["cancelled"] += 1
         raise StopIteration
 
-    def _run(self, call: Call[Any]) -> None:
+    def _run(self, call: Call[Any]) -> _Outcome:
         """Run a call to its end. Its errors are its own."""
+        try:
+            return self._outcome(call)
+        except Overdue as late:                         # it came late
+            return _Outcome(call, None, late, *spent())
+
+    def _outcome(self, call: Call[Any]) -> _Outcome:
         result: Any = None
         error: BaseException | None = None
         watching.set(call.watch)
@@ -308,11 +349,17 @@ class Service:
             error = CancelledError()
         except BaseException as reason:
             error = reason
+        return _Outcome(call, result, error, *spent())
+
+    def _end(self, outcome: _Outcome) -> None:
+        """Count a call that has ended, and give its result to those who wait for it."""
+        call, result, error, cpu_seconds, tokens = outcome
+        ended = "done"
+        if error is not None:
+            ended = "cancelled" if isinstance(error, CancelledError) else "failed"
         with self._changed:
             del self._running[call]
-            ended = "done" if error is None else "cancelled" if isinstance(error, CancelledError) else "failed"
             self._counts[ended] += 1
-            cpu_seconds, tokens = spent()
             self._counts["tokens"] += round(tokens)
             self._counts["cpu_seconds"] += cpu_seconds
         if error is None:

@@ -11,6 +11,8 @@ evaluates. A run inside a function of another run passes its batches up, so that
 from __future__ import annotations
 
 import contextvars
+import itertools
+import math
 import operator
 import sys
 import threading
@@ -22,7 +24,9 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, NamedTuple, Protocol, TypeVar
 
-from greenlet import getcurrent, greenlet
+from greenlet import GreenletExit, getcurrent, greenlet
+
+from llmppl.support.alarm import Alarm, Overdue
 
 T = TypeVar("T")
 _PACKAGE = __name__.partition(".")[0] + "."
@@ -126,17 +130,23 @@ class _Worker(greenlet):  # type: ignore[misc]
     ) -> None:
         super().__init__(self._work)
         self.runtime, self.name = runtime, ""
+        self.result: Any = None                         # of its last function
         self.cancelled = False                          # another thread may set it: `Runtime.each` then unwinds it
         self.cpu_seconds = self.tokens = self.resumed = 0.0         # counted by `Runtime.each`
+        self.last = 0.0                                 # of its CPU seconds, those between its last two questions
+        self.patience = self.ends = math.inf            # set by `limit`
         self._todo, self._caller = todo, context
 
-    def _work(self) -> Any:
-        result = None
+    def time_left(self) -> float:
+        """Return the seconds that its code may take from now on. One that is late has a second for its end."""
+        left = self.ends - time.monotonic()
+        return min(self.patience, left if left > 0 else 1.0)
+
+    def _work(self) -> None:
         while self._todo:                               # while it waited, other workers have taken the rest
             function, self.name = self._todo.popleft()
             self.gr_context = self._caller.copy()
-            result = function()
-        return result
+            self.result = function()
 
 
 class _Request(NamedTuple):
@@ -167,6 +177,16 @@ def spent() -> tuple[float, float]:
     if worker is None:
         return time.process_time(), 0.0
     return worker.cpu_seconds + time.process_time() - worker.resumed, worker.tokens
+
+
+def limit(patience: float, ends: float) -> None:
+    """Limit the caller, a function of `Runtime.each`: seconds of its code between two questions, and its last moment.
+
+    Beyond either, Overdue is raised in its code. The moment is one of `time.monotonic`.
+    """
+    worker = getcurrent()
+    worker.patience, worker.ends = patience, ends
+    worker.runtime.alarm.set(worker.time_left())
 
 
 def request(evaluator: Evaluator, question: Any) -> Any:
@@ -211,6 +231,7 @@ class Runtime:
         outer = () if worker is None else (worker.runtime, *worker.runtime._outer)
         self._outer: tuple[Runtime, ...] = outer            # runs that contain this one, innermost first
         self.seconds_masks = 0.0
+        self.alarm = Alarm()                            # of `each`
         self._start = time.perf_counter()
         self._watched: dict[int, tuple[Evaluator, Stats]] = {}
 
@@ -262,12 +283,17 @@ class Runtime:
             todo.clear()
             _unwind(workers)
 
-    def each(self, functions: Iterable[tuple[Callable[[], T], str]], together: int) -> Iterator[T]:
+    def each(
+        self, functions: Iterable[tuple[Callable[[], T], str]], together: int, turn: float = math.inf
+    ) -> Iterator[T]:
         """Yield the result of each named function as they end.
 
         At most `together` run at a time; when one ends, the next begins. An exception of an evaluator reaches only the
         functions whose questions it cannot answer. An exception of a function ends all. The iterator must stay in its
         thread. A closed iterator unwinds the functions that it has begun.
+
+        With `turn`, a function that has used so many CPU seconds no longer counts for `together`, and waits until
+        rounds have room: a round takes about `turn` seconds, and begins with the functions that have used least.
         """
         thread, todo = threading.get_ident(), iter(functions)
         workers, waiting = dict[_Worker, None](), list[_Request]()
@@ -279,42 +305,71 @@ class Runtime:
             workers[worker] = None
             worker.parent = getcurrent()                # another greenlet may ask for the next result
             worker.resumed = time.process_time()
-            result = _resume(worker, waiting, go_on)
-            worker.cpu_seconds += time.process_time() - worker.resumed
+            try:
+                self.alarm.set(worker.time_left())
+                try:
+                    _resume(worker, waiting, go_on)
+                finally:
+                    self.alarm.stop()
+            except Overdue as late:                     # it came after the code of the worker
+                if not worker.dead:
+                    waiting[:] = [each for each in waiting if each.worker is not worker]
+                    return resume(worker, partial(worker.throw, late))
+            used = time.process_time() - worker.resumed
+            worker.cpu_seconds += used
+            worker.last += used
             if not worker.dead:
                 return []
             del workers[worker]
-            return [result]
+            return [worker.result]
+
+        def is_young(each: _Request) -> bool:
+            return each.worker.cpu_seconds < turn
 
         try:
             while True:
-                while len(waiting) < together and (following := next(todo, None)) is not None:
+                while sum(map(is_young, waiting)) < together and (following := next(todo, None)) is not None:
                     worker = _Worker(self, deque([following]), contextvars.copy_context())
                     yield from resume(worker, worker.switch)
                 if not waiting:
                     return
-                batch, waiting = waiting, []
+                now = time.monotonic()
+                for each in [each for each in waiting if each.worker.cancelled or now > each.worker.ends]:
+                    waiting.remove(each)
+                    error = GreenletExit if each.worker.cancelled else Overdue
+                    yield from resume(each.worker, partial(each.worker.throw, error))
+                batch, waiting[:] = _round(waiting, turn)
                 answered = dict[_Worker, Callable[[], Any]]()
                 for requests in _by_evaluator(batch):
                     answered |= _counted(requests)
                 for each in batch:
-                    go_on = answered.pop(each.worker)
-                    yield from resume(each.worker, each.worker.throw if each.worker.cancelled else go_on)
+                    yield from resume(each.worker, answered.pop(each.worker))
         finally:
             if threading.get_ident() == thread:         # greenlet unwinds others in their thread
                 _unwind(workers)
 
 
-def _resume(worker: _Worker, waiting: list[_Request], switch: Callable[..., Any], *value: Any) -> Any:
-    """Continue a worker, and return its result, or add its request to `waiting`."""
+def _round(waiting: list[_Request], turn: float) -> tuple[list[_Request], list[_Request]]:
+    """Return the requests of the next round, whose last rounds took less than `turn` CPU seconds, and the others."""
+    if turn == math.inf:
+        return waiting[:], []
+    ordered = sorted(waiting, key=lambda each: (min(each.worker.cpu_seconds, turn), each.worker.ends))
+    seconds = itertools.accumulate(each.worker.last for each in ordered)
+    size = max(sum(total < turn for total in seconds), 1)
+    for each in ordered[:size]:
+        each.worker.last = 0.0
+    return ordered[:size], ordered[size:]
+
+
+def _resume(worker: _Worker, waiting: list[_Request], switch: Callable[..., Any], *value: Any) -> None:
+    """Continue a worker, and add its request to `waiting` if it has one."""
     try:
         found = switch(*value)
     except BaseException as error:
         error.add_note(f"in {worker.name}")
         raise
-    if worker.dead:
-        return found
-    waiting.append(_Request(worker, *found))
+    if not worker.dead:
+        waiting.append(_Request(worker, *found))
 
 
 def _unwind(workers: Iterable[_Worker]) -> None:
@@ -351,7 +406,9 @@ def _counted(requests: list[_Request]) -> dict[_Worker, Callable[[], Any]]:
     used = tokens_after - tokens if running() else work_after - work
     total = sum(len(each.questions) for each in requests)
     for each in requests:
-        each.worker.cpu_seconds += (cpu_after - cpu) * len(each.questions) / total
+        used_by_each = (cpu_after - cpu) * len(each.questions) / total
+        each.worker.cpu_seconds += used_by_each
+        each.worker.last += used_by_each
         each.worker.tokens += used * len(each.questions) / total
     return answered
 

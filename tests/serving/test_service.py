@@ -172,6 +172,39 @@ def test_a_full_service_refuses_calls():
         assert (service.stats.refused, service.stats.cancelled) == (1, 1)
 
 
+def spin(*_):
+    """Return True after far too long."""
+    end = time.monotonic() + HANG
+    while time.monotonic() < end:
+        pass
+    return True
+
+
+def test_code_of_a_call_ends_by_its_timeout_and_its_patience(service, embedded):
+    for method in ("auto", "greedy"):
+        with pytest.raises(TimeoutError, match="takes too long"):
+            service.generate("a", spin, method=method, timeout=0.2).result(HANG)
+    start = time.process_time()
+    with Service(embedded) as other, pytest.raises(TimeoutError):
+        other.generate("x", [f"o{i}" for i in range(4000)], timeout=0.2).result(HANG)
+    assert time.process_time() - start < 2              # 0.3 on an idle machine; 4 s without a limit
+    with Service(LM, patience=1) as impatient:
+        calls = [impatient.generate("a", spin), impatient.generate("a", WORDS, seed=1)]
+        with pytest.raises(TimeoutError, match="takes too long"):
+            calls[0].result(HANG)
+        assert str(calls[1].result(HANG)) == str(generate(LM, "a", WORDS, seed=1))
+
+
+def test_small_calls_pass_large_ones():
+    with Service(LM, together=2) as service:
+        large = [service.submit(endless(), timeout=20) for _ in range(4)]
+        small = [service.generate("a", WORDS, seed=seed) for seed in range(4)]
+        assert [str(each.result(HANG)) for each in small] == [str(generate(LM, "a", WORDS, seed=n)) for n in range(4)]
+        assert not any(each.done() for each in large)
+        for each in large:
+            each.cancel()
+
+
 def test_a_closed_service_ends_its_calls_and_takes_no_more():
     with Service(LM) as service:
         held = Held(service)

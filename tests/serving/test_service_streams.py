@@ -78,15 +78,10 @@ def random_model():
     return table_lm(lambda ids: np.random.default_rng([*ids, 7]).normal(size=len(HALVES) + 1), HALVES)
 
 
-def is_held(pieces, stops, text):
-    """Return True if the stream waited with an end of the text that begins a stop string."""
-    return any(stop.startswith(pieces[-1]) for stop in stops) and len(pieces) > 1 and text.endswith(pieces[-1])
-
-
 @pytest.mark.parametrize("kind", PARTS)
 def test_random_streams_are_the_text_of_their_results(kind, embedded):
     lm = {"letters": LM, "bytes": random_model(), "embedded": embedded}[kind]
-    rng, num_held, num_stopped = random.Random(kind), 0, 0
+    rng, num_stopped = random.Random(kind), 0
     with Service(lm, together=4) as service:
         for _ in range(repetitions(350, 25)):
             constraint, options = random_call(rng, PARTS[kind])
@@ -97,8 +92,7 @@ def test_random_streams_are_the_text_of_their_results(kind, embedded):
                 continue
             assert "".join(pieces) == call.result(HANG).text, (constraint, options)
             num_stopped += call.result().ended.startswith("stop")
-            num_held += bool(pieces) and is_held(pieces, options.get("stop", ()), call.result().text)
-    assert num_stopped and num_held + num_stopped > 1                 # the cases that matter
+    assert num_stopped
 
 
 def test_the_first_stop_string_among_many_ends_a_text():

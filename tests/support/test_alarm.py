@@ -1,0 +1,122 @@
+"""Alarms end Python code in time, and never code after their block."""
+
+import contextlib
+import threading
+import time
+
+import pytest
+from helpers.common import HANG, repetitions
+
+from llmppl.support.alarm import Alarm, Overdue, limited
+from llmppl.support.runtime import Runtime, Stats, limit, request
+
+
+def spin(seconds=HANG, clock=time.monotonic):
+    end = clock() + seconds
+    while clock() < end:
+        pass
+
+
+def test_code_that_takes_too_long_ends_and_other_code_does_not():
+    start = time.monotonic()
+    with pytest.raises(Overdue, match="too long"), limited(0.05):
+        spin()
+    assert time.monotonic() - start >= 0.05
+    with limited(HANG):
+        spin(0.01)
+
+
+def test_an_alarm_that_code_swallows_rings_again():
+    met = []
+    with pytest.raises(Overdue), limited(0.02):
+        for _ in range(2):
+            try:
+                spin()
+            except TimeoutError as error:
+                met.append(error)
+        raise met[-1]
+    assert len(met) == 2
+
+
+def test_an_alarm_never_rings_after_its_block():
+    outside = 0
+    for i in range(repetitions(2000, 60)):
+        seconds = 0.02 + (i % 20) / 1000
+        with contextlib.suppress(Overdue), limited(0.02):
+            spin(seconds)
+        try:
+            sum(range(2000))
+        except Overdue:
+            outside += 1
+    assert outside == 0
+
+
+def test_each_thread_has_its_own_alarm():
+    ended = []
+
+    def run(seconds):
+        try:
+            with limited(seconds):
+                spin(0.3)
+            ended.append("whole")
+        except Overdue:
+            ended.append("late")
+
+    threads = [threading.Thread(target=run, args=(seconds,)) for seconds in (0.05, HANG)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert sorted(ended) == ["late", "whole"]
+    Alarm().stop()                                      # that was never set
+
+
+class Numbers:
+    """An evaluator that answers a number with it."""
+
+    patient = False
+
+    def done(self):
+        return Stats()
+
+    def cached(self, question):
+        return None
+
+    def evaluate(self, questions):
+        return questions
+
+
+def test_a_function_of_a_run_that_takes_too_long_ends_alone():
+    numbers, ended = Numbers(), []
+
+    def quick(name):
+        for i in range(5):
+            request(numbers, i + 1)
+        ended.append(name)
+
+    def lazy(name, patience, ends):
+        try:
+            limit(patience, time.monotonic() + ends)
+            request(numbers, 1)
+            spin()
+        except Overdue:
+            ended.append(name)
+
+    calls = [(lambda: quick("a"), "a"), (lambda: lazy("b", 0.05, HANG), "b"), (lambda: lazy("c", HANG, 0.1), "c")]
+    list(Runtime().each([*calls, (lambda: quick("d"), "d")], 4))
+    assert sorted(ended) == ["a", "b", "c", "d"]
+
+
+def test_functions_that_have_used_little_come_first():
+    numbers, ended = Numbers(), []
+
+    def run(name, seconds, steps):
+        for i in range(steps):
+            request(numbers, i + 1)
+            spin(seconds, time.process_time)
+        ended.append(name)
+
+    long = [(lambda i=i: run(f"long {i}", 0.06, 4), "long") for i in range(3)]
+    short = [(lambda i=i: run(f"short {i}", 0.0, 3), "short") for i in range(5)]
+    list(Runtime().each(iter([*long, *short]), 2, turn=0.05))
+    assert ended[:5] == [f"short {i}" for i in range(5)] and sorted(ended[5:]) == ["long 0", "long 1", "long 2"]
