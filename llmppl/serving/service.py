@@ -28,7 +28,7 @@ from llmppl.lm import CachedTransformer
 from llmppl.models.programs import StopStrings, language_model
 from llmppl.support.alarm import Overdue, limited
 from llmppl.support.arguments import count, function, generator, positive
-from llmppl.support.runtime import Runtime, limit, spent, watching
+from llmppl.support.runtime import Runtime, limit, pause, spent, watching
 from llmppl.tasks.generation import GenerateOptions, Generation, Method, Plan
 from llmppl.tasks.many import TOGETHER
 
@@ -160,6 +160,7 @@ class Call(Future[T], Generic[T]):
             # U+FFFD stands for a character of which tokens are missing
             shared = os.path.commonprefix([str(particle) for particle in particles]).rstrip("\ufffd")
             self.settle(self.stops.settled(shared, len(self._settled)))
+        pause()
         if self._worker.cancelled:
             return "cancelled"
         return "timeout" if time.monotonic() >= self.deadline else ""

@@ -22,13 +22,14 @@ from collections import defaultdict, deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, NamedTuple, Protocol, TypeVar
+from typing import Any, NamedTuple, Protocol, TypeVar, cast
 
 from greenlet import GreenletExit, getcurrent, greenlet
 
 from llmppl.support.alarm import Alarm, Overdue
 
 T = TypeVar("T")
+WHILE = 0.05                                            # CPU seconds
 _PACKAGE = __name__.partition(".")[0] + "."
 
 
@@ -187,6 +188,24 @@ def limit(patience: float, ends: float) -> None:
     worker = getcurrent()
     worker.patience, worker.ends = patience, ends
     worker.runtime.alarm.set(worker.time_left())
+
+
+class _Pause:
+    """Evaluator of no question, for which a function waits to let others go on."""
+
+    patient = False
+
+    def done(self) -> Stats:
+        return Stats()
+
+    def evaluate(self, questions: list[Any]) -> list[Any]:
+        return questions
+
+
+def pause() -> None:
+    """Let other functions of `Runtime.each` go on, if the caller, one of them, has run for a while."""
+    if time.process_time() - getcurrent().resumed > WHILE:
+        _evaluated(cast(Evaluator, _Pause()), [None])
 
 
 def request(evaluator: Evaluator, question: Any) -> Any:
