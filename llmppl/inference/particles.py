@@ -448,7 +448,7 @@ class Death:
     --------
     >>> program = ConstrainedText(lm, "He was", [" happy", " sad"], rule=Rule(top_k=1))
     >>> death = smc_steer(program, N=4, seed=0).deaths[0]
-    >>> death.step, death.reason
+    >>> death.step, death.reason.partition(", applied")[0]
     (1, "no token allowed by the list [' happy', ' sad'] has positive probability under Rule(top_k=1)")
     """
 

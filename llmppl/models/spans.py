@@ -174,7 +174,9 @@ class Guide(Shared):
             dist = proposal = rule(proposal)
 
         def explain() -> str:
-            under = f" under {rule!r}" * (rule != NO_RULE)
+            under = ""
+            if rule != NO_RULE and not greedy:
+                under = f" under {rule!r}, applied before the mask: a temperature or a weaker rule keeps more tokens"
             index, left = self.index, self.must_end_by - num_tokens
             if left == 0 or (index is not None and left < math.inf and not index.mask_within(state, left).any()):
                 return f"{self.name} cannot end within {self.bound}: give room{under}"

@@ -66,6 +66,47 @@ def test_heads_may_be_wider_or_narrower_than_the_vocabulary(width):
     assert asked(processor, [[0, 2]], width) == [{i for i in allowed("c") if i < width}]
 
 
+OTHERS = [(4096, 49_152), (49_152, 4096), (4096, 4300), (300, 50_257), (6, 200)]
+PADDED = [(50_295, 51_200), (151_665, 151_936), (100_015, 102_400), (300, 256)]
+
+
+@pytest.mark.parametrize(("num_tokens", "width"), OTHERS)
+def test_the_logits_of_another_tokenizer_are_refused(num_tokens, width):
+    vocab = Vocabulary([b"a", b"b", *[b"%d" % i for i in range(num_tokens - 3)], b""], eos_ids=[num_tokens - 1])
+    said = f"the model scores {width:,} tokens, and the tokenizer of this processor has {num_tokens:,}: give the tok"
+    with pytest.raises(ValueError, match=said):
+        asked(ConstraintLogitsProcessor(Regex("ab"), vocab), [[0]], width)
+    with pytest.raises(ValueError, match=said):
+        ConstraintLogitsProcessor(Regex("ab"), vocab).of_request()([], torch.zeros(width))
+
+
+@pytest.mark.parametrize(("num_tokens", "width"), PADDED)
+def test_padded_heads_of_known_models_are_taken(num_tokens, width):
+    vocab = Vocabulary([b"a", b"b", *[b"%d" % i for i in range(num_tokens - 3)], b""], eos_ids=[num_tokens - 1])
+    assert asked(ConstraintLogitsProcessor(["b"], vocab), [[0]], width) == [{1}]
+
+
+@pytest.mark.parametrize("most", range(1, 5))
+def test_texts_are_complete_within_max_tokens(most):
+    """All token sequences that the masks allow are those of texts of at most `most` tokens, found by enumeration."""
+    words = itertools.chain.from_iterable(itertools.product(range(V - 1), repeat=n) for n in range(1, most + 1))
+    texts = {word for word in words if re.fullmatch(PATTERN, b"".join(TOKENS[i] for i in word).decode())}
+    processor = ConstraintLogitsProcessor(Regex(PATTERN), tiny_vocab(V), max_tokens=most)
+    found, rows = set(), [()]
+    while rows:
+        fits = [processor.of_request()(row, torch.zeros(V)).isfinite().nonzero()[:, 0].tolist() for row in rows]
+        found |= {row for row, ids in zip(rows, fits, strict=True) if V - 1 in ids}
+        rows = [(*row, i) for row, ids in zip(rows, fits, strict=True) for i in ids if i != V - 1]
+    assert found == texts
+    assert asked(processor, [[3]]) == [{ids[0] for ids in texts}]
+    assert asked(processor, [[3, 2]]) == [{ids[1] for ids in texts if ids[0] == 2 and ids[1:]} | {V - 1}]
+
+
+def test_a_bound_without_texts_is_refused():
+    with pytest.raises(ValueError, match="no text ends within max_tokens=2"):
+        ConstraintLogitsProcessor(Regex("[ab]{6}"), tiny_vocab(V), max_tokens=2)
+
+
 def test_an_impossible_continuation_names_row_and_constraint():
     processor = ConstraintLogitsProcessor(Regex("ab"), tiny_vocab(V))
     scores = torch.zeros(2, V)

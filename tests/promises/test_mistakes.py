@@ -202,7 +202,10 @@ def test_a_schema_without_room_to_end_is_refused():
             lambda: ConstrainedText(LM, "a", Regex("ab|abc"), mask=short_words(LM.vocab, 1)),
             "no token allowed by Regex('ab|abc') and the mask has positive probability",
         ),
-        (lambda: ConstrainedText(LM, "a", Regex("b+"), rule=Rule(top_k=1)), " under Rule(top_k=1)"),
+        (
+            lambda: ConstrainedText(LM, "a", Regex("b+"), rule=Rule(top_k=1)),
+            " under Rule(top_k=1), applied before the mask: a temperature or a weaker rule keeps more tokens",
+        ),
         (lambda: Infilling(LM, "a[BLANK]b", max_tokens=1), "the holes have more tokens than max_tokens=1"),
         (lambda: Infilling(LM, "a[BLANK]b", min_tokens=4), "the holes have fewer tokens than min_tokens=4"),
         (lambda: Infilling(never(B), "a[BLANK]b"), "the fragment after a hole has probability 0"),

@@ -101,6 +101,14 @@ def test_the_same_bytes_are_converted_once_and_one_line_says_where(original, cac
     assert str(copy) in repr(load(copy)) and capfd.readouterr().err == ""
 
 
+@pytest.mark.parametrize("name", ["./nope", "../nope", "/nope/model", "~/nope", "models/nope/final", Path("nope")])
+@pytest.mark.parametrize("engine", [None, "transformers", "numpy"])
+def test_a_path_without_a_model_is_not_looked_for_on_the_hub(name, engine, capfd):
+    with pytest.raises(OSError, match=f"no folder or file {name}: an id of the hub is a name such as org/model"):
+        CachedTransformer.from_pretrained(name, engine=engine)
+    assert capfd.readouterr().err == ""
+
+
 @pytest.mark.parametrize("error", [KeyboardInterrupt, OSError])
 def test_an_interrupted_conversion_leaves_nothing(error, original, cache, monkeypatch):
     def convert(file, folder):
