@@ -13,10 +13,12 @@ from __future__ import annotations
 import collections
 import contextlib
 import datetime
+import dis
 import functools
 import itertools
 import math
 import random
+import sys
 import threading
 import time
 import types
@@ -38,7 +40,6 @@ from llmppl.models.choices import ParticleStream, Replayed, Steps, call_site, de
 from llmppl.support.arguments import shown
 from llmppl.support.runtime import Runtime
 from llmppl.support.shared import Shared
-from llmppl.support.values import is_users, used_globals
 
 MAX_PARTICLES = 40                      # of each algorithm, rebuilt
 MAX_UNENDED = 200                       # steps after which a program in which no particle ended is refused
@@ -252,8 +253,27 @@ _OPEN = (*_NAMED, MutableMapping, AbstractSet, MutableSequence, tuple, weakref.r
 def _is_own(value: Any) -> bool:
     """Return True for a module of the user's, a class that has a base in one, and an object of such a class."""
     if isinstance(value, types.ModuleType):
-        return is_users(value.__name__)
-    return any(is_users(cls.__module__) for cls in (value if isinstance(value, type) else type(value)).__mro__)
+        return _is_users(value.__name__)
+    return any(_is_users(cls.__module__) for cls in (value if isinstance(value, type) else type(value)).__mro__)
+
+
+def _used_globals(function: types.FunctionType) -> dict[str, Any]:
+    """Return the globals that a function uses, also in functions inside of it."""
+    names = sorted(_global_names(function.__code__) & function.__globals__.keys())
+    return {name: function.__globals__[name] for name in names}
+
+
+def _global_names(code: types.CodeType) -> set[str]:
+    inner = [_global_names(each) for each in code.co_consts if isinstance(each, types.CodeType)]
+    return {each.argval for each in dis.get_instructions(code) if each.opname.endswith("_GLOBAL")}.union(*inner)
+
+
+@functools.cache
+def _is_users(module: str | None) -> bool:
+    """Return True if a module is neither of this library, nor of Python, nor of an installed package."""
+    root = str(module).partition(".")[0]
+    file: str = getattr(sys.modules.get(str(module)), "__file__", None) or ""
+    return root not in (*sys.stdlib_module_names, __name__.partition(".")[0]) and "-packages" not in file
 
 
 def _shared_names(model: Model) -> set[str]:
@@ -293,7 +313,7 @@ def _parts(value: Any) -> Ways:
         cells = zip(value.__code__.co_freevars, value.__closure__ or (), strict=False)
         held = [*vars(value).items(), ("a default", value.__defaults__), ("a default", value.__kwdefaults__)]
         held += [(name, cell) for name, cell in cells if cell != types.CellType()]
-        named = [(f" -> {name}", each) for name, each in used_globals(value).items()]
+        named = [(f" -> {name}", each) for name, each in _used_globals(value).items()]
         return [(f".{name}", each) for name, each in held] + [*named, (" -> globals", value.__globals__)]
     if isinstance(value, weakref.ref) or type(value) in weakref.ProxyTypes:
         return [(".()", value() if isinstance(value, weakref.ref) else value.__init__.__self__)]

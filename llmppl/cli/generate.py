@@ -169,7 +169,7 @@ def many(
 
     Example: llmppl many prompts.txt results.db --regex " (hot|cold)"
     """
-    from llmppl.support.values import identity
+    from llmppl.support.identity import identity
     from llmppl.tasks import load_results
     from llmppl.tasks.many import TOGETHER, lanes, recorded
 
@@ -184,7 +184,7 @@ def many(
 
         run_all = on_workers(job.steer, job.lm, given.workers, None, TOGETHER)
     kept: Any = {"to": out, "seed": given.seed, "resume": given.resume}
-    results: Any = recorded(run_all, texts, identity("llmppl many", **program), **kept)
+    results: Any = recorded(run_all, texts, identity(job.steer, **program), **kept)
     try:
         with closing(results):
             collections.deque(results, maxlen=0)

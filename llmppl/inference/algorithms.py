@@ -46,23 +46,28 @@ class RunOptions(TypedDict, total=False):
     progress: bool | None
     checkpoint: str | os.PathLike[str] | None
     every: int | None
+    version: str
+    resume: bool | Literal["force"]
     timeout: float | None
     budget: int | None
     on_timeout: Literal["return", "raise"]
     power: float
 
 
-_DEFAULTS = {"power": 1.0, "on_timeout": "return"}
+_DEFAULTS = {"power": 1.0, "on_timeout": "return", "version": "", "resume": True}
+_OF_CHECKPOINT = {"every": None, "version": "", "resume": True}         # options of no use without one
 
 
 def _run(name: str, model: M, expand: Expand, select: Select, options: RunOptions) -> Particles[M]:
     if unknown := options.keys() - RunOptions.__annotations__.keys():
         raise unknown_option(name, unknown, [*RunOptions.__annotations__, "N", "K"])
     seed, rng, on_step = options.get("seed"), options.get("rng"), options.get("on_step")
-    path, every, progress = options.get("checkpoint"), options.get("every"), options.get("progress")
+    path, progress = options.get("checkpoint"), options.get("progress")
     max_steps = optional_count("max_steps", options.get("max_steps"))
-    if path is None and every is not None:
-        raise ValueError(f'every={every} is of a checkpoint: give its path, as in checkpoint="run.ckpt"')
+    for option, default in _OF_CHECKPOINT.items():
+        given = options.get(option, default)
+        if path is None and given != default:
+            raise ValueError(f'{option}={given!r} is of a checkpoint: give its path, as in checkpoint="run.ckpt"')
     run = SMC(model, expand, select, seed=seed, rng=rng, power=options.get("power", 1.0))
     limit = Limit(run.runtime, options.get("timeout"), options.get("budget"), options.get("on_timeout", "return"))
     observers = list[Observer]()
@@ -71,9 +76,7 @@ def _run(name: str, model: M, expand: Expand, select: Select, options: RunOption
         observers.append(lambda run, record, candidates: call(run.as_step(record, candidates)))
     with ExitStack() as stack:
         if path is not None:
-            seeded = seed is not None or rng is not None
-            saved = Checkpoint(path, every, run, model, on_step, max_steps, seeded=seeded)
-            observers.append(stack.enter_context(saved))
+            observers.append(stack.enter_context(Checkpoint(path, run, model, options)))
         show = stack.enter_context(Bar(progress, max_steps, describe))
         observers.append(lambda run, record, candidates: show(run.t, run.particles))
         return run.run(max_steps=max_steps, observers=observers, limit=limit)
@@ -113,9 +116,14 @@ def smc_steer(
         Show a bar; by default if stderr is a terminal.
     checkpoint : path, optional
         File from which an interrupted run continues. The same call then ends with the same particles, and returns a
-        completed run without running it. `max_steps` may grow. ValueError if the file is of another run.
+        completed run without running it. `max_steps` may grow. ValueError if the file is of another run, by the name
+        and the source of the program's class, its attributes that are plain data, the options, or `version`.
     every : int, optional
         Number of steps between two checkpoints; by default as many as keep the time of writing below 2 %.
+    version : str
+        A text of yours that tells runs apart. Change it when critics, language models or data change.
+    resume : True or "force"
+        "force" continues the checkpoint of another run.
     timeout, budget : float and int, optional
         Seconds, and tokens that the language model runs. After the step that reaches one, unfinished particles are
         returned marked `cut`, and `limit` names it.

@@ -1,22 +1,19 @@
-"""Particles as data: a `SavedParticle` is one without its language model, and a `Digest` compares two."""
+"""Particles as data: a `SavedParticle` is one without its language model."""
 
 from __future__ import annotations
 
 import contextlib
 import dataclasses
-import hashlib
-import math
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
-from llmppl.models.model import Model
 from llmppl.support.shared import Shared
-from llmppl.support.values import describe
+from llmppl.support.values import DATES
 
 _SCALARS: tuple[type[Any], ...] = (bool, int, float, complex, str, bytes)
 _SEQUENCES: tuple[type[Any], ...] = (tuple, list, set, frozenset)
@@ -27,9 +24,9 @@ _OTHER = "log_weight", "cut", "attribution", "parsed"   # fields of a SavedParti
 class SavedParticle:
     """A particle without its language model. `str` is its text; it has the attributes that are plain data.
 
-    Plain data are texts, numbers, arrays of numbers, None, and lists, tuples, sets and dicts of plain data. A token is
-    its id. A context is the tuple of its tokens' ids, and `lm.at(particle.context)` restores it. `parsed`, of a program
-    that has it, is plain data too: the fields of an object as a dict, and a date, a UUID or an enum as in JSON.
+    Plain data are texts, numbers, arrays of numbers, dates, None, and lists, tuples, sets and dicts of plain data. A
+    token is its id. A context is the tuple of its tokens' ids, and `lm.at(particle.context)` restores it. `parsed` is
+    plain data too: an object of pydantic is a dict, as in JSON, and an enum its value.
 
     Examples
     --------
@@ -91,79 +88,20 @@ def plain(value: Any) -> Any:
     one of the built-in base.
     """
     value = value.value if isinstance(value, Enum) else value
-    if value is None or isinstance(value, np.generic) or (isinstance(value, str) and isinstance(value, Shared)):
-        return value                                    # Shared: a Text, which keeps its bytes
+    if value is None or type(value) in DATES or isinstance(value, np.generic):
+        return value
+    if isinstance(value, str) and isinstance(value, Shared):
+        return value                                    # a Text, which keeps its bytes
     if isinstance(value, np.ndarray) and not value.dtype.hasobject:
         return value
     if isinstance(value, Mapping):
         return {plain(key): plain(each) for key, each in value.items()}
     if hasattr(value, "next_token") and hasattr(value, "tokens"):
         return tuple(map(int, value.tokens))
-    kind = next((kind for kind in (*_SCALARS, *_SEQUENCES) if isinstance(value, kind)), None)
-    if kind is not None:
-        return kind(value) if kind in _SCALARS else kind(map(plain, value))
+    for kind in _SCALARS:
+        if isinstance(value, kind):
+            return kind(value)
+    for kind in _SEQUENCES:
+        if isinstance(value, kind):
+            return kind(map(plain, value))
     raise TypeError(f"{type(value).__name__} is no plain data")
-
-
-# ---- the digest of a particle
-
-
-class Digest(NamedTuple):
-    """Contents of the attributes of a particle: a digest of all but their floats, a sum of these, and of their sizes.
-
-    Another batch rounds floats in another way. So the sums of equal particles differ by up to a hundredth.
-    """
-
-    text: str
-    total: float
-    size: float
-
-    def like(self, other: Digest) -> bool:
-        return self.text == other.text and math.isclose(self.total, other.total, abs_tol=0.01 * (1.0 + self.size))
-
-
-def digest_of(particle: Any) -> Digest:
-    """Return the digest of the attributes of a particle, except those that its copies share and those of inference."""
-    words, floats = list[str](), [np.empty(0)]
-    _walk(particle, words, floats, ())
-    numbers = np.nan_to_num(np.concatenate(floats), posinf=1e3, neginf=-1e3)
-    weights = 1.0 + 1.0 / (2 + np.arange(numbers.size))             # so that the order of floats matters
-    text = hashlib.blake2b("\0".join(words).encode("utf-8", "surrogatepass"), digest_size=10).hexdigest()
-    return Digest(text, float(numbers @ weights), float(np.abs(numbers) @ weights))
-
-
-def _walk(value: Any, words: list[str], floats: list[Any], inside: tuple[int, ...]) -> None:
-    """Append the contents of a value: its floats to `floats`, all else in words."""
-    words.append(type(value).__qualname__)
-    if isinstance(value, str | bytes | int | complex | None):
-        words.append(repr(int(value) if isinstance(value, int) else getattr(value, "bytes", value)))
-    elif isinstance(value, float | np.ndarray | np.generic) and not (array := np.asarray(value)).dtype.hasobject:
-        words += [array.dtype.str, repr(array.shape), "" if array.dtype.kind == "f" else array.tobytes().hex()]
-        floats += [array.ravel().astype(np.float64)] * (array.dtype.kind == "f")
-    elif id(value) in inside:
-        words.append(f"{len(inside) - inside.index(id(value))} up")
-    else:
-        for each in _parts(value):
-            _walk(each, words, floats, (*inside, id(value)))
-
-
-def _parts(value: Any) -> Sequence[Any]:
-    """Return the parts of an object: its elements, or those of its pickle; none for a function or a lock."""
-    if isinstance(value, Mapping):
-        return [*value.items()]
-    if isinstance(value, list | tuple):
-        return value
-    if isinstance(value, set | frozenset):
-        return sorted(map(describe, value))
-    if isinstance(value, Model):
-        left_out = {"finished"}.union(*(vars(base).get("shared", ()) for base in type(value).__mro__))
-        return [part for part in sorted(vars(value).items()) if part[0] not in left_out and part[0][-1:] != "_"]
-    if hasattr(value, "next_token") and hasattr(value, "tokens"):               # a context
-        return [int(token) for token in value.tokens]
-    if hasattr(value, "detach") and hasattr(value, "cpu"):                      # a tensor
-        return [value.detach().cpu().double().numpy()]
-    try:
-        made = () if isinstance(value, Shared | type) else value.__reduce_ex__(4)
-    except Exception:                                   # it has no pickle
-        return []
-    return [list(each) if isinstance(each, Iterator) else each for each in made[1:]]

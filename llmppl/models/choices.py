@@ -20,7 +20,7 @@ import functools
 import itertools
 import sys
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from types import CodeType
 from typing import Any, NamedTuple, NoReturn, TypeVar
@@ -278,12 +278,15 @@ class Replayed(Sampled):
     """Chooser that repeats the choices of `steps`.
 
     If the program makes other choices, a ValueError names the step and the choice. Unless the chooser `weighs`, no
-    probability is computed.
+    probability is computed. `read` returns the choice that an item of the steps stands for.
     """
 
-    def __init__(self, steps: Steps, rng: Any, *, weighs: bool = True) -> None:
+    def __init__(
+        self, steps: Steps, rng: Any, *, weighs: bool = True, read: Callable[[Any], Any] = lambda item: item
+    ) -> None:
         super().__init__(rng)
         self.steps, self._t, self.weighs = steps, 0, weighs
+        self._read = read
         self._remaining: deque[Item] = deque(*steps[:1])
 
     def choose(self, proposal: Proposal) -> tuple[Any, float]:
@@ -309,7 +312,7 @@ class Replayed(Sampled):
 
     def _next(self, kind: type[Any], event: str) -> Any:
         """Return the next noted item. ValueError for this `event` if the item is not of this `kind`."""
-        noted = self._remaining[0] if self._remaining else "nothing"
+        noted = self._read(self._remaining[0]) if self._remaining else "nothing"
         if not isinstance(noted, kind):
             raise self._error(f"{event}, where {noted!r} was noted")
         return noted

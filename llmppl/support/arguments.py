@@ -149,7 +149,7 @@ def shown(value: object, most: int = 100) -> str:
     """Return the repr of `value` on one line, cut in the middle if it has more than `most` characters."""
     try:
         whole = repr(value)
-    except (RecursionError, ValueError):                # nested too deep, or an int with more digits than Python writes
+    except Exception:                                   # nested too deep, or a repr that fails
         whole = "\n"
     if "\n" in whole:
         return f"a {type(value).__name__}"

@@ -23,9 +23,9 @@ from llmppl.inference.smc import paced_collector
 from llmppl.report.progress import Bar
 from llmppl.support.arguments import count, function, generator, name_of, optional_count, positive, shown
 from llmppl.support.files import is_own_error
+from llmppl.support.identity import Identity, identity
 from llmppl.support.options import list_options, unknown_option
 from llmppl.support.runtime import Runtime, spent, watching
-from llmppl.support.values import Identity, identity
 from llmppl.tasks.results import Result, ResultFile
 
 T = TypeVar("T")
@@ -40,10 +40,15 @@ class Options(TypedDict, total=False):
     seed: int | None
     to: str | os.PathLike[str] | None
     resume: bool | Literal["force"]
+    version: str
+    key: Callable[[Any], str] | None
     progress: bool | None
 
 
-@list_options(Options, {"resume": False})
+DEFAULTS = {"resume": False, "version": ""}
+
+
+@list_options(Options, DEFAULTS)
 def run_many(
     run: Callable[[T, np.random.Generator], Any],
     tasks: Iterable[T],
@@ -74,12 +79,17 @@ def run_many(
         Seconds of a task, and tokens that language models run for it. Its algorithm then returns the particles of its
         last step, marked `cut`, whose `limit` is "timeout" or "budget". A step is not interrupted.
     to : path, optional
-        An SQLite file that gets each result when its task ends; `load_results(path)` reads it. Tasks are compared by
-        their data, or by their repr if they are none.
+        An SQLite file that gets each result when its task ends; `load_results(path)` reads it.
     resume : bool or "force"
         Continue that file. Tasks that have a result without an error there are skipped, and failed ones run again. The
-        seed, the version of this package, the tasks, and the code and the values to which `run` refers must be those of
-        the file. "force" keeps results of another `run`, seed or version.
+        name and the source text of `run`, the seed, `version`, and the version of this package must be those of the
+        file. "force" keeps results of another run.
+    version : str
+        A text of yours that tells runs apart. Change it when critics, language models or data change, because the
+        objects to which `run` refers are not compared.
+    key : callable, optional
+        A function that returns a text by which a task is known, as `lambda task: task.name`. By default it is the
+        digest of the task's pickle. A TypeError asks for a key if a task has no pickle.
     progress : bool, optional
         Show a bar; by default if stderr is a terminal.
 
@@ -108,7 +118,7 @@ def run_many(
     """
     function("run", run, "lambda task, rng: smc_steer(model(task), N, K, rng=rng)", takes=2)
     count("together", together)
-    program = None if options.get("to") is None else identity(name_of(run), run)
+    program = identity(run, options.pop("version", ""))
     run_all = functools.partial(lanes, within(run, timeout, budget), together)
     return recorded(run_all, tasks, program, **options)
 
@@ -134,12 +144,7 @@ def recorded(
     run_all: RunAll,
     tasks: Iterable[Any],
     program: Identity | None = None,
-    *,
-    seed: int | None = None,
-    to: str | os.PathLike[str] | None = None,
-    resume: bool | Literal["force"] = False,
-    progress: bool | None = None,
-    **unknown: object,
+    **options: Unpack[Options],
 ) -> Iterator[Result]:
     """Write and yield the results of `run_all(numbered tasks, seed)`, as `run_many` does.
 
@@ -154,17 +159,23 @@ def recorded(
     >>> [result.matches[0].text for result in results]
     ['The cat was happy', 'The dog was happy']
     """
-    if unknown:
+    if unknown := options.keys() - Options.__annotations__.keys():
         raise unknown_option("run_many", unknown, inspect.signature(run_many).parameters)
+    seed, to, resume, key = options.get("seed"), options.get("to"), options.get("resume", False), options.get("key")
+    progress = options.get("progress")
     if isinstance(tasks, str) or not isinstance(tasks, Iterable):
         raise TypeError(f"tasks must be a list or another iterable of tasks, not {shown(tasks)}")
     generator(seed)                                     # or an error
+    if resume not in (True, False, "force"):
+        raise ValueError(f'resume must be True, False or "force", not {shown(resume)}')
     if resume and to is None:
         raise ValueError("resume=True goes on with a file of results: say with which, as to='results.db'")
+    if key is not None:
+        function("key", key, "lambda task: task.name", takes=1)
     total = len(tasks) if isinstance(tasks, Sequence) else None
     if to is None:
         return _shown(run_all(enumerate(tasks), np.random.SeedSequence(seed).entropy), 0, total, progress)
-    file = ResultFile(to, seed=seed, resume=resume, program=program)
+    file = ResultFile(to, seed=seed, resume=resume, program=program, key=key)
     return _shown(file.written(run_all(file.missing(tasks), file.seed)), file.num_done, total, progress)
 
 

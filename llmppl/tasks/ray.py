@@ -20,10 +20,10 @@ from typing import Any, TypeVar, Unpack
 import numpy as np
 
 from llmppl.lm.transformer import DEVICE_SHARE
-from llmppl.support.arguments import count, function, name_of, optional_count
+from llmppl.support.arguments import count, function, optional_count
+from llmppl.support.identity import identity
 from llmppl.support.options import list_options
-from llmppl.support.values import identity
-from llmppl.tasks.many import TOGETHER, Options, RunAll, lanes, recorded, within
+from llmppl.tasks.many import DEFAULTS, TOGETHER, Options, RunAll, lanes, recorded, within
 from llmppl.tasks.results import Result
 
 L = TypeVar("L")
@@ -35,7 +35,7 @@ GRACE = 60.0                                            # seconds after its time
 MAX_SHARED, MAX_ALONE = 2, 3                            # deaths of workers that ran a task with others, and alone
 
 
-@list_options(Options, {"resume": False})
+@list_options(Options, DEFAULTS)
 def run_many(
     run: Callable[[L, T, np.random.Generator], Any],
     tasks: Iterable[T],
@@ -72,7 +72,7 @@ def run_many(
         threads as it has CPUs.
     together : int
         Number of tasks of a worker that share batches.
-    timeout, budget, seed, to, resume, progress
+    timeout, budget, seed, to, resume, version, key, progress
         As in `llmppl.run_many`. The file is written by the calling process.
 
     Returns
@@ -91,7 +91,7 @@ def run_many(
     function("make_lm", make_lm, "lambda: CachedTransformer.from_pretrained()")
     optional_count("workers", workers)
     count("together", together)
-    program = identity(name_of(run), run, make_lm=make_lm)
+    program = identity(run, options.pop("version", ""))
     run, patience = within(run, timeout, budget), (timeout or math.inf) + GRACE
     return recorded(on_workers(run, make_lm, workers, resources, together, patience), tasks, program, **options)
 

@@ -3,8 +3,9 @@
 A task is one transaction, made when it has ended and before the caller gets its result. A killed run therefore loses
 only the tasks under way. A loss of power can also lose the results of the last moments. The tables:
 
-    run       identity: of the program, with the seed and the version of this package; a row more for each "force"
-    result    task_index, digest of the task, failed (1 after an exception), and record: `Result.as_dict` as JSON
+    run       identity: of the run, with its seed; a row more for each "force"
+    result    task_index, digest or key of the task, failed (1 after an exception), and record: `Result.as_dict` as JSON
+    total     digest of all rows and of the tables: the exclusive or of the digests of each
     particle  a view: task_index, place, task, text, log_weight, cut, attribution, and attributes with `parsed`
 
 JSON is that of `llmppl.support.values`, and nothing in the file is code. While a run writes, the newest results lie in
@@ -14,11 +15,10 @@ JSON is that of `llmppl.support.values`, and nothing in the file is code. While 
 from __future__ import annotations
 
 import errno
-import importlib
 import json
 import os
 import sqlite3
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -31,24 +31,33 @@ from llmppl.inference.particles import Death, Particles
 from llmppl.report.tables import frame
 from llmppl.support.arguments import path as path_of
 from llmppl.support.arguments import shown
-from llmppl.support.files import own, own_errors
-from llmppl.support.values import Identity, decode, describe, difference, digest, encode
+from llmppl.support.files import Owned, own_errors
+from llmppl.support.identity import VERSION, Identity, difference, digest, task_digest
+from llmppl.support.values import decode, encode
 
 if TYPE_CHECKING:
     import pandas
 
 Resume = bool | Literal["force"]
-_VERSION = importlib.import_module(__name__.partition(".")[0]).__version__
-_TABLES = """
+FORMAT = 3                                              # "user_version" of the file; 0 before llmppl 0.3
+_TABLES = f"""
 begin;
-create table if not exists run(identity text);
-create table if not exists result(task_index integer primary key, digest text, failed integer, record text);
-create view if not exists particle as select task_index, key as place, json_extract(record, '$.task') as task,
+pragma user_version = {FORMAT};
+create table run(identity text);
+create table result(task_index integer primary key, digest text, failed integer, record text);
+create table total(digest text);
+create view particle as select task_index, key as place, json_extract(record, '$.task') as task,
     json_extract(value, '$.text') as text, json_extract(value, '$.log_weight') as log_weight,
     json_extract(value, '$.cut') as cut, json_extract(value, '$.attribution') as attribution,
     json_extract(value, '$.attributes') as attributes from result, json_each(record, '$.particles');
-commit;
 """
+_RESULTS = "select task_index, digest, failed, record from result"
+_CONTENTS = (
+    "select name, sql from sqlite_master where name in ('run', 'result', 'total', 'particle')",
+    "select rowid, identity from run",
+    _RESULTS,
+)
+_SHOWN_TASK = 1000                                      # characters of a task that is no plain data
 
 
 @dataclass(frozen=True)
@@ -101,9 +110,13 @@ class Result:
             found["log_ml_se"] = self.particles.log_ml_se
             found["deaths"] = [vars(death) for death in self.particles.deaths]
             found["particles"] = [vars(detach(each)) for each in self.particles]
-        # a Text is written without its bytes, and another value that is no plain data as its repr
-        data: dict[str, Any] = encode(found, lambda value: str(value) if isinstance(value, str) else describe(value))
+        data: dict[str, Any] = encode(found, _as_text)
         return data
+
+
+def _as_text(value: Any) -> str:
+    """Return the text of a value that is no plain data: a Text without its bytes, or a repr."""
+    return str(value) if isinstance(value, str) else shown(value, _SHOWN_TASK)
 
 
 def _loaded(record: str) -> Result:
@@ -124,6 +137,7 @@ class ResultFile:
     """A file of results that is being written, until `close`. `run_many` describes the parameters and the errors.
 
     seed : int, of the run; by default that of the file, or a new one
+    key : callable, the text by which a task is known; by default the digest of its pickle
     num_done : int, the tasks that had a result without an error when the file was opened
 
     Examples
@@ -137,17 +151,21 @@ class ResultFile:
 
     def __init__(
         self, path: str | os.PathLike[str], *, seed: int | None = None, resume: Resume = False,
-        program: Identity | None = None,
+        program: Identity | None = None, key: Callable[[Any], str] | None = None,
     ) -> None:  # fmt: skip
         self.path = path_of("to", path)
         if self.path.suffix in (".jsonl", ".json", ".csv", ".parquet"):
             how = "load_results('results.db').to_jsonl(path) or .to_pandas() exports them"
             raise ValueError(f"{self.path}: results are an SQLite file, as to='results.db'; then {how}")
-        self._lock = own(self.path)
+        self._key = key
+        self._digests = dict[int, str]()                # of tasks that run
+        self._owned = Owned(self.path, "", "-wal")
         try:
             self._db = _connect(self.path, "rwc")
+            _check(self.path, self._db)
             with self._errors():
                 self._begin(seed, resume, program or {})
+            self._owned.note()
         except BaseException:
             self.close()
             raise
@@ -163,71 +181,152 @@ class ResultFile:
                 raise OSError(errno.EIO, why, str(self.path)) from error
 
     def _begin(self, seed: int | None, resume: Resume, program: Identity) -> None:
-        """Read the tasks that are done and the last run. Add a row if this run is another."""
-        self._db.execute("pragma journal_mode=wal")
-        self._db.execute("pragma synchronous=normal")
-        self._db.executescript(_TABLES)
-        rows = self._db.execute("select task_index, digest, failed from result").fetchall()
+        """Read the tasks that are done and the last run. Make the tables, and add a row if this run is another."""
+        rows, before, tables = list[Any](), Identity(), _tables(self._db)
+        if tables:
+            rows = self._db.execute("select task_index, digest, failed from result").fetchall()
+            last = self._db.execute("select identity from run order by rowid desc").fetchone()
+            before = json.loads(last[0])
+        if tables and _format(self._db) != FORMAT:
+            writer = before.get("the version of llmppl", "0.2")
+            how = "load_results reads it, and this version goes on with its own files alone: write to another file"
+            raise ValueError(f"{self.path} was written by llmppl {writer}: {how}")
         self._before = {index: (digest, failed) for index, digest, failed in rows}
         self.num_done = sum(not failed for _, failed in self._before.values())
         if rows and not resume:
             there = "the file is there; resume=True goes on with its results"
             raise FileExistsError(errno.EEXIST, there, str(self.path))
-        last = self._db.execute("select identity from run order by rowid desc").fetchone()
-        before = json.loads(last[0]) if rows else {}
-        self.seed = int(before.get("its seed", np.random.SeedSequence().generate_state(1)[0])) if seed is None else seed
-        now = {**program, "its seed": str(self.seed), "the version of llmppl": _VERSION}
+        if seed is None:
+            drawn = int(np.random.SeedSequence().generate_state(1)[0])
+            seed = int(before["its seed"]) if rows else drawn
+        self.seed = seed
+        now = {**program, "its seed": str(seed), "the version of llmppl": VERSION}
         why = difference(before, now)
-        if before and why and resume != "force":
+        if rows and why and resume != "force":
             raise ValueError(
-                f"{self.path} holds results of another run: {why}. Go on with what they were made with, write to "
-                'another file, or keep them as they are with resume="force"'
+                f"{self.path} holds results of another run: {why}. Go on with the function, the options and the "
+                'version= that they were made with, or write to another file; resume="force" keeps them as they are'
             )
-        if why:
-            self._db.execute("insert into run values (?)", (json.dumps(now),))
-            self._db.commit()
+        self._db.execute("pragma journal_mode=wal")
+        self._db.execute("pragma synchronous=normal")
+        with self._db:
+            if not tables:
+                self._db.executescript(_TABLES)
+            if why:
+                self._db.execute("insert into run values (?)", (json.dumps(now),))
+            self._total = _total(self._db)
+            self._put_total()
 
     def missing(self, tasks: Iterable[Any]) -> Iterator[tuple[int, Any]]:
         """Yield the tasks without a result, or with an error, by index. ValueError if the file has another task."""
         for index, task in enumerate(tasks):
-            before, failed = self._before.get(index, (None, True))
-            if before is not None and before != digest(task):
+            found = task_digest(index, task, self._key)
+            before, failed = self._before.get(index, (found, True))
+            if before != found:
                 raise ValueError(
                     f"{self.path} holds the result of another task {index} than {shown(task)}: go on with the same "
                     "tasks in the same order (more may follow), or write to another file"
                 )
             if failed:
+                self._digests[index] = found            # before the task can change
                 yield index, task
 
     def written(self, results: Iterable[Result]) -> Iterator[Result]:
         """Write and yield results, in place of earlier ones that failed, and close the file."""
         with closing(self):
             for result in results:
-                row = result.index, digest(result.task), result.error is not None, json.dumps(result.as_dict())
+                self._owned.check()
                 with self._errors(), self._db:
-                    self._db.execute("insert or replace into result values (?, ?, ?, ?)", row)
+                    self._put(result)
                 yield result
+            self._owned.check()
+
+    def _put(self, result: Result) -> None:
+        failed = int(result.error is not None)
+        row = result.index, self._digests.pop(result.index), failed, json.dumps(result.as_dict())
+        old = self._db.execute(f"{_RESULTS} where task_index = ?", (result.index,)).fetchone()
+        if old is not None:
+            self._total ^= _number(old)
+        self._total ^= _number(row)
+        self._db.execute("insert or replace into result values (?, ?, ?, ?)", row)
+        self._put_total()
+
+    def _put_total(self) -> None:
+        self._db.execute("insert or replace into total(rowid, digest) values (1, ?)", (f"{self._total:032x}",))
 
     def close(self) -> None:
         """Release the file. If nobody reads it, the write-ahead log becomes part of it."""
-        if hasattr(self, "_db"):
+        if hasattr(self, "_db") and self._owned.is_mine:
             with suppress(sqlite3.Error):
                 self._db.execute("pragma journal_mode=delete")
             self._db.close()
-        self._lock.release()
+        self._owned.release()
+
+
+# ---- the database
 
 
 def _connect(path: Path, mode: str) -> sqlite3.Connection:
     """Open a file of results. Raise a ValueError if it has other contents."""
     uri = f"{path.absolute().as_uri()}?mode={mode}"
-    try:
+    with _reading(path):
         db = sqlite3.connect(uri, uri=True, check_same_thread=False)    # the collector may close it elsewhere
-        tables = {name for (name,) in db.execute("select name from sqlite_master")}
-        if not tables >= {"run", "result", "particle"} and (tables or mode == "ro"):
-            raise sqlite3.DatabaseError("it has other tables" if tables else "its run has written nothing yet")
-    except sqlite3.DatabaseError as error:
-        raise ValueError(f"{path} is no file of results of run_many ({error}), and is left as it is") from None
+        tables = _tables(db)
+        if tables and not tables >= {"run", "result", "particle"}:
+            raise sqlite3.DatabaseError("it has other tables")
+        if not tables and mode != "rwc":
+            raise sqlite3.DatabaseError("its run has written nothing yet")
     return db
+
+
+@contextmanager
+def _reading(path: Path) -> Iterator[None]:
+    """Turn an error of SQLite into an OSError if the file cannot be read, and into a ValueError if it is damaged."""
+    try:
+        yield
+    except sqlite3.DatabaseError as error:
+        code = getattr(error, "sqlite_errorcode", 0) & 0xFF
+        if code in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_IOERR, sqlite3.SQLITE_CANTOPEN):
+            raise OSError(errno.EIO, str(error), str(path)) from error
+        why = f"{error}; llmppl 0.1 wrote lines of JSON" if code == sqlite3.SQLITE_NOTADB else str(error)
+        raise ValueError(
+            f"{path} is no file of results of run_many, or damaged ({why}), and is left as it is"
+        ) from None
+
+
+def _tables(db: sqlite3.Connection) -> set[str]:
+    return {name for (name,) in db.execute("select name from sqlite_master")}
+
+
+def _format(db: sqlite3.Connection) -> int:
+    return int(db.execute("pragma user_version").fetchone()[0])
+
+
+def _check(path: Path, db: sqlite3.Connection) -> None:
+    """Raise a ValueError if the contents are not those that were written. Files of llmppl 0.2 have no digest."""
+    with _reading(path), closing(db.execute("begin")):
+        intact = db.execute("pragma quick_check(1)").fetchone()[0]
+        if intact != "ok":
+            raise sqlite3.DatabaseError(intact)
+        found = _format(db)
+        if found not in (0, FORMAT):
+            raise sqlite3.DatabaseError(f"a later llmppl wrote it in the format {found}, and this is {FORMAT}")
+        if found == FORMAT and db.execute("select digest from total").fetchall() != [(f"{_total(db):032x}",)]:
+            raise sqlite3.DatabaseError("its contents are not those of its digest")
+        db.rollback()
+
+
+def _total(db: sqlite3.Connection) -> int:
+    """Return the digest of all rows and of the tables."""
+    total = 0
+    for query in _CONTENTS:
+        for row in db.execute(query):
+            total ^= _number(row)
+    return total
+
+
+def _number(row: tuple[Any, ...]) -> int:
+    return int(digest(row), 16)
 
 
 # ---- reading
@@ -250,11 +349,12 @@ class Results:
     def __init__(self, path: str | os.PathLike[str]) -> None:
         self.path = path_of("path", path)
         self.path.stat()                                # or a FileNotFoundError
-        len(self)                                       # or a ValueError
+        with closing(_connect(self.path, "rw")) as db:
+            _check(self.path, db)
 
     def _rows(self, query: str) -> Iterator[Any]:
         """Yield the first column of a query."""
-        with closing(_connect(self.path, "ro")) as db:
+        with closing(_connect(self.path, "rw")) as db, _reading(self.path):
             for row in db.execute(query):
                 yield row[0]
 
@@ -290,7 +390,7 @@ class Results:
 def load_results(path: str | os.PathLike[str]) -> Results:
     """Return the results in a file of `run_many`, by index. The file may still be written.
 
-    FileNotFoundError if there is no such file; ValueError if it has other contents.
+    FileNotFoundError if there is no such file; ValueError if it has other contents, or is damaged.
 
     Examples
     --------

@@ -20,6 +20,7 @@ import operator
 import random
 import re
 import string
+import weakref
 from builtins import bytes as Bytes  # Token has an attribute of that name
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, SupportsIndex, overload
@@ -251,6 +252,7 @@ class Vocabulary(Shared, Sequence[Token]):
             self.tokens[i] = b""
         self.known = self._all_but(unknown)
         self._tokens: Memo[int, Token] = Memo(lambda id: Token(id, self))
+        _LOADED[id(self)] = self
 
     @classmethod
     def from_tokenizer(cls, tokenizer: Any, eos_ids: Iterable[int] | None = None) -> Vocabulary:
@@ -388,6 +390,18 @@ class Vocabulary(Shared, Sequence[Token]):
 
     def __reduce__(self) -> tuple[type[Vocabulary], tuple[list[bytes], tuple[int, ...], list[int], list[int]]]:
         return Vocabulary, (self.tokens, self.eos_ids, sorted(self.special_ids), np.flatnonzero(~self.known).tolist())
+
+
+_LOADED = weakref.WeakValueDictionary[int, Vocabulary]()                # by id
+
+
+def loaded_vocabulary(digest: str) -> Vocabulary:
+    """Return a vocabulary of this process by the hexadecimal digits of its digest. LookupError if there is none."""
+    for ref in _LOADED.valuerefs():
+        vocab = ref()
+        if vocab is not None and vocab.digest.hex() == digest:
+            return vocab
+    raise LookupError(f"no vocabulary has the digest {digest}")
 
 
 def encode_fragment(tokenizer: Any, vocab: Vocabulary, text: str) -> list[int]:

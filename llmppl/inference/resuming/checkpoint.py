@@ -1,38 +1,42 @@
 """Checkpoint: a file from which a run continues, and ends as it would have ended.
 
-The file is JSON, and no code. It contains the identity of the program, and the state of the run after a complete step:
-particles, records of steps, deaths, streams, and the lines of a `Recorder`. A particle is its choices, from which it is
-rebuilt, its weights, its stream, and a digest of its attributes, which the rebuilt particle must have. Particles share
-most of their past: the choices of all are one tree of [place of the choice before, choice].
+The file is JSON, and no code. It contains the identity of the run, and its state after a complete step: particles,
+records of steps, deaths, streams, and the lines of a `Recorder`. A particle is its choices, from which it is rebuilt,
+its weights, its stream, and its text, which the rebuilt particle must have. Particles share most of their past: the
+choices of all are one tree of [place of the choice before, choice]. The file begins with its format and the digest of
+all that follows.
 """
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
+import re
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Self
 
 import numpy as np
 
-from llmppl.constraints.vocabulary import EOS, Text, Token, Vocabulary
-from llmppl.inference.detached import Digest, digest_of
+from llmppl.constraints.vocabulary import EOS, Text, Token, Vocabulary, loaded_vocabulary
 from llmppl.inference.genealogy import StepRecord
 from llmppl.inference.particles import Death
 from llmppl.models.choices import NOTHING, Choice, Noted, Replayed, Sampled, State, state_of, stream_of
-from llmppl.support.arguments import optional_count
+from llmppl.support.arguments import optional_count, shown
 from llmppl.support.arguments import path as path_of
-from llmppl.support.files import own, replace
-from llmppl.support.shared import Shared
-from llmppl.support.values import decode, describe, difference, encode, identity, parts_of
+from llmppl.support.files import Owned
+from llmppl.support.identity import difference, identity
+from llmppl.support.values import decode, encode
 
-FORMAT = 7
+FORMAT = 8
+LAST_OF_0_1, OF_0_2 = 6, 7                              # earlier formats
 SHARE = 50                                              # time between two writes, in durations of a write
 _WEIGHTS = (
     "_log_weight_", "_log_twist_", "_power_", "_cut_", "_limit_", "_death_", "_attribution_", "finished"
 )  # fmt: skip
 _TUPLES: dict[str, Any] = {"$Choice": Choice, "$State": State}
+_HEAD = re.compile(rb'\{"llmppl_checkpoint": ?(\d{1,9})(?:, "digest": "(\w+)", )?')
 
 
 class Checkpoint:
@@ -42,48 +46,54 @@ class Checkpoint:
 
     Parameters
     ----------
-    path, every, on_step, max_steps : as in `smc_steer`
-        If `on_step` is a `Recorder`, it goes on from the lines in the file.
+    path : path of the file
     run, model : SMC, and its program
-    seeded : bool
-        True if the caller has given the run its random stream, which the file must agree with.
+    options : dict, those of `smc_steer`
+        If `on_step` is a `Recorder`, it goes on from the lines in the file. If `seed` or `rng` is given, the file must
+        agree with the random stream of the run.
 
     Raises
     ------
     ValueError
-        If the file is no checkpoint, or is of another run. It is left as it is.
+        If the file is damaged, no checkpoint, or of another run. It is left as it is.
     OSError
-        If it cannot be read or written; BlockingIOError if another run is writing it.
+        If it cannot be read or written, or was deleted or replaced; BlockingIOError if another run is writing it.
     """
 
-    def __init__(
-        self, path: str | os.PathLike[str], every: int | None, run: Any, model: Any, on_step: Any,
-        max_steps: int | None, *, seeded: bool,
-    ) -> None:  # fmt: skip
-        self.path, self._every, self._max_steps = path_of("checkpoint", path), optional_count("every", every), max_steps
-        self._run, self._model, self._seeded = run, model, seeded
+    def __init__(self, path: str | os.PathLike[str], run: Any, model: Any, options: Mapping[str, Any]) -> None:
+        self.path = path_of("checkpoint", path)
+        self._run, self._model = run, model
+        self._every = optional_count("every", options.get("every"))
+        self._max_steps = options.get("max_steps")
+        resume = options.get("resume", True)
+        if resume not in (True, "force"):
+            raise ValueError(f'resume must be True or "force", not {shown(resume)}; another path begins anew')
+        self._is_forced = resume == "force"
+        self._is_seeded = options.get("seed") is not None or options.get("rng") is not None
+        on_step = options.get("on_step")
         self._recorder = on_step if hasattr(on_step, "go_on") else None
-        kind = type(model)
-        attributes = {f"the attribute {name}": value for name, value in vars(model).items() if name[:1] != "_"}
-        options = {"expand": describe(run.expand), "select": describe(run.select), "power": run.power}
-        self._program = identity(kind.__qualname__, kind, **attributes, **options)
+        parameters = {"expand": type(run.expand).__name__, "select": type(run.select).__name__, "power": run.power}
+        for name, value in {**vars(run.expand), **vars(run.select)}.items():
+            parameters[name] = getattr(value, "__name__", value)
+        self._identity = identity(model, options.get("version", ""), **parameters)
+        self._numbers = dict[str, int]()                # of vocabularies, by digest
+        self._loaded = list[Vocabulary | str]()         # vocabularies of the file, or the digests of those not yet used
         self._first = encode(state_of(run.rng), self._encode)
-        self._vocabularies = [*dict.fromkeys(_vocabularies([vars(model), [each for _, each in parts_of("", kind)]]))]
 
     def __enter__(self) -> Self:
-        self._lock = own(self.path)
+        self._file = Owned(self.path)
         try:
             if self.path.exists():
                 self._resume(self._read())
             else:
                 self._write()
         except BaseException:
-            self._lock.release()
+            self._file.release()
             raise
         return self
 
     def __exit__(self, *error: object) -> None:
-        self._lock.release()
+        self._file.release()
 
     def __call__(self, run: Any, record: object, candidates: object) -> None:
         """Write a complete step if a write is due."""
@@ -99,86 +109,102 @@ class Checkpoint:
         tree, places, particles = list[Any](), dict[int, int](), list[Any]()
         for particle in run.particles:
             weights = {name: getattr(particle, name) for name in _WEIGHTS}
-            at, stream = _add(tree, places, particle._noted_), state_of(particle.chooser.stream)
-            digest = [*digest_of(particle)]
-            particles.append({"at": at, "weights": weights, "stream": stream, "digest": digest, "text": particle.s})
+            at = _add(tree, places, particle._noted_)
+            stream = state_of(particle.chooser.stream)
+            particles.append({"at": at, "weights": weights, "stream": stream, "text": particle.s})
         contents = {
-            "llmppl_checkpoint": FORMAT, "program": self._program, "t": run.t, "rng": state_of(run.rng),
-            "particles": particles, "choices": tree, "steps": [vars(record) for record in run.records],
+            "identity": self._identity,
+            "t": run.t,
+            "rng": state_of(run.rng),
+            "particles": particles,
+            "choices": tree,
+            "steps": [vars(record) for record in run.records],
             "deaths": [vars(each) for each in run.deaths],
             "recorded": None if self._recorder is None else self._recorder.lines,
-        }  # fmt: skip
+        }
         try:
-            data = json.dumps({**encode(contents, self._encode), "first": self._first}).encode()
+            encoded = encode(contents, self._encode)
         except TypeError as error:
             raise TypeError(
                 f"{self.path} cannot hold what {type(self._model).__name__} sampled: {error}. Sample what stands for "
                 "it, such as its name or its place in a list"
             ) from None
-        replace(self.path, data)
+        rest = json.dumps({**encoded, "first": self._first, "vocabularies": [*self._numbers]})[1:].encode()
+        head = f'{{"llmppl_checkpoint": {FORMAT}, "digest": "{_digest(rest)}", '
+        self._file.replace(head.encode() + rest)
         self._written, self._time = run.t, time.perf_counter()
         self._seconds = self._time - start
 
     def _encode(self, value: Any) -> Any:
-        if isinstance(value, Token) and value.vocab in self._vocabularies:
-            return {"$token": [int(value), self._vocabularies.index(value.vocab)]}
+        if isinstance(value, Token):
+            number = self._numbers.setdefault(value.vocab.digest.hex(), len(self._numbers))
+            return {"$token": [int(value), number]}
         if isinstance(value, Text):
             return {"$text": value.bytes.hex()}
         if value is EOS:
             return {"$eos": True}
         name = f"${type(value).__name__}"
         if name not in _TUPLES:
-            raise TypeError(f"{value!r}, a {name[1:]}{' of another vocabulary' * isinstance(value, Token)}")
+            raise TypeError(f"{shown(value)}, a {name[1:]}")
         return {name: encode([*value], self._encode)}
 
     # ---- reading
 
     def _decode(self, name: str, data: Any) -> Any:
         if name == "$token":
-            return self._vocabularies[data[1]][data[0]]
+            return self._vocabulary(data[1])[data[0]]
         if name == "$text":
             return Text(bytes.fromhex(data))
         return EOS if name == "$eos" else _TUPLES[name](*decode(data, self._decode))
 
+    def _vocabulary(self, number: int) -> Vocabulary:
+        found = self._loaded[number]
+        if isinstance(found, str):
+            try:
+                found = loaded_vocabulary(found)
+            except LookupError:
+                raise self._mismatch("its tokens are not those of this language model") from None
+            self._loaded[number] = found
+        return found
+
     def _read(self) -> dict[str, Any]:
-        try:
-            found = json.loads(self.path.read_bytes())
-            if found["llmppl_checkpoint"] != FORMAT:
-                raise ValueError(f"of the format {found['llmppl_checkpoint']}, and this is {FORMAT}")
-        except (KeyError, TypeError, ValueError, RecursionError) as error:
-            why = f"({error}), and is left as it is; give another path"
-            raise ValueError(f"{self.path} is no checkpoint of this llmppl {why}") from None
-        if why := difference(found["program"], self._program):
+        found = _parsed(self.path, self._file.read())
+        why = difference(found["identity"], self._identity)
+        if not why and self._is_seeded and found["first"] != self._first:
+            why = f"its random stream, of seed {found['first']['$State'][1]}, is another"
+        if why and not self._is_forced:
             raise self._mismatch(why)
-        if self._seeded and found["first"] != self._first:
-            raise self._mismatch(f"its random stream, of seed {found['first']['$State'][1]}, is another")
         if self._max_steps is not None and found["t"] > self._max_steps:
             raise self._mismatch(f"it has made {found['t']} steps, more than max_steps={self._max_steps}")
         if self._recorder is not None and found["recorded"] is None:
             raise self._mismatch("it was made without the Recorder, which could not record all of its steps")
-        return {**decode(found, self._decode), "first": found["first"]}
+        self._loaded = found["vocabularies"]
+        choices, first = found.pop("choices"), found.pop("first")       # decoded when the program makes them
+        return {**decode(found, self._decode), "choices": choices, "first": first}
 
     def _resume(self, found: dict[str, Any]) -> None:
-        run, rng, notes = self._run, found["rng"], [NOTHING]        # NOTHING stands at the place -1
+        run, rng = self._run, found["rng"]
+        notes = [NOTHING]                               # NOTHING stands at the place -1
         for before, item in found["choices"]:
             notes.insert(-1, Noted(notes[before], item))
         rebuilt = self._rebuild([notes[each["at"]].steps() for each in found["particles"]], found["particles"])
         for i, (particle, each) in enumerate(zip(rebuilt, found["particles"], strict=True)):
-            vars(particle).update(each["weights"])
-            particle._chooser_ = Sampled(each["stream"])
-            if not digest_of(particle).like(Digest(*each["digest"])):
+            if particle.s != each["text"] and not self._is_forced:
                 raise self._mismatch(
                     f"at step {found['t']}, particle {i} is another one when it is rebuilt from its choices: "
                     f"{str(particle.s)!r}, and it was {str(each['text'])!r}. A step drew or read something beside "
                     "self.sample and self.rng, or the program is not the same"
                 )
-        if self._seeded:                                # the caller may go on with this object
+            vars(particle).update(each["weights"])
+            particle._chooser_ = Sampled(each["stream"])
+        if self._is_seeded and found["first"] == self._first:           # the caller may go on with this object
             seed: Any = run.rng.bit_generator.seed_seq
             seed.spawn(max(rng.children - seed.n_children_spawned, 0))
             run.rng.bit_generator.state = rng.state
         else:
             run.rng, self._first = stream_of(rng), found["first"]
-        run.t, run.particles, run.records = found["t"], rebuilt, [StepRecord(**each) for each in found["steps"]]
+        run.t, run.particles = found["t"], rebuilt
+        run.records = [StepRecord(**each) for each in found["steps"]]
         run.deaths[:] = [Death(**each) for each in found["deaths"]]
         if self._recorder is not None:
             self._recorder.go_on(found["recorded"], rebuilt)
@@ -186,7 +212,10 @@ class Checkpoint:
 
     def _rebuild(self, steps: Sequence[Any], written: Sequence[Any]) -> list[Any]:
         """Return the particles that made these choices. Only a step that reached the model's limit is weighed again."""
-        choosers = [Replayed(each, np.random.default_rng(0), weighs=False) for each in steps]
+        choosers = [
+            Replayed(each, np.random.default_rng(0), weighs=False, read=lambda item: decode(item, self._decode))
+            for each in steps
+        ]
         particles = [self._model._spawn_(chooser) for chooser in choosers]
         for particle in particles:
             particle._origin_ = self._model
@@ -206,9 +235,35 @@ class Checkpoint:
 
     def _mismatch(self, why: str) -> ValueError:
         return ValueError(
-            f"{self.path} is the checkpoint of another run: {why}. It is left as it is; ask for what it was made with, "
-            "or give another path"
+            f"{self.path} is the checkpoint of another run: {why}. It is left as it is. Go on with the program, the "
+            'options and the version= that it was made with, or give another path; resume="force" goes on with others'
         )
+
+
+def _digest(rest: bytes) -> str:
+    return hashlib.blake2b(rest, digest_size=16).hexdigest()
+
+
+def _parsed(path: Any, data: bytes) -> dict[str, Any]:
+    """Return the contents of a checkpoint. ValueError if it is none of this format, or damaged."""
+    head = _HEAD.match(data)
+    if head is None:
+        raise ValueError(f"{path} is no checkpoint of llmppl, and is left as it is; give another path")
+    found = int(head[1])
+    if found != FORMAT:
+        if found <= LAST_OF_0_1:
+            writer = "llmppl 0.1"
+        elif found == OF_0_2:
+            writer = "llmppl 0.2"
+        else:
+            writer = "a later llmppl"
+        why = f"{writer} wrote it in the format {found}, and this is {FORMAT}"
+        raise ValueError(f"{path} is no checkpoint of this llmppl ({why}), and is left as it is; give another path")
+    rest = data[head.end() :]
+    if head[2] != _digest(rest).encode():
+        raise ValueError(f"{path} is damaged: its contents are not those of its digest. Give another path")
+    contents: dict[str, Any] = json.loads(b"{" + rest)
+    return contents
 
 
 def _add(tree: list[Any], places: dict[int, int], noted: Noted) -> int:
@@ -222,14 +277,3 @@ def _add(tree: list[Any], places: dict[int, int], noted: Noted) -> int:
         tree.append([place, each.item])
         place = places[id(each)] = len(tree) - 1
     return place
-
-
-def _vocabularies(value: Any, depth: int = 6) -> Iterator[Vocabulary]:
-    """Yield the vocabularies inside a value: those of language models, contexts, and tokens."""
-    found = getattr(getattr(value, "lm", value), "vocab", value)
-    if isinstance(found, Vocabulary):
-        yield found
-    elif depth and not isinstance(value, Shared | type):
-        held = value if isinstance(value, Mapping) else getattr(value, "__dict__", {})
-        for each in value if isinstance(value, list | tuple | set | frozenset) else held.values():
-            yield from _vocabularies(each, depth - 1)

@@ -2,12 +2,14 @@
 
 import contextlib
 import functools
+import itertools
 import json
 import resource
 import signal
 import subprocess
 import sys
 import tempfile
+import types
 from pathlib import Path
 
 import numpy as np
@@ -148,16 +150,13 @@ def test_nested_inference_and_spawned_streams_are_resumed(run, tmp_path):
 class Drifts(Model):
     """Program that reads something beside its choices."""
 
-    source = iter(range(10**6))
-
-    def __init__(self):
-        super().__init__()
-        self.memory = {"seen": ()}
+    source = itertools.count()
 
     def step(self):
         self.s += self.sample(D3)
-        self.memory["seen"] += (next(self.source),)
-        if len(self.s) == 5:
+        if len(self.s) % 2 == 0:
+            self.s += str(next(self.source))
+        if len(self.s) > 5:
             self.finish()
 
 
@@ -340,9 +339,10 @@ def digits(model=None, K=3, **how):
     [
         (lambda path: digits(seed=2, checkpoint=path), "its random stream, of seed 1, is another"),
         (lambda path: digits(Digits(6), checkpoint=path), "the attribute most was 5, and is 6"),
-        (lambda path: digits(K=4, checkpoint=path), r"expand was 'Distinct\(N=4, K=3\)', and is 'Distinct\(N=4, K=4\)"),
+        (lambda path: digits(K=4, checkpoint=path), "K was 3, and is 4"),
         (lambda path: digits(Dies(), checkpoint=path), "its program was Digits, and is Dies"),
-        (lambda path: smc_standard(Digits(), 4, seed=1, checkpoint=path), "expand.* was "),
+        (lambda path: smc_standard(Digits(), 4, seed=1, checkpoint=path), "expand was 'Distinct', and is 'Copies'"),
+        (lambda path: digits(checkpoint=path, version="2"), "its version was '', and is '2'"),
         (lambda path: digits(checkpoint=path, max_steps=2), "it has made 5 steps, more than max_steps=2"),
         (lambda path: digits(checkpoint=path, on_step=Recorder()), "it was made without the Recorder"),
     ],
@@ -356,25 +356,67 @@ def test_another_run_is_refused_by_name_and_the_file_stays(call, difference, tmp
     assert path.read_bytes() == before
 
 
-def test_changed_code_and_class_data_are_refused(tmp_path, monkeypatch):
+OWN = """
+from test_checkpoint import Digits
+class Own(Digits):
+    sides = {sides}
+"""
+
+
+def made(sides, folder, monkeypatch):
+    """Return a program of a module of the user's; without a folder as a shell makes it, whose source is not known."""
+    module = types.ModuleType("own" if folder else "__main__")
+    if folder:
+        module.__file__ = str(folder / f"own_{sides}.py")
+        Path(module.__file__).write_text(OWN.format(sides=sides))
+        monkeypatch.setitem(sys.modules, "own", module)
+    exec(OWN.format(sides=sides), vars(module))
+    return module.Own()
+
+
+@pytest.mark.parametrize("is_shell", [False, True])
+def test_a_changed_class_is_refused_and_can_be_forced(is_shell, tmp_path, monkeypatch):
+    path, folder = tmp_path / "run.ckpt", None if is_shell else tmp_path
+    whole = digits(made(6, folder, monkeypatch), checkpoint=path)
+    assert told(digits(made(6, folder, monkeypatch), checkpoint=path)) == told(whole)
+    new = made(7, folder, monkeypatch)
+    with pytest.raises(ValueError, match="another run: the source of Own has changed.* version= .* resume=.force"):
+        digits(new, checkpoint=path)
+    assert told(digits(new, checkpoint=path, resume="force")) == told(whole)
+
+
+def test_a_forced_checkpoint_goes_on_with_its_own_stream(tmp_path):
     path = tmp_path / "run.ckpt"
-    digits(checkpoint=path)
-    monkeypatch.setattr(Digits, "sides", 7)
-    with pytest.raises(ValueError, match="another run: Digits.sides was 6, and is 7"):
-        digits(checkpoint=path)
-    monkeypatch.setattr(Digits, "sides", 6)
-    monkeypatch.setattr(Digits, "step", lambda self: self.finish())
-    with pytest.raises(ValueError, match="another run: the code of "):
-        digits(checkpoint=path)
+    with pytest.raises(KeyboardInterrupt):
+        digits(checkpoint=path, every=1, on_step=interrupt(3))
+    assert told(digits(seed=2, checkpoint=path, resume="force")) == told(digits())
+
+
+@pytest.mark.parametrize("resume", [False, "yes", None])
+def test_a_checkpoint_is_resumed_or_forced(resume, tmp_path):
+    with pytest.raises(ValueError, match='resume must be True or "force"'):
+        digits(checkpoint=tmp_path / "run.ckpt", resume=resume)
+    with pytest.raises(ValueError, match="version='2' is of a checkpoint: give its path"):
+        digits(version="2")
 
 
 @pytest.mark.parametrize("content", [b"hello", b"[]", b"{}", b'{"llmppl_checkpoint": 3}', b"\xff" * 9])
 def test_a_foreign_file_is_refused_and_left_unchanged(content, tmp_path):
     path = tmp_path / "run.ckpt"
     path.write_bytes(content)
-    with pytest.raises(ValueError, match="is no checkpoint of this llmppl"):
+    with pytest.raises(ValueError, match="run.ckpt is no checkpoint of .*llmppl"):
         digits(checkpoint=path)
     assert path.read_bytes() == content
+
+
+@pytest.mark.parametrize("content, writer", [
+    (b'{"llmppl_checkpoint":2,"stream":[]}\n{}\n', "llmppl 0.1"), (b'{"llmppl_checkpoint": 7, "t": 1}', "llmppl 0.2"),
+    (b'{"llmppl_checkpoint": 99, "t": 1}', "a later llmppl"),
+])  # fmt: skip
+def test_a_checkpoint_of_another_format_names_its_writer(content, writer, tmp_path):
+    (tmp_path / "run.ckpt").write_bytes(content)
+    with pytest.raises(ValueError, match=f"{writer} wrote it in the format"):
+        digits(checkpoint=tmp_path / "run.ckpt")
 
 
 def test_a_cut_run_may_continue_with_more_steps(tmp_path):

@@ -1,0 +1,197 @@
+"""Identities of saved runs and tasks: a file continues only with the run and the tasks that it was made with.
+
+The *identity* of a run is the name and the source text of its class or function, its options that are plain data, and
+`version`, a text of the user's. Objects that the source refers to are no part of it. A task is known by the *digest* of
+its pickle, or by a key.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import importlib
+import inspect
+import io
+import json
+import pickle
+import sys
+import types
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+
+from llmppl.support.arguments import name_of, shown, text
+from llmppl.support.values import encode
+
+Identity = dict[str, str]                               # {part: its value as text, or a digest}
+
+VERSION: str = importlib.import_module(__name__.partition(".")[0]).__version__
+MAX_SHOWN = 60                                          # characters of a value in an identity
+_ATOMS = bool, int, float, str, bytes, types.NoneType   # whose repr says all
+_ORDERED = list, tuple
+_UNORDERED = set, frozenset, dict
+_OTHERS = {*sys.stdlib_module_names, __name__.partition(".")[0]}        # modules of which `VERSION` and Python tell
+
+
+# ---- runs
+
+
+def identity(program: Any, version: str = "", **options: Any) -> Identity:
+    """Return the identity of a function, a partial, a method, or an object whose class is the program."""
+    found = {"its program": "", "its version": repr(text("version", version)), "the version of llmppl": VERSION}
+    while isinstance(program, functools.partial):
+        arguments = {f"argument {i}": value for i, value in enumerate(program.args)}
+        options = {**arguments, **program.keywords, **options}
+        program = program.func
+    codes: list[Any] = [program]
+    if inspect.isfunction(program):
+        pass
+    elif inspect.ismethod(program):
+        codes = [program.__func__]
+        options |= _attributes(program.__self__)
+    else:
+        codes = [cls for cls in type(program).__mro__ if cls.__module__.partition(".")[0] not in _OTHERS]
+        options |= _attributes(program)
+    found["its program"] = name_of(codes[0] if codes else type(program))
+    for code in codes:
+        found[f"the source of {name_of(code)}"] = digest(_source(code))
+    for name, value in options.items():
+        found |= _plain(name, value)
+    return found
+
+
+def difference(before: Identity, now: Identity) -> str:
+    """Describe the first difference between two identities; "" if there is none."""
+    for part in {**now, **before}:
+        was, found = before.get(part, "absent"), now.get(part, "absent")
+        if was != found:
+            is_source = part.startswith("the source of")
+            return f"{part} has changed" if is_source else f"{part} was {was}, and is {found}"
+    return ""
+
+
+def _attributes(owner: Any) -> dict[str, Any]:
+    """Return the attributes of an object, except those of inference."""
+    attributes: dict[str, Any] = getattr(owner, "__dict__", {})
+    return {f"the attribute {name}": value for name, value in attributes.items() if name[-1:] != "_"}
+
+
+def _plain(name: str, value: Any) -> Identity:
+    """Return the part of an identity with this name; nothing if the value is no plain data."""
+    try:
+        told = repr(value) if type(value) in _ATOMS else json.dumps(encode(value), sort_keys=True)
+    except (TypeError, ValueError, RecursionError):
+        return {}
+    if len(told) > MAX_SHOWN:
+        told = f"{told[: MAX_SHOWN // 2]}... ({_hash(told)})"
+    return {name: told}
+
+
+def _source(code: Any) -> str:
+    """Return the source text of a function or a class, or else what its code says."""
+    if code.__name__ != "<lambda>":                     # whose lines have the statement around it
+        try:
+            return inspect.getsource(code)
+        except Exception:                               # none is known, as in a shell
+            pass
+    if isinstance(code, type):
+        return "\n".join(_members(code))
+    return digest(_code(inspect.unwrap(code).__code__))
+
+
+def _members(cls: type) -> Iterator[str]:
+    for name, value in vars(cls).items():
+        if inspect.isfunction(value):
+            yield _source(value)
+        elif name[:2] != "__":
+            yield str(_plain(name, value))
+
+
+def _code(code: types.CodeType) -> tuple[Any, ...]:
+    """Return a code as data, without its place in a file."""
+    constants = [_code(each) if isinstance(each, types.CodeType) else each for each in code.co_consts]
+    return code.co_code, code.co_names, code.co_varnames, code.co_freevars, constants
+
+
+# ---- tasks
+
+
+def task_digest(index: int, task: Any, key: Callable[[Any], str] | None) -> str:
+    """Return the text by which a task is known.
+
+    Raises
+    ------
+    TypeError
+        If `key` returns no text, or without a key, if the task has no pickle that is the same in every process.
+    """
+    if key is not None:
+        found = key(task)
+        if not isinstance(found, str):
+            raise TypeError(f"key must return a text; for task {index} it returned {shown(found)}")
+        return found
+    try:
+        found = digest(task)
+        if found == digest(pickle.loads(pickle.dumps(task))):
+            return found
+        why = "has another pickle each time"
+    except Exception as error:                          # of the task's own methods, too
+        why = f"cannot be pickled ({error})"
+    remedy = "give key=, a function that returns a text for a task, as key=lambda task: task.name"
+    raise TypeError(f"task {index}, {shown(task, MAX_SHOWN)}, {why}: {remedy}")
+
+
+def digest(value: Any) -> str:
+    """Return the digest of the pickle of a value: equal for equal values, in every process.
+
+    Each part has a pickle of its own, so that neither hashes of texts nor parts that are one object change it.
+    """
+    return _hash(_told(value, {}))
+
+
+def _hash(told: str) -> str:
+    return hashlib.blake2b(told.encode("utf-8", "surrogatepass"), digest_size=16).hexdigest()
+
+
+def _told(value: Any, known: dict[int, tuple[Any, str]]) -> str:
+    """Return the repr of an atom, or the digest of another value. `known` has the digests of objects by id."""
+    kind = type(value)
+    if kind in _ATOMS:
+        return repr(value)
+    if id(value) not in known:
+        known[id(value)] = value, f"object {len(known)}"                # for a part that leads back to it
+        known[id(value)] = value, _hash(_contents(value, known))
+    return known[id(value)][1]
+
+
+def _contents(value: Any, known: dict[int, tuple[Any, str]]) -> str:
+    kind = type(value)
+    if kind in _ORDERED or kind in _UNORDERED:
+        parts = [_told(each, known) for each in (value.items() if kind is dict else value)]
+        if kind in _UNORDERED:
+            parts.sort()
+        return f"{kind.__name__}({', '.join(parts)})"
+    pickler = _Pickler(value, known)
+    pickler.dump(value)
+    return pickler.file.getvalue().hex()
+
+
+class _Pickler(pickle.Pickler):
+    """Pickler of one object, in which each part stands by its digest."""
+
+    def __init__(self, root: Any, known: dict[int, tuple[Any, str]]) -> None:
+        self.file = io.BytesIO()
+        super().__init__(self.file, protocol=5)
+        self.root, self.known = root, known
+
+    def persistent_id(self, value: Any) -> bytes | None:
+        return None if value is self.root else _told(value, self.known).encode("utf-8", "surrogatepass")
+
+    def reducer_override(self, value: Any) -> Any:
+        if hasattr(type(value), "untyped_storage"):     # a tensor, whose own pickle contains addresses
+            data = value.detach().cpu()
+            data = data if data.dtype.itemsize > 2 else data.float()
+            return np.asarray, (data.numpy(), str(value.dtype), type(value))
+        if type(value) is np.ndarray and not value.dtype.hasobject:
+            return np.asarray, (value.tobytes(), value.dtype, value.shape)
+        return NotImplemented
