@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from typing import Annotated
 
 import typer
@@ -35,6 +36,10 @@ def serve(
         ) from None
     from llmppl.serving import Service
 
+    name = given.lm or "llmppl"
+    start = time.perf_counter()
+    typer.echo(f"{time.strftime('%H:%M:%S')} loading the model {name}", err=True)
     with Service(options.load(given.lm), together=together, max_waiting=waiting) as service:
-        app = make_app(service, name=given.lm or "llmppl", key=key, limits=Limits(seconds=timeout))
+        typer.echo(f"loaded in {time.perf_counter() - start:.1f} s; serving at http://{host}:{port}/v1", err=True)
+        app = make_app(service, name=name, key=key, limits=Limits(seconds=timeout))
         uvicorn.run(app, host=host, port=port, log_level="info")

@@ -225,7 +225,8 @@ class ConstrainedText(Program):
     """The model's continuation of a prompt, given that it satisfies a constraint.
 
     Tokens are proposed from the allowed ones, with the exact importance weight. The target is the model's own
-    distribution over texts, restricted to the language of the constraint. Every text that is not cut is complete.
+    distribution over texts, restricted to the language of the constraint. Every text that is not cut is complete. A
+    text that a stop string ends is cut.
 
     Parameters
     ----------
@@ -273,9 +274,6 @@ class ConstrainedText(Program):
         self._guide = guide = Guide(constraint, lm.vocab, complete, self.max_tokens, self.context.room, self.min_tokens)
         self.constraint, self.index, self.mask, self.state = guide.function, guide.index, mask, guide.start
         if self.index is not None:
-            if self.stop:
-                reason = f"{guide.name} says where its texts end"
-                raise ValueError(f"stop= is for a text without a constraint, or with a function: {reason}")
             _warn_of_seam(self.context, guide)
         self.must_end_by = guide.must_end_by
         if self.must_end_by < self.min_tokens:
@@ -298,7 +296,9 @@ class ConstrainedText(Program):
             self.context += token
             self.state = self._guide.advance(self.state, token)
             self._die_of(self._guide.fails(self.s))
-            if self.is_over():
+            if self.index is not None and self.ended.startswith("stop "):
+                self._cut_ = True                       # before the constraint is satisfied
+            elif self.is_over():
                 self._cut_ = False
                 self._end("complete")
         elif self.index is not None and self.end != "eos":

@@ -1,24 +1,38 @@
 """Bodies of requests: the fields of OpenAI for chat and completions, and those of `generate`.
 
-A field that would change the texts and has no meaning here is refused. A request holds data only: its grammars import
+A field that is null has its default. A field that changes no text is ignored. A field that would change the texts and
+has no meaning here is refused, with the name of a field that would work. A request holds data only: its grammars import
 from lark's own files, and its schemas refer to nothing outside.
 """
 
 from __future__ import annotations
 
+import contextlib
+import difflib
 import json
 import re
+from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Annotated, Any, Literal
+from typing import Any, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
 from llmppl.constraints import Grammar, JsonSchema, Regex
 from llmppl.distributions import Rule
-from llmppl.tasks.generation import Method
+from llmppl.lm import CachedTransformer, Context
+from llmppl.serving.tools import CallOrWords, calls_of
+from llmppl.tasks.generation import Method, Plan
 
 _FOREIGN = re.compile(r"%import(?!\s+(common|lark|python|unicode)\b)")      # of a grammar: reads a file
-_WORDS = Regex(r"[^{][\s\S]*")                          # an answer that calls no function
+ANY = object()
+# further fields of clients, with the value that changes no text
+HARMLESS = dict.fromkeys(
+    ("metadata", "parallel_tool_calls", "prediction", "prompt_cache_key", "prompt_cache_retention", "reasoning_effort",
+     "safety_identifier", "service_tier", "store", "user", "verbosity"), ANY,
+) | {
+    "best_of": 1, "echo": False, "frequency_penalty": 0, "logit_bias": {}, "modalities": ["text"],
+    "presence_penalty": 0, "repetition_penalty": 1, "suffix": "",
+}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -32,10 +46,23 @@ class Limits:
     seconds: float = 120.0
 
 
-class Constraint(BaseModel):
+class Fields(BaseModel):
+    """Object of a request. A field that is null has its default."""
+
+    model_config = ConfigDict(strict=True, protected_namespaces=(), allow_inf_nan=False)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _without_nulls(cls, given: Any) -> Any:
+        if not isinstance(given, dict):
+            return given
+        return {name: value for name, value in given.items() if value is not None}
+
+
+class Constraint(Fields):
     """Constraint on a text: exactly one of the fields."""
 
-    model_config = ConfigDict(extra="forbid", protected_namespaces=())
+    model_config = ConfigDict(extra="forbid")
     regex: str | None = None
     grammar: str | None = None
     json_schema: dict[str, Any] | bool | None = None
@@ -48,114 +75,167 @@ class Constraint(BaseModel):
             raise ValueError('constraint takes one of "regex", "grammar", "json_schema" and "choice"')
         if _FOREIGN.search(self.grammar or ""):
             raise ValueError("constraint.grammar may import only from common, lark, python and unicode")
+        if self.choice == []:
+            raise ValueError("constraint.choice must list at least one text")
         [(kind, value)] = given.items()
         return {"regex": Regex, "grammar": Grammar, "json_schema": JsonSchema, "choice": list}[kind](value)
 
 
-Neutral = Annotated[float, Field(ge=0, le=0)] | None
-
-
-class Body(BaseModel):
+class Body(Fields):
     """Fields that both endpoints take."""
 
-    model_config = ConfigDict(extra="forbid", protected_namespaces=(), allow_inf_nan=False)
+    model_config = ConfigDict(extra="forbid")
     model: str | None = None
     max_tokens: int | None = Field(None, ge=1)
     n: int = Field(1, ge=1)
-    temperature: float = Field(1.0, ge=0)
+    temperature: float | None = Field(None, ge=0, le=100)
     top_p: float = Field(1.0, gt=0, le=1)
-    seed: int | None = Field(None, ge=0)
+    top_k: int | None = Field(None, ge=1)
+    min_p: float | None = Field(None, gt=0, le=1)
+    seed: int | None = Field(None, ge=0, lt=2**63)
     stream: bool = False
-    stream_options: dict[str, Any] | None = None
-    presence_penalty: Neutral = None
-    frequency_penalty: Neutral = None
-    logit_bias: dict[str, Neutral] | None = None
-    user: Any = None
+    stream_options: dict[str, Any] = {}
     stop: str | list[str] | None = None
     # our own
     constraint: Constraint | None = None
     method: Method = "auto"
     N: int | None = Field(None, ge=1)
     K: int | None = Field(None, ge=1)
-    power: float | None = Field(None, gt=0)
-    budget: int | None = Field(None, ge=1)
+    complete: bool | None = None
+    power: float | None = Field(None, gt=0, le=1000)
+    budget: int | None = Field(None, ge=1, lt=2**63)
     timeout: float | None = Field(None, gt=0)
 
-    def options(self, limits: Limits, constraint: Any) -> dict[str, Any]:
-        """Return the options of `Service.generate`. ValueError above a limit."""
-        exact = isinstance(constraint, list) and self.method in ("auto", "exact")
-        method: str = "exact" if exact else "importance" if self.n > 1 and self.method == "auto" else self.method
-        N = max(self.N or 20 * (constraint is not None), self.n) if self.n > 1 and not exact else self.N
+    @model_validator(mode="before")
+    @classmethod
+    def _known(cls, given: Any) -> Any:
+        """Return the fields that have a meaning here. ValueError for one that would change the texts."""
+        if not isinstance(given, dict):
+            return given
+        for name, value in given.items():
+            harmless = HARMLESS.get(name)
+            if value is None or name in cls.model_fields or harmless is ANY:
+                continue
+            if value != harmless or isinstance(value, bool) != isinstance(harmless, bool):
+                raise ValueError(f"{name} is not supported: {_instead(name, cls.model_fields)}")
+        return {name: value for name, value in given.items() if name not in HARMLESS}
+
+    def options(self, lm: CachedTransformer, limits: Limits, constraint: Any) -> dict[str, Any]:
+        """Return the options of `Service.generate`, with a method. ValueError above a limit."""
         for name, value, most in (
-            ("n", self.n, limits.prompts), ("max_tokens", self.max_tokens, limits.tokens),
-            ("N K", (N or 1) * (self.K or 1), limits.particles), ("timeout", self.timeout, limits.seconds),
-        ):  # fmt: skip
+            ("n", self.n, limits.prompts),
+            ("max_tokens", self.max_tokens, limits.tokens),
+            ("N K", (self.N or 1) * (self.K or 1), limits.particles),
+            ("timeout", self.timeout, limits.seconds),
+        ):
             if (value or 0) > most:
                 raise ValueError(f"{name} is {value}, and this server takes at most {most:g}")
-        given = {
-            "method": method, "N": N, "K": self.K, "power": self.power, "seed": self.seed, "budget": self.budget,
-            "rule": None if self.temperature == self.top_p == 1 else Rule(self.temperature, top_p=self.top_p),
-            "stop": self.stop or None, "max_tokens": None if exact else self.max_tokens,
-        }  # fmt: skip
-        return {name: value for name, value in given.items() if value is not None}
+        method = self.default_method()
+        names = ["N", "K", "power", "budget", "seed"]
+        if isinstance(constraint, list) and method in ("auto", "exact"):
+            method = "exact"
+        else:
+            names += ["max_tokens", "stop", "complete"]
+        given = {name: getattr(self, name) for name in names if getattr(self, name) is not None}
+        rule = Rule(1.0 if self.temperature is None else self.temperature, self.top_k, self.top_p, self.min_p)
+        if rule != Rule(top_p=1.0):
+            given["rule"] = rule
+        if method == "auto":
+            method = Plan(lm, constraint, method, given, self.seed, {}).method
+        return {"timeout": self.timeout or limits.seconds, "method": method, **given}
+
+    def target(self) -> Any:
+        """Return the constraint of the library on the answer, or None."""
+        return self.constraint and self.constraint.build()
+
+    def default_method(self) -> str:
+        """Return the method of the request, or the one that suits its form."""
+        return self.method
 
 
-class Function(BaseModel):
+def _instead(name: str, known: Iterable[str]) -> str:
+    """Return the fields that work in place of one that does not."""
+    if re.search("guided|structured|grammar|regex|schema|choice", name):
+        return 'give constraint: {"regex": ...}, {"grammar": ...}, {"json_schema": ...} or {"choice": [...]}'
+    close = difflib.get_close_matches(name, known, 1, 0.8)
+    return f"did you mean {close[0]}?" if close else f"a request takes {', '.join(known)}"
+
+
+# ---- chat
+
+
+class Function(Fields):
     """Function that an answer may call."""
 
-    name: str
+    name: str = Field(pattern=r"^[\w./:-]{1,128}$")
     description: str = ""
-    parameters: dict[str, Any] = {"type": "object"}
-
-    def call_schema(self) -> dict[str, Any]:
-        """Return the schema of a call with listed arguments. References of the parameters stay within them."""
-        arguments = {"$id": f"urn:{self.name}", "additionalProperties": "properties" not in self.parameters}
-        properties = {"name": {"const": self.name}, "arguments": arguments | self.parameters}
-        return {"type": "object", "properties": properties, "required": [*properties], "additionalProperties": False}
+    parameters: dict[str, Any] = {}
 
 
-class Tool(BaseModel):
+class Tool(Fields):
     """Function among the tools of a request."""
 
     type: Literal["function"]
     function: Function
 
 
-class ToolCall(BaseModel):
+class ToolCall(Fields):
     """Call of a function in an earlier message. Its arguments are JSON."""
 
-    function: dict[Literal["name", "arguments"], str]
+    id: str = ""
+    type: Literal["function"] = "function"
+    function: dict[Literal["name", "arguments"], Any]
+
+    @field_validator("function")
+    @classmethod
+    def _read(cls, function: Any) -> Any:
+        """Return the call as chat templates read it, with an object as arguments."""
+        with contextlib.suppress(ValueError, TypeError):
+            function["arguments"] = json.loads(function.get("arguments"))
+        return function
 
 
-class Part(BaseModel):
-    """Text of a message in parts."""
+class Message(Fields):
+    """Message of a conversation. Parts of its content are joined."""
 
-    type: Literal["text"]
-    text: str
+    role: Literal["system", "developer", "user", "assistant", "tool"]
+    content: str = ""
+    tool_calls: list[ToolCall] = []
+
+    @field_validator("content", mode="before")
+    @classmethod
+    def _joined(cls, content: Any) -> Any:
+        if not isinstance(content, list):
+            return content
+        texts = []
+        for part in content:
+            kind = part.get("type") if isinstance(part, dict) else part
+            if kind != "text":
+                raise ValueError(f"a part of a message must be a text, not {str(kind)[:80]}")
+            if not isinstance(part.get("text"), str):
+                raise ValueError('a part of a message must be {"type": "text", "text": "..."}')
+            texts.append(part["text"])
+        return "".join(texts)
+
+    def plain(self, reads_tools: bool = False) -> dict[str, Any]:
+        """Return the message for a chat template.
+
+        For one that reads no tools it is a text of the system, the user or the assistant, with calls in JSON.
+        """
+        role = "system" if self.role == "developer" else self.role
+        if reads_tools:
+            return {"content": "", **self.model_dump(exclude_unset=True), "role": role}
+        calls = [json.dumps(call.function) for call in self.tool_calls]
+        return {"role": "user" if role == "tool" else role, "content": "".join([self.content, *calls])}
 
 
-class Message(BaseModel):
-    """Message of a conversation."""
-
-    role: str
-    content: str | list[Part] | None = None
-    tool_calls: list[ToolCall] | None = None
-
-    def plain(self) -> dict[str, str]:
-        """Return the message as a text of the system, the user or the assistant. Calls of functions are JSON."""
-        parts = [self.content] if isinstance(self.content, str) else [part.text for part in self.content or ()]
-        calls = [json.dumps(each.function) for each in self.tool_calls or ()]
-        role = {"tool": "user", "developer": "system"}.get(self.role, self.role)
-        return {"role": role, "content": "".join(parts + calls)}
-
-
-class NamedSchema(BaseModel):
+class NamedSchema(Fields):
     """JSON schema of an answer, with a name that says nothing here."""
 
     schema_: dict[str, Any] = Field(alias="schema")
 
 
-class ResponseFormat(BaseModel):
+class ResponseFormat(Fields):
     """Form of an answer: any text, any JSON object, or JSON of a schema."""
 
     type: Literal["text", "json_object", "json_schema"]
@@ -167,59 +247,93 @@ class Chat(Body):
 
     messages: list[Message] = Field(min_length=1)
     max_completion_tokens: int | None = Field(None, ge=1)
-    response_format: ResponseFormat | None = None
+    response_format: ResponseFormat = ResponseFormat(type="text")
     tools: list[Tool] = []
     tool_choice: Literal["none", "auto", "required"] | Tool = "auto"
-    parallel_tool_calls: bool | None = None
-    logprobs: bool | None = None
-    top_logprobs: int | None = Field(None, ge=0)
+    logprobs: bool = False
+    top_logprobs: int = Field(0, ge=0, le=20)
 
-    def functions(self) -> list[Function]:
-        """Return the functions of which the answer calls one; none if the answer is a text."""
-        functions, choice = [tool.function for tool in self.tools], self.tool_choice
+    @model_validator(mode="after")
+    def _with_max_tokens(self) -> Self:
+        self.max_tokens = self.max_tokens or self.max_completion_tokens
+        return self
+
+    def functions(self) -> dict[str, Function]:
+        """Return the functions of which the answer calls one, by their names; none if the answer is a text."""
+        functions = {tool.function.name: tool.function for tool in self.tools}
+        choice = self.tool_choice
         if choice == "none":
-            return []
+            return {}
         if isinstance(choice, Tool):
-            functions = [each for each in functions if each.name == choice.function.name]
+            name = choice.function.name
+            functions = {name: functions[name]} if name in functions else {}
         if not functions and choice != "auto":
             raise ValueError('tool_choice must be "auto", "required", "none" or one of tools')
         return functions
 
     def target(self) -> Any:
-        """Return the constraint of the library on the answer, or None."""
-        functions, form = self.functions(), self.response_format or ResponseFormat(type="text")
+        functions = self.functions()
+        form = self.response_format
         if bool(functions) + (self.constraint is not None) + (form.type != "text") > 1:
             raise ValueError("tools, constraint and response_format exclude each other: give one")
         if functions:
-            calls = JsonSchema({"anyOf": [each.call_schema() for each in functions]})
-            if self.tool_choice != "auto":
-                return calls
-            if calls.automaton is None:
-                raise ValueError(f'tool_choice must be "required" for these tools: {calls.fallback_reason}')
-            self.method = "sample" if (self.method, self.n) == ("auto", 1) else self.method
-            return calls.automaton | _WORDS
-        if form.type != "text":
-            if (form.type == "json_schema") != (form.json_schema is not None):
-                raise ValueError('response_format.json_schema belongs to the type "json_schema": {"schema": ...}')
-            return JsonSchema({"type": "object"} if form.json_schema is None else form.json_schema.schema_)
-        return self.constraint and self.constraint.build()
+            calls = calls_of({name: function.parameters for name, function in functions.items()})
+            return CallOrWords(calls) if self.tool_choice == "auto" else calls
+        if form.type == "json_object":
+            return JsonSchema({"type": "object"})
+        if (form.type == "json_schema") != (form.json_schema is not None):
+            raise ValueError('response_format.json_schema belongs to the type "json_schema": {"schema": ...}')
+        if form.json_schema is not None:
+            return JsonSchema(form.json_schema.schema_)
+        return super().target()
 
-    def conversation(self) -> list[dict[str, str]]:
-        """Return the messages, after a description of the functions that the answer may call."""
-        messages = [each.plain() for each in self.messages]
-        if functions := self.functions():
-            described = json.dumps([each.model_dump() for each in functions])
-            how = f'Call one of these functions, as {{"name": ..., "arguments": ...}}: {described}'
-            how += " Or answer in words." * (self.tool_choice == "auto")
+    def default_method(self) -> str:
+        """Return the method of the request.
+
+        If it names none, an answer in JSON is decoded greedily, unless there is a temperature: the most probable of
+        several texts would be the shortest one. An answer that may call a function is drawn.
+        """
+        tools = bool(self.functions())
+        if self.method != "auto" or not (tools or self.response_format.type != "text"):
+            return self.method
+        is_open = tools and self.tool_choice == "auto"
+        drawn = is_open if self.temperature is None else self.temperature > 0
+        return "sample" if drawn else "greedy"
+
+    def prompts(self, lm: CachedTransformer) -> list[Context]:
+        """Return the context of the messages, with the functions that the answer may call."""
+        functions = [function.model_dump() for function in self.functions().values()]
+        tools = [{"type": "function", "function": function} for function in functions]
+        try:
+            return [lm.chat([each.plain(reads_tools=True) for each in self.messages], tools=tools or None)]
+        except TypeError:                               # the template reads no tools
+            messages = [each.plain() for each in self.messages]
+        if functions:
+            how = f'Call one of these functions, as {{"name": ..., "arguments": ...}}: {json.dumps(functions)}'
+            if self.tool_choice == "auto":
+                how += " Or answer in words."
             if messages[0]["role"] == "system":
                 how = f"{messages.pop(0)['content']}\n{how}"
             messages.insert(0, {"role": "system", "content": how})
-        return messages
+        return [lm.chat(messages)]
+
+    @property
+    def num_top(self) -> int | None:
+        """Number of tokens whose log-probabilities the answer shows at each place; None for no log-probabilities."""
+        return self.top_logprobs if self.logprobs else None
 
 
 class Completion(Body):
     """Body of /v1/completions."""
 
     prompt: str | list[str]
-    logprobs: int | None = Field(None, ge=0)
-    echo: Literal[False] = False
+    logprobs: int | None = Field(None, ge=0, le=20)
+
+    def prompts(self, lm: CachedTransformer) -> list[Context]:
+        """Return the contexts of the prompts."""
+        prompts = [self.prompt] if isinstance(self.prompt, str) else self.prompt
+        return [*map(lm.context, prompts)]
+
+    @property
+    def num_top(self) -> int | None:
+        return self.logprobs

@@ -143,7 +143,7 @@ class Generation:
         return self._plan.program(self.prompt)
 
     @cached_property
-    def _particle(self) -> Any:
+    def particle(self) -> Any:
         """Particle of the answer: the heaviest one of the most probable value, or the likeliest. None for "exact"."""
         found = self.posterior
         if isinstance(found, Beams | Choice):
@@ -156,27 +156,27 @@ class Generation:
 
     @property
     def value(self) -> Any:
-        if self._particle is None:
+        if self.particle is None:
             return self.posterior.best
-        value = self.text if self._particle.cut else answer_of(self._particle)
+        value = self.text if self.particle.cut else answer_of(self.particle)
         return self._plan.labels.get(value, value) if self._plan.labels else value
 
     @property
     def text(self) -> str:
-        return str(self.posterior.text_of(self.value) if self._particle is None else self._particle)
+        return str(self.posterior.text_of(self.value) if self.particle is None else self.particle)
 
     @property
     def ended(self) -> str:
-        particle = self._particle
+        particle = self.particle
         if particle is None:
             return "complete"
         return str(particle.ended or ("context" if particle._limit_ else self.posterior.limit))
 
     @property
     def log_prob(self) -> float:
-        if self._particle is None:
+        if self.particle is None:
             return math.log(self.posterior[self.value]) + float(self.posterior.log_mass)
-        return float(self._particle.log_joint)
+        return float(self.particle.log_joint)
 
     @cached_property
     def alternatives(self) -> Any:
@@ -186,10 +186,10 @@ class Generation:
 
     @cached_property
     def _share(self) -> Share | None:
-        if self._particle is None:
+        if self.particle is None:
             share: Share = self.posterior.share(self.value)
             return share._replace(se=share.upper - share.lower)         # type: ignore[operator]
-        value = answer_of(self._particle)               # greedy decoding may have found it alone
+        value = answer_of(self.particle)               # greedy decoding may have found it alone
         return self.alternatives.share(value) if self._plan.way.weighs and value in self.alternatives else None
 
     @property

@@ -152,6 +152,13 @@ def test_a_custom_program_that_writes_can_stop_too():
     assert found == pytest.approx(same)
 
 
+def test_a_stop_string_cuts_a_text_under_a_constraint():
+    """The texts of (ab)+c are those that the model writes before the first "ba", or all of them; the former are cut."""
+    found = enumerate_exact(ConstrainedText(tiny_lm(V), "a", Regex("(ab){1,2}c"), stop="ba"))
+    assert {(str(particle), particle.cut, particle.ended) for particle in found} == {
+        ("abc", False, "complete"), ("a", True, "stop 'ba'")}  # fmt: skip
+
+
 @pytest.mark.parametrize(
     ("options", "error", "said"),
     [
@@ -161,7 +168,6 @@ def test_a_custom_program_that_writes_can_stop_too():
         ({"stop": None}, TypeError, "each of stop must be a str, not None"),
         ({"stop": b"a"}, TypeError, "each of stop must be a str, not b'a'"),
         ({"stop": ["a", 3]}, TypeError, "each of stop must be a str, not 3"),
-        ({"constraint": Regex("a+"), "stop": "b"}, ValueError, r"stop= is for a text without .*: Regex\('a\+'\) says"),
         ({"max_new_tokens": 3}, TypeError, "ConstrainedText takes no max_new_tokens: did you mean max_tokens?"),
     ],
 )

@@ -4,6 +4,7 @@ import gc
 import http.client
 import json
 import math
+import re
 import threading
 import time
 from typing import Literal
@@ -11,6 +12,7 @@ from typing import Literal
 import pytest
 from helpers.common import HANG, repetitions
 
+import llmppl
 from llmppl import Regex, generate
 from llmppl.serving import Service
 
@@ -21,6 +23,10 @@ from llmppl.serving.bodies import Chat, Constraint, Limits  # noqa: E402
 KEY = "secret"
 HEADERS = {"content-type": "application/json", "authorization": f"Bearer {KEY}"}
 TEMPLATE = "{% for m in messages %}{{ m['content'] }}{% endfor %}{% if add_generation_prompt %}c{% endif %}"
+
+
+TOOL = {"type": "function", "function": {"name": "feed", "description": "Feed a pet", "parameters": {
+    "type": "object", "properties": {"age": {"enum": [1, 2, 3]}}, "required": ["age"]}}}  # fmt: skip
 
 
 @pytest.fixture(scope="module")
@@ -64,12 +70,11 @@ def test_a_completion_is_the_answer_of_generate(server):
         assert found["choices"][0]["text"] == alone.text and found["choices"][0]["weight"] == alone.probability
 
 
-def test_several_choices_carry_their_weights(server):
+def test_several_choices_carry_the_weights_of_their_values(server):
     options = {"method": "steer", "N": 6, "K": 2, "seed": 1}
     found = complete(server, prompt="The", n=4, constraint={"regex": " (cat|dog)( ran)?"}, **options)
-    particles = generate(server.lm, "The", Regex(" (cat|dog)( ran)?"), **options).posterior
-    weights = sorted(zip(particles.weights.tolist(), map(str, particles), strict=True), reverse=True)
-    assert sorted([(each["weight"], each["text"]) for each in found["choices"]], reverse=True) == weights[:4]
+    weights = generate(server.lm, "The", Regex(" (cat|dog)( ran)?"), **options).posterior.by_text()
+    assert {each["text"]: each["weight"] for each in found["choices"]} == pytest.approx(weights)
 
 
 def test_log_probabilities_of_options_are_those_of_choose(server):
@@ -115,11 +120,19 @@ def test_the_openai_client_completes_streams_parses_and_calls(server):
     said = [each.choices[0].delta.content for each in pieces if each.choices[0].delta.content]
     assert "".join(said) == told.content and len(said) > 1 and not told.tool_calls
     del tools[1]["function"]["parameters"]["additionalProperties"]                # listed arguments only
-    either = Chat.model_validate(talk | {"tools": tools}).target()
+    either = Chat.model_validate(talk | {"tools": tools}).target().index(server.lm.vocab)
     texts = '{"name":"wash","arguments":{"age":2}}', '{"name":"wash","arguments":{"age":4}}', "Age {4}", "{"
-    assert [text in either for text in texts] == [True, False, True, False]
+    assert [accepts(either, text) for text in texts] == [True, False, True, False]
     with pytest.raises(openai.AuthenticationError, match="key"):
         openai.OpenAI(base_url=client.base_url, api_key="other", max_retries=0).models.list()
+
+
+def accepts(index, text):
+    """Check whether a text is in the language of an index."""
+    try:
+        return index.accepts(index.after(text))
+    except ValueError:
+        return False
 
 
 TEXT, TALK = {"prompt": "a"}, {"messages": [{"role": "user", "content": "a"}]}
@@ -127,11 +140,12 @@ WRONG = [
     b"", b"{", b"[]", b"null", b"3", b'{"prompt": "a"', b"\xff\xfe", b'{"prompt": "\\ud800"}', b"[" * 9000,
     {}, {"prompt": 3}, {"prompt": []}, {"prompt": ["a", 1]}, {"prompt": ["a"] * 9}, {"prompt": None}, {"prompts": "a"},
     *({**TEXT, name: value} for name, values in {
-        "n": [0, -1, 1.5, "x", 9, None, 10**30], "max_tokens": [0, -3, 201, "many", 1e9], "seed": [-1, 1.5, "x"],
-        "temperature": [-1, "hot", 1e400], "top_p": [0, 1.1, -1, "x"], "stop": [3, [3], {}], "stream": ["yes!", 3],
-        "model": ["gpt", 3, {}], "logprobs": [-1, "x", 5], "echo": [True], "best_of": [4], "suffix": ["x"],
-        "presence_penalty": [1, "x"], "frequency_penalty": [-0.5], "logit_bias": [{"3": 5}, []],
-        "method": ["magic", 3, "exact"], "N": [0, 65, "x"], "K": [0, 2], "power": [0, -1], "budget": [0, "x"],
+        "n": [0, -1, 1.5, "x", 9, True, 10**30], "max_tokens": [0, -3, 201, "many", 1e9, True],
+        "seed": [-1, 1.5, "x", 10**30], "temperature": [-1, "hot", 1e400, 1e308, True], "top_p": [0, 1.1, -1, "x"],
+        "stop": [3, [3], {}], "stream": ["yes!", 3], "model": ["gpt", 3, {}], "logprobs": [-1, "x", 21, True],
+        "echo": [True], "best_of": [4], "suffix": ["x"], "top_k": [0], "min_p": [2], "presence_penalty": [1, "x", True],
+        "frequency_penalty": [-0.5], "logit_bias": [{"3": 5}, []], "method": ["magic", 3, "exact"],
+        "N": [0, 65, "x", True], "K": [0, 2], "power": [0, -1, True, 1e308], "budget": [0, "x", True],
         "timeout": [0, -1, 1e9], "temprature": [1], "functions": [[]], "rule": ["x"],
         "constraint": [
             3, "a", {}, {"regex": 3}, {"regex": "("}, {"regex": "a", "choice": ["a"]}, {"regexp": "a"}, {"choice": []},
@@ -152,7 +166,7 @@ WRONG_TALK = [
         ],
         "tools": [[{}], [{"type": "retrieval"}], [{"type": "function"}], 3],
         "tool_choice": ["maybe", 3, {"type": "function"}], "max_completion_tokens": [0, 201], "prompt": ["a"],
-        "logprobs": [True, "x"],
+        "logprobs": [1, "x"], "top_logprobs": [21, True], "stream_options": [3],
     }.items() for value in values),
     {**TALK, "response_format": {"type": "json_object"}, "constraint": {"regex": "a"}},
     {**TALK, "tool_choice": "required"},
@@ -177,6 +191,145 @@ def test_a_grammar_of_a_request_reads_no_file(after, tmp_path, monkeypatch):
     with pytest.raises(ValueError, match="import only"):
         Constraint(grammar=f"%import{after}\nstart: b").build()
     assert Constraint(grammar="%import  common.INT\nstart: INT").build()
+
+
+def talk(server, status=200, **body):
+    found = post(server, "/v1/chat/completions", {**TALK, **body})
+    assert found[0] == status, found
+    return json.loads(found[1])
+
+
+def test_usage_counts_the_prompt_and_the_answer_whatever_is_cached(server):
+    lm = server.lm
+    context = lm.context("ac")                          # the template's text of TALK
+    for body in ({"temperature": 0, "max_tokens": 7}, {"seed": 1, "max_tokens": 40, "stop": "."}):
+        lm.clear()
+        first, again = talk(server, **body), talk(server, **body)
+        alone = generate(lm, context, **body)
+        written = len(alone.particle.context) - len(context) + (alone.ended == "eos")
+        usage = {"prompt_tokens": len(context), "completion_tokens": written, "total_tokens": len(context) + written}
+        assert first["usage"] == again["usage"] == usage
+        assert first["llmppl"][0]["tokens"] > again["llmppl"][0]["tokens"] == 0
+    found = complete(server, prompt=["He was", "She was"], constraint={"choice": [" happy", " sad"]})
+    texts = ["He was" + found["choices"][0]["text"], "She was" + found["choices"][1]["text"]]
+    assert found["usage"]["prompt_tokens"] == sum(len(lm.context(each)) for each in ("He was", "She was"))
+    assert found["usage"]["total_tokens"] == sum(len(lm.context(each)) for each in texts)
+
+
+@pytest.mark.parametrize("body", [
+    {}, {"temperature": 0}, {"response_format": {"type": "json_object"}}, {"constraint": {"regex": " [a-z]{1,5}"}},
+    {"constraint": {"regex": " [a-z]{1,5}"}, "method": "importance"}, {"constraint": {"choice": [" a", " b"]}},
+    {"constraint": {"regex": " [a-z]{1,5}"}, "method": "beam"}, {"tools": [TOOL]},
+    {"tools": [TOOL], "tool_choice": "required", "temperature": 1},
+])  # fmt: skip
+def test_more_choices_are_distinct_and_change_no_answer(server, body):
+    body = {**body, "seed": 1, "max_tokens": 30}
+    [one], three = talk(server, **body)["choices"], talk(server, **body, n=3)["choices"]
+    called = [choice["message"].pop("tool_calls", [{}])[0].pop("id", None) for choice in (one, *three)]
+    assert three[0] == one and len(called) == 1 + len(three)
+    weights = [choice["weight"] or 0 for choice in three[1:]]
+    assert weights == sorted(weights, reverse=True)
+    if "tools" not in body:
+        texts = [choice["message"]["content"] for choice in three]
+        assert len({*texts}) == len(texts) == (2 if "choice" in body.get("constraint", {}) else 3)
+
+
+def test_a_limit_is_the_finish_reason_also_beside_tools(server):
+    for seed in range(6):
+        [choice] = talk(server, tools=[TOOL], max_tokens=5, seed=seed)["choices"]
+        tokens = talk(server, tools=[TOOL], max_tokens=5, seed=seed)["usage"]["completion_tokens"]
+        assert choice["finish_reason"] == ("length" if tokens == 5 else "stop")
+    [choice] = talk(server, tools=[TOOL], tool_choice="required", max_tokens=5, complete=False)["choices"]
+    assert choice["finish_reason"] == "length" and "tool_calls" not in choice["message"]
+    [choice] = talk(server, tools=[TOOL], tool_choice="required")["choices"]
+    assert choice["finish_reason"] == "tool_calls" and choice["message"]["content"] is None
+    text = talk(server, tools=[TOOL], seed=1, max_tokens=30)["choices"][0]["message"]["content"]
+    [choice] = talk(server, tools=[TOOL], seed=1, max_tokens=30, stop=text[4:6])["choices"]
+    assert choice["finish_reason"] == "stop" and choice["message"]["content"] == text[: text.index(text[4:6])]
+
+
+def test_too_few_tokens_get_advice_that_a_request_can_follow(server):
+    form = {"type": "json_schema", "json_schema": {"schema": {"const": "a long text in quotes"}}}
+    error = talk(server, 400, response_format=form, max_tokens=5)["error"]
+    least = int(re.search(r"the shortest takes (\d+) tokens.*complete=False", error["message"])[1])
+    assert talk(server, response_format=form, max_tokens=least)["choices"][0]["finish_reason"] == "stop"
+    [cut] = talk(server, response_format=form, max_tokens=2, complete=False)["choices"]
+    assert cut["finish_reason"] == "length"
+
+
+def test_log_probabilities_of_tokens_are_those_of_the_model(server):
+    lm = server.lm
+    chat = talk(server, logprobs=True, top_logprobs=3, max_tokens=6, seed=2)["choices"][0]
+    entries, context = chat["logprobs"]["content"], lm.context("ac")
+    assert b"".join(bytes(entry["bytes"]) for entry in entries).decode() == chat["message"]["content"]
+    for entry in entries:
+        log_probs = context.log_probs()
+        [token] = [i for i, each in enumerate(lm.vocab.tokens) if each == bytes(entry["bytes"])]
+        assert entry["logprob"] == pytest.approx(log_probs[token])
+        assert [each["logprob"] for each in entry["top_logprobs"]] == pytest.approx(sorted(log_probs)[:-4:-1])
+        context += token
+    [choice] = complete(server, prompt="ac", logprobs=3, max_tokens=6, seed=2)["choices"]
+    legacy = choice["logprobs"]
+    assert "".join(legacy["tokens"]) == choice["text"] == chat["message"]["content"]
+    assert legacy["token_logprobs"] == [entry["logprob"] for entry in entries]
+    assert [choice["text"][at:][:1] for at in legacy["text_offset"]] == [each[:1] for each in legacy["tokens"]]
+    stopped = complete(server, prompt="ac", logprobs=0, max_tokens=6, seed=2, stop=choice["text"][-3:])["choices"][0]
+    assert "".join(stopped["logprobs"]["tokens"]).startswith(stopped["text"])
+
+
+def test_streams_with_tools_and_schemas_equal_their_results(server):
+    openai = pytest.importorskip("openai")
+    client = openai.OpenAI(base_url=f"http://127.0.0.1:{server.port}/v1", api_key=KEY, max_retries=0)
+    form = {"type": "json_schema", "json_schema": {"name": "x", "schema": {"type": "object", "required": ["a", "b"],
+            "properties": {"a": {"enum": [1, 2]}, "b": {"enum": ["x", "y"]}}}}}  # fmt: skip
+    for more in ({"response_format": form}, {"tools": [TOOL]}, {"tools": [TOOL], "tool_choice": "required"},
+                 {"tools": [TOOL], "tool_choice": "required", "extra_body": {"complete": False}, "max_tokens": 7},
+                 {"logprobs": True}):  # fmt: skip
+        options = {"model": "tiny", "messages": TALK["messages"], "seed": 4, "max_tokens": 40, **more}
+        whole = client.chat.completions.create(**options)
+        usage = {"stream_options": {"include_usage": True}}
+        *pieces, last = client.chat.completions.create(**options, **usage, stream=True)
+        deltas = [piece.choices[0].delta for piece in pieces]
+        said = [delta.content for delta in deltas if delta.content]
+        [choice] = whole.choices
+        assert "".join(said) == (choice.message.content or "") and last.usage == whole.usage
+        assert pieces[-1].choices[0].finish_reason == choice.finish_reason
+        logprobs = pieces[-1].choices[0].logprobs
+        assert (logprobs and logprobs.model_dump()) == (choice.logprobs and choice.logprobs.model_dump())
+        calls = [delta.tool_calls[0].function for delta in deltas if delta.tool_calls]
+        made = [each.function for each in choice.message.tool_calls or ()]
+        assert [(each.name, each.arguments) for each in calls] == [(each.name, each.arguments) for each in made]
+        assert len(said) > 1 or "tools" in more
+
+
+def test_tools_reach_a_template_that_reads_them(server):
+    lm = server.lm
+    lm.tokenizer.chat_template = "{{ tools | tojson }}" + "{% for m in messages %}[{{ m.role }}]{{ m.content }}" \
+        "{% for c in m.tool_calls or [] %}{{ c.function.name }}{{ c.function.arguments.age }}{% endfor %}{% endfor %}"
+    called = {"id": "1", "type": "function", "function": {"name": "feed", "arguments": '{"age": 7}'}}
+    messages = [*TALK["messages"], {"role": "assistant", "content": None, "tool_calls": [called]},
+                {"role": "tool", "tool_call_id": "1", "content": "done"}]  # fmt: skip
+    try:
+        [context] = Chat.model_validate({"messages": messages, "tools": [TOOL]}).prompts(lm)
+    finally:
+        lm.tokenizer.chat_template = TEMPLATE
+    tools, *said = str(context.text).split("[")[-4:]
+    assert said == ["user]a", "assistant]feed7", "tool]done"] and '"name": "feed"' in str(context.text)
+    [context] = Chat.model_validate({"messages": messages, "tools": [TOOL]}).prompts(lm)
+    assert str(context.text).endswith('a{"name": "feed", "arguments": {"age": 7}}donec')
+
+
+def test_health_needs_no_key_and_everything_else_does(server):
+    def get(path, key=""):
+        connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=HANG)
+        connection.request("GET", path, headers={"authorization": f"Bearer {key}"})
+        reply = connection.getresponse()
+        return reply.status, json.loads(reply.read())
+
+    assert get("/health")[0] == 200
+    assert get("/openapi.json")[0] == get("/v1/models")[0] == 401
+    assert get("/openapi.json", KEY)[1]["info"]["version"] == llmppl.__version__
+    assert get("/docs", KEY)[0] == get("/redoc", KEY)[0] == 404
 
 
 def test_large_bodies_and_unknown_keys_are_refused(server):

@@ -1,0 +1,113 @@
+"""Tools: the functions that an answer may call, and the texts in which it calls one.
+
+A call is the JSON object {"name": ..., "arguments": {...}}. An answer is a call, or words: a text that begins with any
+other character than `{`. So the first byte of an answer says which of the two it is, and neither needs an automaton.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import uuid
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from llmppl.constraints import JsonSchema
+from llmppl.constraints.constraint import Bools, Index, State, VocabularyLike, without_bytes
+from llmppl.support.shared import Shared
+
+WORDS = "words"                                         # state inside an answer that calls no function
+_CALL = re.compile(r"\s*(?:<tool_call>)?\s*(\{.*\})\s*(?:</tool_call>)?\s*", re.DOTALL)
+
+
+def calls_of(functions: dict[str, dict[str, Any]]) -> JsonSchema:
+    """Return the schema of a call of one of the functions, from their names to the schemas of their parameters.
+
+    References in the parameters stay within them. An object that lists its properties has no other ones.
+    """
+    calls = []
+    resources = {}
+    for name, parameters in functions.items():
+        uri = f"urn:{name}"
+        closed = {"additionalProperties": False} if "properties" in parameters else {}
+        resources[uri] = closed | parameters
+        properties = {"name": {"const": name}, "arguments": {"type": "object", "$ref": uri}}
+        call = {"type": "object", "properties": properties, "required": [*properties], "additionalProperties": False}
+        calls.append(call)
+    return JsonSchema({"anyOf": calls}, resources=resources)
+
+
+def read_call(text: str, names: Sequence[str]) -> dict[str, Any] | None:
+    """Return the call that a text makes, as an entry of `tool_calls`; None if it makes none.
+
+    The tags of a call that many chat templates ask for may surround it.
+    """
+    found = _CALL.fullmatch(text)
+    try:
+        call = json.loads(found[1]) if found else None
+    except ValueError:
+        return None
+    if not isinstance(call, dict) or call.get("name") not in names or not isinstance(call.get("arguments"), dict):
+        return None
+    function = {"name": call["name"], "arguments": json.dumps(call["arguments"])}
+    return {"id": f"call_{uuid.uuid4().hex}", "type": "function", "function": function}
+
+
+class CallOrWords(Shared):
+    """Constraint on an answer that calls a function or says something."""
+
+    def __init__(self, calls: JsonSchema) -> None:
+        self.calls = calls
+
+    def index(self, vocab: VocabularyLike) -> CallOrWordsIndex:
+        return CallOrWordsIndex(self, vocab)
+
+    def parse(self, text: str) -> Any:
+        """Return the object of a call, or the words."""
+        return self.calls.parse(text) if text.startswith("{") else text
+
+    def __repr__(self) -> str:
+        return f"CallOrWords({self.calls!r})"
+
+
+class CallOrWordsIndex(Index):
+    """Index of `CallOrWords`. Its states are None before the text, `WORDS`, and those of the calls."""
+
+    start = None
+
+    def __init__(self, constraint: CallOrWords, vocab: VocabularyLike) -> None:
+        self.constraint = constraint
+        self.vocab = vocab
+        self.calls = constraint.calls.index(vocab)
+        self._words = np.ones(len(vocab.tokens), bool)
+        self._words[[*without_bytes(vocab)]] = False
+        self._words &= [data != b"" for data in vocab.tokens]
+        self._first = self._words & [not data.startswith(b"{") for data in vocab.tokens]
+        self._words[[*vocab.eos_ids]] = True
+
+    def mask(self, state: State) -> Bools:
+        return self.mask_within(state, np.inf)
+
+    def mask_within(self, state: State, n: float) -> Bools:
+        if state is WORDS:
+            return self._words
+        calls = self.calls.mask if n == np.inf else lambda each: self.calls.mask_within(each, n)
+        return self._first | calls(self.calls.start) if state is None else calls(state)
+
+    def advance(self, state: State, token: int) -> State:
+        if state is WORDS or (state is None and self._first[token]):
+            return WORDS
+        return self.calls.advance(self.calls.start if state is None else state, token)
+
+    def after(self, text: str) -> State:
+        """Return the state after a text, whatever its tokens."""
+        return self.calls.after(text) if text.startswith("{") else WORDS
+
+    def accepts(self, state: State) -> bool:
+        return state is WORDS or (state is not None and self.calls.accepts(state))
+
+    def tokens_to_accept(self, state: State, most: float = np.inf) -> float:
+        """Return the least number of tokens to the end of a call, and 0 within words."""
+        return 0 if state is WORDS else self.calls.tokens_to_accept(self.calls.start if state is None else state, most)
