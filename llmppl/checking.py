@@ -3,9 +3,12 @@
 If a program keeps the contract, the choices of a particle determine its whole state. So each particle of a run is
 rebuilt from its choices: alone, beside all others, and beside them in the reverse order. Each time, the *outside* (all
 objects that the functions, classes and shared attributes of the program lead to) has its contents from before the runs,
-random streams in attributes have moved on, and the clocks are ahead. Attributes, weights and distributions must be
-equal. Besides, a copy of the model must have its shape, and a distribution of the user's own must draw what its
-log-probabilities say.
+random streams in attributes have moved on, batched functions have forgotten their answers, and the clocks are ahead.
+Attributes, weights and distributions must be equal. Further particles reach rare states: they are drawn from nearly
+uniform distributions, and one runs for many steps.
+
+Besides, a copy of the model must have its shape, a distribution of the user's own must draw what its log-probabilities
+say, and the contexts that steps read must grow by the tokens that were drawn after them.
 """
 
 from __future__ import annotations
@@ -17,6 +20,8 @@ import dis
 import functools
 import itertools
 import math
+import os
+import queue
 import random
 import sys
 import threading
@@ -33,18 +38,22 @@ from unittest import mock
 
 import numpy as np
 
+from llmppl.constraints.vocabulary import Text, Token
 from llmppl.distributions import Distribution, Proposal
 from llmppl.inference import SMC, Copies, Distinct, DownSample, ResampleBelow, beam_search
-from llmppl.models import Model
+from llmppl.models import Batched, Model
 from llmppl.models.choices import ParticleStream, Replayed, Steps, call_site, describe_site
 from llmppl.support.arguments import shown
 from llmppl.support.runtime import Runtime
 from llmppl.support.shared import Shared
 
 MAX_PARTICLES = 40                      # of each algorithm, rebuilt
-MAX_UNENDED = 200                       # steps after which a program in which no particle ended is refused
+NUM_SPREAD = 40                         # particles whose choices are drawn nearly uniformly
+SPREAD = 0.01                           # power of their distributions
+MANY_STEPS = 200                        # of the longest particle
 MAX_OBJECTS = 20_000                    # of a program or a particle, compared
 NUM_DRAWS = 2000                        # from a distribution of the user's own
+NEIGHBOURS = 10                         # of a draw, for the density there
 
 _CONTRACT = "a step may depend on its choices and its particle alone, and change nothing but its particle"
 Ways = list[tuple[str, Any]]            # objects, each with the way to it, such as "self.words[0]"
@@ -57,11 +66,13 @@ class ProgramReport:
     """Result of `check_program`.
 
     steps : number of steps that were run and rebuilt, under all algorithms
+    ended : False if no particle called `finish`; runs of such a program need `max_steps`
     notes : remarks on statements that may be right, such as a positive score that looks like a probability
     not_run : dict from the name of an algorithm to the reason why it cannot run the program
     """
 
     steps: int = 0
+    ended: bool = False
     notes: list[str] = field(default_factory=list)
     not_run: dict[str, str] = field(default_factory=dict)
 
@@ -84,8 +95,8 @@ def check_program(
     Raises
     ------
     RuntimeError
-        If a particle differs, a copy leads to the first particle, a distribution is not what it says, two steps
-        sample after the same context, or no particle ends. The message names the attribute, statement or distribution.
+        If a particle differs, a copy leads to the first particle, a distribution is not what it says, or a context does
+        not grow by the tokens that were drawn after it. The message names the attribute, statement or distribution.
         Errors of the program itself are raised unchanged.
     """
     first = model if isinstance(model, Model) else model()
@@ -93,96 +104,167 @@ def check_program(
         raise TypeError(f"check_program wants a Model or a function that makes one, not {shown(model)}")
     _check_copy(first)
     check = _Check(first, [first.copy] if isinstance(model, Model) else [first.copy, model])
+    algorithms: list[tuple[Any, Any]] = [
+        (Distinct(N, K), DownSample(N)),
+        (Copies(N, K), DownSample(N)),
+        (Copies(N, K, merge=True), DownSample(N)),
+        (Copies(N), ResampleBelow(N, 0.5)),
+        (Copies(N), ResampleBelow(N, 0.0)),
+    ]
     with check.watching():
-        for expand, select in (
-            (Distinct(N, K), DownSample(N)), (Copies(N, K), DownSample(N)), (Copies(N, K, merge=True), DownSample(N)),
-            (Copies(N), ResampleBelow(N, 0.5)), (Copies(N), ResampleBelow(N, 0.0)),
-        ):  # fmt: skip
-            steps = itertools.islice(SMC(first, expand, select, seed=seed), max_steps)
-            made = [check.made(each) for step in steps for each in step.candidates if not each._limit_]
-            check.rebuild(made, f"{expand}, {select}")
+        for expand, select in algorithms:
+            made = []
+            for step in itertools.islice(SMC(first, expand, select, seed=seed), max_steps):
+                made += [check.made(each) for each in step.candidates if not each._limit_]
+            check.rebuild_alone_and_together(made, f"{expand}, {select}")
         try:
             beams = beam_search(first, N, K, max_steps=max_steps, progress=False)
-            made = [check.made(beam.particle) for beam in beams if not beam.particle.cut]
         except (TypeError, ValueError) as error:        # a choice cannot be listed, or all beams died
-            check.report.not_run["beam_search"], made = str(error), []
-        check.rebuild(made, "beams")
-        check.finish(seed)
+            check.report.not_run["beam_search"] = str(error)
+        else:
+            made = [check.made(beam.particle) for beam in beams if not beam.particle.cut]
+            check.rebuild_alone_and_together(made, "beams")
+        check.reach_rare_states(max_steps, seed)
+        check.finish()
     for note in check.report.notes:
         warnings.warn(note, stacklevel=2)
     return check.report
+
+
+@dataclass
+class _Read:
+    """A token that was drawn or observed in step `t` after a context, which is a tuple of tokens."""
+
+    t: int
+    context: tuple[int, ...]
+    token: Token
+    observed: bool
+
+
+@dataclass
+class _Watched:
+    """Notes about a particle that is being rebuilt.
+
+    tables : step, context and tables of each distribution, by its number in words
+    reads : tokens drawn or observed after contexts
+    texts : bytes of `s` before each step, and after the last
+    """
+
+    tables: Contents = field(default_factory=dict)
+    reads: list[_Read] = field(default_factory=list)
+    texts: list[bytes] = field(default_factory=list)
 
 
 class _Check:
     """State of one check: the outside of the program, and the distributions and scores that it used."""
 
     def __init__(self, first: Model, makers: list[Callable[[], Model]]) -> None:
-        self.first, self.makers, self.report = first, makers, ProgramReport()
-        self.outside, self.ended, self.number, self.t = _Outside(first), False, 0, 0
+        self.first = first
+        self.makers = makers
+        self.report = ProgramReport()
+        self.outside = _Outside(first)
+        self.number = 0                                 # of groups that were rebuilt
+        self.t = 0
         self.used: dict[str, Proposal] = {}             # the user's own distributions, by contents
         self.scores: dict[str, list[Any]] = collections.defaultdict(list)
-        self.asked: dict[int, Contents] = {}            # step, context and tables, by particle that is being rebuilt
+        self.watched: dict[int, _Watched] = {}          # by particle that is being rebuilt
         self.threads = {threading.get_ident()}
 
     @contextlib.contextmanager
     def watching(self) -> Iterator[None]:
-        """Note the distributions and scores of all steps inside the block, and restore the outside after it."""
+        """Note distributions, scores and batched functions of all steps in the block; restore the outside after it."""
+        draw, observe, score, call = Model._draw_, Model.observe, Model.score, Batched.__call__
 
-        def watched(verb: Callable[..., Any]) -> Callable[..., Any]:
-            def call(model: Model, *args: Any, **named: Any) -> Any:
-                given = [*args, *named.values()]
-                self._note(model, [each for each in given if isinstance(each, Proposal)])
-                if verb.__name__ == "score":
-                    self.scores[describe_site(call_site())] += given
-                return verb(model, *args, **named)
+        def watched_draw(model: Model, verb: str, dist: Any, proposal: Any, *more: Any) -> Any:
+            self._note(model, [dist, proposal])
+            value = draw(model, verb, dist, proposal, *more)
+            self._note_read(model, dist, value, observed=False)
+            return value
 
-            return call
+        def watched_observe(model: Model, dist: Any, value: Any) -> None:
+            self._note(model, [dist])
+            self._note_read(model, dist, value, observed=True)
+            observe(model, dist, value)
+
+        def watched_score(model: Model, log_w: Any) -> None:
+            self.scores[describe_site(call_site())].append(log_w)
+            score(model, log_w)
+
+        def watched_call(function: Batched[Any, Any], argument: Any) -> Any:
+            self.outside.batched[id(function)] = function
+            return call(function, argument)
 
         with contextlib.ExitStack() as stack:
             stack.callback(self.outside.restore)
-            for name in ("_draw_", "observe", "score"):
-                stack.enter_context(mock.patch.object(Model, name, watched(getattr(Model, name))))
+            stack.enter_context(mock.patch.object(Model, "_draw_", watched_draw))
+            stack.enter_context(mock.patch.object(Model, "observe", watched_observe))
+            stack.enter_context(mock.patch.object(Model, "score", watched_score))
+            stack.enter_context(mock.patch.object(Batched, "__call__", watched_call))
             yield
 
-    def _note(self, model: Model, dists: list[Proposal]) -> None:
+    def _note(self, model: Model, dists: list[Any]) -> None:
         self.threads.add(threading.get_ident())
-        self.used |= {f"{type(each)} {_contents(_parts(each))}": each for each in dists if _is_own(each)}
-        if dists and id(model) in self.asked:
-            asked, context = self.asked[id(model)], _context_of(dists[0])           # before its table is computed
-            number = len(asked) + 1
-            asked[f"the distribution of choice or observation {number}"] = [self.t, context, *map(_table, dists)]
+        given = [each for each in dists if isinstance(each, Proposal)]
+        for each in given:
+            if _is_own(each):
+                self.used[f"{type(each)} {_contents(_parts(each))}"] = each
+        if given and id(model) in self.watched:
+            tables = self.watched[id(model)].tables
+            context = _context_of(given[0])             # before its table is computed
+            name = f"the distribution of choice or observation {len(tables) + 1}"
+            tables[name] = [self.t, context, *map(_table, given)]
+
+    def _note_read(self, model: Model, dist: Any, value: Any, *, observed: bool) -> None:
+        context = _context_of(dist)
+        if context is not None and isinstance(value, Token) and id(model) in self.watched:
+            self.watched[id(model)].reads.append(_Read(self.t, context, value, observed))
 
     def made(self, particle: Model) -> Made:
         """Return the choices of a particle, and its attributes now."""
-        self.ended |= particle.finished
+        self.report.ended |= particle.finished
         return particle.choices, _state(particle)
 
-    def rebuild(self, made: list[Made], name: str) -> None:
+    def rebuild_alone_and_together(self, made: list[Made], name: str) -> None:
         """Raise a RuntimeError unless every way to rebuild the particles gives what the run made."""
         some = made if len(made) <= MAX_PARTICLES else random.Random(0).sample(made, MAX_PARTICLES)
-        groups = [([each], "alone", make) for make in self.makers for each in some]
-        groups += [(some, "beside others", self.makers[0]), (some[::-1], "beside others, reversed", self.makers[0])]
         right: dict[int, Contents] = {}
-        for group, how, make in groups:
-            self.outside.restore()
-            self.number += 1
-            failed = f"under {name}, a particle, rebuilt {how}, is not what its choices make"
-            with self.outside.later(self.number):
-                particles = self._rebuilt([choices for choices, _ in group], make, failed)
-            for each, particle in zip(group, particles, strict=True):
-                asked = self.asked[id(particle)]
-                expected = right.setdefault(id(each), each[1] | asked)
-                _refuse(f"{failed}: after step {len(each[0])}, ", _difference(expected, _state(particle) | asked))
-                _check_contexts(asked)
-            self.asked = {}
-        self.report.steps += sum(len(choices) for choices, _ in some)
+        for make in self.makers:
+            for each in some:
+                self._rebuild([each], right, make, f"under {name}, a particle, rebuilt alone,")
+        self._rebuild_together(some, right, name)
+
+    def _rebuild_together(self, made: list[Made], right: dict[int, Contents], name: str) -> None:
+        make = self.makers[0]
+        together = f"under {name}, a particle, rebuilt beside others,"
+        self._rebuild(made, right, make, together)
+        self._rebuild(made[::-1], right, make, f"{together} reversed,")
+        self.report.steps += sum(len(choices) for choices, _ in made)
+
+    def _rebuild(
+        self, group: list[Made], right: dict[int, Contents], make: Callable[[], Model], which: str
+    ) -> None:  # fmt: skip
+        """Rebuild particles together, and compare them with `right`, which has the first result of each by its id."""
+        failed = f"{which} is not what its choices make"
+        self.outside.restore()
+        self.number += 1
+        with self.outside.later(self.number):
+            particles = self._rebuilt([choices for choices, _ in group], make, failed)
+        for each, particle in zip(group, particles, strict=True):
+            choices, state = each
+            watched = self.watched[id(particle)]
+            now = _state(particle) | watched.tables
+            expected = right.setdefault(id(each), state | watched.tables if state else now)
+            _refuse(f"{failed}: after step {len(choices)}, ", _difference(expected, now))
+            _check_contexts(watched)
+        self.watched = {}
 
     def _rebuilt(self, choices: list[Steps], make: Callable[[], Model], failed: str) -> list[Any]:
         """Make particles with these choices together, step by step, and note the distributions that each asks for."""
         particles: list[Any] = [make() for _ in choices]
-        self.asked = {id(particle): {} for particle in particles}
+        self.watched = {id(particle): _Watched() for particle in particles}
         for particle, steps in zip(particles, choices, strict=True):
             particle._chooser_ = Replayed(steps, np.random.default_rng(self.number))
+            self.watched[id(particle)].texts.append(_bytes_of(particle))
 
         def advance(particle: Any) -> None:
             for _, value in _walk([("self", particle)]):
@@ -192,27 +274,39 @@ class _Check:
                 particle._chooser_.end_step()
             except Exception as error:                  # the run made this step without one
                 raise RuntimeError(f"{failed}: at step {self.t + 1}, {error}; {_CONTRACT}") from error
+            self.watched[id(particle)].texts.append(_bytes_of(particle))
 
         for self.t in range(max(map(len, choices), default=0)):
             moving = [each for each, steps in zip(particles, choices, strict=True) if self.t < len(steps)]
             Runtime().run([functools.partial(advance, each) for each in moving], ["rebuilt"] * len(moving))
         return particles
 
-    def finish(self, seed: int) -> None:
-        """Check what needs all runs: shared data, threads, distributions, scores, and that a particle ends."""
+    def reach_rare_states(self, max_steps: int, seed: int) -> None:
+        """Rebuild particles whose choices are drawn nearly uniformly, and a few of many steps."""
+        spread = SMC(self.first, Copies(NUM_SPREAD), ResampleBelow(NUM_SPREAD, 0.0), power=SPREAD, seed=seed)
+        long = SMC(self.first, Copies(2), ResampleBelow(2, 0.0), seed=seed)
+        for run, steps, name in ((spread, max_steps, "nearly uniform draws"), (long, MANY_STEPS, "many steps")):
+            last: dict[int, Made] = {}                  # by the place of a particle
+            for step in itertools.islice(run, steps):
+                for i, each in enumerate(step.candidates):
+                    self.report.ended |= each.finished
+                    if not each._limit_:
+                        last[i] = each.choices, {}      # its weights may be those of another power
+            self._rebuild_together([*last.values()], {}, name)
+
+    def finish(self) -> None:
+        """Check what needs all runs: shared data, threads, distributions and scores."""
         _refuse("steps change what all particles share: ", self.outside.changed())
         if len(self.threads) > 1:
             raise RuntimeError("a step samples or observes in another thread: call it in the thread of the step")
         for dist in self.used.values():
-            if wrong := _wrong_with(dist):
+            wrong = _wrong_with(dist)
+            if wrong:
                 raise RuntimeError(f"{shown(dist)}: {wrong}")
         for place, scores in self.scores.items():
             if 0.0 < min(scores) < 1.0 and max(scores) <= 1.0:
                 wants = "it wants a log weight, math.log(p) of a probability"
                 self.report.notes.append(f"score {place} is always between 0 and 1: {wants}")
-        steps = itertools.islice(SMC(self.first, Copies(2), ResampleBelow(2, 0.0), seed=seed), MAX_UNENDED)
-        if not self.ended and not any(each.finished for step in steps for each in step.candidates):
-            raise RuntimeError(f"no particle has ended in {MAX_UNENDED} steps: call self.finish() when a text is whole")
 
 
 def _refuse(start: str, difference: str) -> None:
@@ -220,21 +314,88 @@ def _refuse(start: str, difference: str) -> None:
         raise RuntimeError(f"{start}{difference}; {_CONTRACT}")
 
 
-def _check_contexts(asked: Contents) -> None:
-    """Raise a RuntimeError if a step asks after a context again, and continues none where the step before ended."""
-    steps = collections.defaultdict[int, set[Any]](set)
-    for t, context, *_ in asked.values():
-        steps[t] |= {context} - {None}
-    for t, now in [*steps.items()]:
-        before, same = steps[t - 1], steps[t - 1] & now
-        if same and not _begun(before - _begun(before, before), now):
+# ---- contexts
+
+@dataclass(frozen=True)
+class _Path:
+    """Tokens that a step read one after another, from a context on. `observed` is said of the first."""
+
+    tokens: tuple[Token, ...]
+    observed: bool
+
+
+_Paths = dict[tuple[int, ...], dict[int, _Path]]        # by context and step
+
+
+def _bytes_of(particle: Any) -> bytes:
+    text = particle.s
+    return text.bytes if isinstance(text, Text) else str(text).encode()
+
+
+def _check_contexts(watched: _Watched) -> None:
+    """Raise a RuntimeError if a context did not grow by the tokens that were read after it, or grew by them twice.
+
+    A program may read after one context again and again: for votes, for drafts, for an observation of its own. So a
+    context must grow only if the text grew by exactly these tokens, or if another context grew by them, where one of
+    the two observes what the other draws.
+    """
+    paths = _paths(watched.reads)
+    grown = {context for context in paths if any(_continues(other, context) for other in paths)}
+    for context in paths.keys() - grown:
+        *before, (last, _) = sorted(paths[context].items())
+        in_text = False
+        elsewhere = bool(before)
+        for t, path in before:
+            same = [paths[other][t] for other in grown if t in paths[other] and paths[other][t].tokens == path.tokens]
+            in_text |= not same and _is_in_text(watched, t, path.tokens, last)
+            elsewhere &= any(other.observed != path.observed for other in same)
+        if in_text or elsewhere:
             add = "add the token that was drawn, as in self.context += token"
-            raise RuntimeError(f"two steps draw after the same context of {len(min(same, key=len))} tokens: {add}")
+            raise RuntimeError(f"two steps draw after the same context of {len(context)} tokens: {add}")
+    for context in grown:
+        for tokens, after in _grown_twice(context, paths):
+            for more, _ in _grown_twice(after, paths):
+                if more != tokens:                      # else a text may repeat itself
+                    once = f"grew twice by {str(tokens[-1])!r}: add each token once"
+                    raise RuntimeError(f"a context of {len(context)} tokens {once}")
 
 
-def _begun(contexts: set[Any], others: set[Any]) -> set[Any]:
-    """Return the contexts that one of the others continues."""
-    return {a for a, b in itertools.product(contexts, others) if a != b and a == b[: len(a)]}
+def _paths(reads: list[_Read]) -> _Paths:
+    """Return the contexts with which steps began to read, and the tokens that each step read from there on."""
+    paths: _Paths = {}
+    for t, read_in_step in itertools.groupby(reads, lambda read: read.t):
+        after: dict[tuple[int, ...], _Read] = {}
+        for read in read_in_step:
+            after.setdefault(read.context, read)
+        continued = {(*context, read.token) for context, read in after.items()}
+        for context in after.keys() - continued:
+            tokens: list[Token] = []
+            while (*context, *tokens) in after:
+                tokens.append(after[(*context, *tokens)].token)
+            paths.setdefault(context, {})[t] = _Path(tuple(tokens), after[context].observed)
+    return paths
+
+
+def _continues(longer: tuple[int, ...], context: tuple[int, ...]) -> bool:
+    return len(longer) > len(context) and longer[: len(context)] == context
+
+
+def _is_in_text(watched: _Watched, t: int, tokens: tuple[Token, ...], last: int) -> bool:
+    """Return True if step `t` added exactly these tokens to the text, and they stay there until the step `last`."""
+    if not tokens:
+        return False
+    written = watched.texts[t] + b"".join(token.bytes for token in tokens)
+    stays = all(text.startswith(written) for text in watched.texts[t + 1 : last + 1])
+    return watched.texts[t + 1] == written and stays
+
+
+def _grown_twice(context: tuple[int, ...], paths: _Paths) -> Iterator[tuple[tuple[Token, ...], tuple[int, ...]]]:
+    """Yield the tokens by which a context grew twice, and the context that this made."""
+    for path in paths.get(context, {}).values():
+        once = (*context, *path.tokens)
+        twice = (*once, *path.tokens)
+        if once not in paths and twice in paths:
+            yield path.tokens, twice
 
 
 # ---- the parts of an object
@@ -246,7 +407,7 @@ _SETS = (*_SHARED, AbstractSet)
 _STREAMS = (np.random.Generator, np.random.RandomState, np.random.BitGenerator, random.Random)
 _IGNORED = {"_chooser_", "_noted_", "_stepping_", "_log_weight_", "_origin_"}
 _HIDDEN = ("__wrapped__", "__self__", "__func__", "func", "args", "keywords", "fget", "cell_contents")
-_NAMED = (types.FunctionType, types.CellType, types.SimpleNamespace, threading.local)
+_NAMED = (types.FunctionType, types.CellType, types.SimpleNamespace, threading.local, queue.Queue)
 _OPEN = (*_NAMED, MutableMapping, AbstractSet, MutableSequence, tuple, weakref.ref, Proposal)
 
 
@@ -290,9 +451,12 @@ def _attributes(value: Any) -> dict[str, Any]:
 
 def _memory(value: Any) -> np.ndarray | None:
     """Return the memory of an array, tensor or other buffer as an array; None for another object."""
-    if hasattr(type(value), "untyped_storage"):
+    if hasattr(type(value), "untyped_storage"):         # a tensor of torch
         value = value.detach().cpu()
-        value = value.numpy() if value.dtype.itemsize > 2 else value.float().numpy()
+        try:
+            value = value.numpy()
+        except TypeError:                               # numpy has no such numbers
+            value = value.contiguous().view(sys.modules["torch"].uint8).numpy()
     with contextlib.suppress(TypeError, ValueError, BufferError):
         array = np.asarray(memoryview(value))
         return None if array.dtype.hasobject else array
@@ -430,12 +594,13 @@ class _Outside:
             return _parts(value) if is_open and (value is model or not isinstance(value, Model)) else []
 
         roots = [(f"shared -> {name}", vars(model).get(name)) for name in _shared_names(model)]
-        roots += [("self", model), (type(model).__name__, type(model))]
+        roots += [("self", model), (type(model).__name__, type(model)), ("os.environ", os.environ)]
         walked = [*_walk(roots, (), parts)]
         _check_ways(path for path, value in walked if path[:4] != "self" and _same(value, "the same as self"))
         self.saved = [(path, value, old) for path, value in walked if (old := _changeable(value)) is not None]
         self.globals = [value for _, value in walked if isinstance(value, dict) and _is_library(value)]
         self.caches = [value for _, value in walked if hasattr(type(value), "cache_clear")]
+        self.batched: dict[int, Batched[Any, Any]] = {}     # that were called since, by id
 
     def changed(self) -> str:
         """Return the first list, set or array that changed, other than a global or a shared one, in words."""
@@ -447,6 +612,8 @@ class _Outside:
         """Bring all objects to their contents before the first run."""
         for cache in self.caches:
             cache.cache_clear()
+        for function in self.batched.values():
+            function.forget()
         for _, value, old in self.saved:
             _restore(value, old)
 
@@ -493,12 +660,27 @@ def _changeable(value: Any) -> Any:
     array = _memory(value)
     if array is not None:
         return array.copy() if array.flags.writeable else None
+    if isinstance(value, queue.SimpleQueue):
+        return _taken(value)
     is_own = _is_own(value) and not isinstance(value, Model | types.ModuleType)
     return _attributes(value) if is_own or isinstance(value, _NAMED) else None
 
 
+def _taken(waiting: queue.SimpleQueue[Any]) -> list[Any]:
+    """Return what waits in a queue, which keeps it."""
+    held = [waiting.get() for _ in range(waiting.qsize())]
+    for each in held:
+        waiting.put(each)
+    return held
+
+
 def _restore(value: Any, old: Any) -> None:
-    if isinstance(old, dict):
+    if isinstance(value, queue.SimpleQueue):
+        for _ in range(value.qsize()):
+            value.get()
+        for each in old:
+            value.put(each)
+    elif isinstance(old, dict):
         is_mapping = isinstance(value, MutableMapping)
         now, put, drop = (value, setitem, delitem) if is_mapping else (_attributes(value), setattr, delattr)
         for name in [name for name in now if name not in old]:
@@ -558,7 +740,7 @@ def _wrong_with(dist: Proposal) -> str:
         return "its log_measures() are not the log_measure of each value of its support"
     once, n = [*map(len, weights.values())].count(1), NUM_DRAWS
     if once > n / 2:
-        return _wrong_with_density(dist, [value for value, _ in draws])
+        return _wrong_with_density(dist, [value for value, _ in draws]) if isinstance(dist, Distribution) else ""
     missing = 1e-5 if support else 0.01 + 3 * once / n              # of the values that were not drawn
     if isinstance(dist, Distribution) and not 1.0 - missing <= sum(measures) <= 1.0 + 1e-5:
         whose = "of its support and its draws" if support else f"of the {len(values)} values that it drew"
@@ -572,11 +754,33 @@ def _wrong_with(dist: Proposal) -> str:
     return ""
 
 
-def _wrong_with_density(dist: Proposal, values: list[Any]) -> str:
-    """Compare the integral of a density of distinct floats with the share of draws, between two quantiles."""
-    if not isinstance(dist, Distribution) or type(values[0]) is not float or len({*values}) < len(values):
+def _wrong_with_density(dist: Distribution[Any], values: list[Any]) -> str:
+    """Compare a density of numbers or vectors with the density of its draws, by their nearest neighbours.
+
+    The mean of the difference of their logs is near the log of 1 / mass: about 0.01 from it in one dimension, and up to
+    0.6 in five, over bells, boxes, heavy tails and modes of different widths. Source: Kozachenko & Leonenko (1987).
+    """
+    try:
+        points = np.array(values, dtype=float).reshape(len(values), -1)
+    except (TypeError, ValueError):                     # values of another kind
         return ""
-    low, high = np.quantile(values, [0.05, 0.95])
-    grid = np.linspace(low, high, NUM_DRAWS)
-    mass = np.trapezoid([math.exp(dist.log_measure(x)) for x in grid.tolist()], grid)
-    return "" if abs(mass - 0.9) < 0.05 else f"its density has the integral {mass:.3g} where 90% of its draws are"
+    n, d = points.shape
+    spread = np.subtract(*np.quantile(points, [0.75, 0.25], axis=0))
+    if not np.all(spread > 0):
+        return ""
+    points = points / spread
+    sizes = np.linalg.svd(points - points.mean(0), compute_uv=False)
+    squares = np.zeros((n, n))
+    for column in points.T:
+        squares += np.subtract.outer(column, column) ** 2
+    nearest = np.partition(squares, NEIGHBOURS, axis=1)[:, NEIGHBOURS]
+    if sizes[-1] < 1e-6 * sizes[0] or not np.all(nearest > 0):      # on a surface, or with values twice
+        return ""
+    log_ball = d / 2 * math.log(math.pi) - math.lgamma(d / 2 + 1) + np.log(spread).sum()
+    harmonic = sum(1 / i for i in range(1, NEIGHBOURS))
+    log_densities = harmonic - np.euler_gamma - math.log(n - 1) - log_ball - d / 2 * np.log(nearest)
+    differences = log_densities - [dist.log_measure(value) for value in values]
+    log_mass = -float(differences.mean())
+    if abs(log_mass) < 0.05 * d**2 + 5 * differences.std() / math.sqrt(n):
+        return ""
+    return f"its density has a mass of about {math.exp(log_mass):.3g} where its draws are: it must be 1"

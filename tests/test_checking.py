@@ -8,6 +8,7 @@ import functools
 import itertools
 import math
 import os
+import queue
 import random
 import secrets
 import threading
@@ -15,11 +16,22 @@ import time
 import uuid
 import weakref
 from time import time as now
+from typing import ClassVar
 
 import numpy as np
 import pytest
 
-from llmppl import CachedTransformer, ConstrainedText, Infilling, Model, PromptIntersection, Regex, smc_standard
+from llmppl import (
+    EOS,
+    CachedTransformer,
+    ConstrainedText,
+    Infilling,
+    Model,
+    PromptIntersection,
+    Regex,
+    batched,
+    smc_standard,
+)
 from llmppl.checking import check_program
 from llmppl.distributions import Bernoulli, Categorical, Distribution, Geometric, Uniform
 
@@ -238,9 +250,9 @@ def test_a_breach_of_the_contract_is_refused(program, said):
 
 
 def memory(kind):
-    if kind == "torch":
+    if kind.startswith("torch "):
         torch = pytest.importorskip("torch")
-        made = np.zeros(3)
+        made = np.zeros(3, kind.removeprefix("torch "))
         return made, torch.from_numpy(made)
     makers = {
         "numpy": lambda: np.zeros(3), "array": lambda: array.array("i", [0, 0, 0]), "bytes": lambda: bytearray(12),
@@ -250,7 +262,78 @@ def memory(kind):
     return made, made[:2] if kind == "numpy" else np.frombuffer(made, dtype="i4")
 
 
-@pytest.mark.parametrize("kind", ["numpy", "torch", "array", "bytes", "ctypes"])
+FIRST_COME = queue.SimpleQueue()
+WAITING = queue.Queue()
+for each in range(3):
+    FIRST_COME.put(each)
+    WAITING.put(each)
+
+
+def first_come(self, letter):
+    return 0.0 if FIRST_COME.empty() else FIRST_COME.get() + 1
+
+
+def waits(self, letter):
+    return 0.0 if WAITING.empty() else WAITING.get() + 1
+
+
+def in_environment_once(self, letter):
+    first = os.environ.setdefault("LLMPPL_FIRST", letter)
+    return 3.0 * (letter == first)
+
+
+def class_of_attribute(self):
+    class Seen:
+        letters: ClassVar[list[str]] = []
+
+    self.seen = Seen
+
+
+def in_class_of_attribute(self, letter):
+    new = letter not in self.seen.letters
+    if new:
+        self.seen.letters.append(letter)
+    return 2.0 * new
+
+
+class Once(Letters):
+    first: ClassVar[str] = ""
+
+    def weigh(self, instance, letter):
+        Once.first = Once.first or letter
+        return 3.0 * (Once.first == letter)
+
+
+@pytest.mark.parametrize("program", [
+    letters(first_come), letters(waits), letters(in_environment_once),
+    letters(in_class_of_attribute, class_of_attribute), Once,
+], ids=["simple queue", "queue", "environment", "class", "ClassVar"])  # fmt: skip
+def test_what_only_the_first_particles_meet_is_found(program):
+    """Given a model, the check restores the outside, so that a rebuilt particle is the first again."""
+    with pytest.raises(RuntimeError, match=CHOICES):
+        check_program(program())
+    os.environ.pop("LLMPPL_FIRST", None)
+
+
+@pytest.mark.parametrize("dtype", ["uint8", "bool", "int16", "bfloat16", "float32"])
+def test_tensors_of_every_type_are_compared_and_restored(dtype):
+    torch = pytest.importorskip("torch")
+    made = torch.zeros(4, dtype=getattr(torch, dtype))
+    view = made[1:]
+
+    def once(self, letter):
+        first = not view[0]
+        view[0] = 1
+        return 2.0 * first
+
+    with pytest.raises(RuntimeError, match=CHOICES):
+        check_program(letters(once)())
+    assert not made.any()
+
+
+@pytest.mark.parametrize("kind", [
+    "numpy", "torch float64", "torch uint8", "torch bool", "torch int16", "array", "bytes", "ctypes",
+])  # fmt: skip
 def test_two_attributes_over_one_memory_are_refused(kind):
     def start(self):
         self.board, self.view = memory(kind)
@@ -340,9 +423,54 @@ class Poisson(Distribution):
         return int(rng.poisson(4))
 
 
+class Vector(Distribution):
+    """Draws of a function of a random stream, with a log-density of their own."""
+
+    def __init__(self, draw, log_density):
+        self.draw, self.log_density = draw, log_density
+
+    def sample(self, rng):
+        return self.draw(rng)
+
+    def log_prob(self, value):
+        return self.log_density(value)
+
+
+def two_modes(rng):
+    return float(rng.normal(-100, 0.001) if rng.random() < 0.5 else rng.normal(100, 1))
+
+
+def log_normal(x, mean=0.0, scale=1.0):
+    return -0.5 * ((x - mean) / scale) ** 2 - math.log(scale) - 0.5 * math.log(2 * math.pi)
+
+
+def log_two_modes(x):
+    return log_normal(x, -100, 0.001) - math.log(2) if x < 0 else log_normal(x, 100) - math.log(2)
+
+
+def log_box(x):
+    return 0.0
+
+
+def normals(constant, size=2):
+    return Vector(
+        lambda rng: tuple(rng.normal(size=size).tolist()), lambda x: sum(map(log_normal, x)) + constant
+    )  # fmt: skip
+
+
+def on_a_line(rng):
+    x = rng.random()
+    return [x, 1 - x]                                   # a Beta distribution on the simplex of two
+
+
 @pytest.mark.parametrize("dist, said", [
-    (Normal(constant=1.0), "the integral 2.2"), (Normal(scale=2.0), "the integral 0.5"), (Normal(), None),
+    (Normal(constant=1.0), "mass of about 2.[45]"), (Normal(scale=2.0), "mass of about 0.7"), (Normal(), None),
     (Poisson(0.96), "sum to 0.9[56]"), (Poisson(1.01), "sum to 1.0"), (Poisson(), None),
+    (normals(0.5 * 2 * math.log(2 * math.pi)), "mass of about 6"), (normals(0.0), None),
+    (normals(-1.0), "mass of about 0.3"), (normals(0.0, 3), None), (normals(2.0, 3), "mass of about 7"),
+    (Vector(lambda rng: rng.random(3), log_box), None), (Vector(two_modes, log_two_modes), None),
+    (Vector(two_modes, lambda x: log_two_modes(x) - 0.5), "mass of about 0.6"), (Vector(on_a_line, log_box), None),
+    (Vector(lambda rng: float(rng.standard_cauchy()), lambda x: -math.log(math.pi * (1 + x * x))), None),
 ])  # fmt: skip
 def test_a_distribution_without_a_list_of_values_must_be_normalised(dist, said):
     def weigh(self, letter):
@@ -436,36 +564,222 @@ def test_a_sample_in_another_thread_is_refused():
         check_program(drawn(step=step)())
 
 
-@pytest.mark.parametrize("derive", [lambda dist: dist, lambda dist: dist.top_k(5)], ids=["whole", "top_k"])
-def test_a_token_that_is_not_appended_is_refused(derive):
-    def weigh(self, letter):
-        self.sample(derive(self.context.next_token()))
-        return 0.0
-
-    with pytest.raises(RuntimeError, match=r"after the same context of 2 tokens: add the token"):
-        check_program(letters(weigh, setting("context", lambda _: LM.context("The cat")))())
+# ---- contexts
 
 
-def test_contexts_that_no_step_continues_are_refused():
-    def asks_both(self, letter):
-        for context in self.contexts:
-            self.sample(context.next_token())
-        return 0.0
+class Reader(Model):
+    """Text of at most eight tokens after two contexts. A table gives `go`, which reads them and returns a token."""
 
-    def extends(self):
-        self.s += self.extend(LM.context("The cat"), max_tokens=3).text
-        if len(self.s) > 20:
+    go = None
+
+    def __init__(self):
+        super().__init__()
+        self.a, self.b, self.left = LM.context("The cat"), LM.context("The dog"), 8
+
+    def step(self):
+        token = self.go(self)
+        self.left -= 1
+        if self.left == 0 or token == EOS:
             self.finish()
 
-    both = letters(asks_both, setting("contexts", lambda _: [LM.context("The cat"), LM.context("The dog")]))
-    for program in (both(), drawn(step=extends)()):
-        with pytest.raises(RuntimeError, match="two steps draw after the same context of 2 tokens"):
-            check_program(program)
+
+def reader(go):
+    return type("Reading", (Reader,), {"go": staticmethod(go)})()
 
 
-def test_a_program_in_which_no_particle_ends_is_refused():
-    with pytest.raises(RuntimeError, match=r"no particle has ended in 200 steps: call self.finish\(\)"):
-        check_program(drawn(step=lambda self: self.sample(AB) and None)())
+def forgets(self, derive=lambda dist: dist):
+    token = self.sample(derive(self.transformer(self.a)))
+    self.s += token
+    return token
+
+
+def forgets_after_an_observation(self):
+    token = LM.vocab[int(self.sample(Uniform(300, 400)))]
+    self.observe(self.transformer(self.a), token)
+    self.s += token
+
+
+def extends_the_first_again(self):
+    self.s += self.extend(self.a, max_tokens=3).text
+
+
+def second_stands(self):
+    token = forgets(self)
+    self.observe(self.transformer(self.b), token)
+    self.a += token
+    return token
+
+
+def first_stands(self):
+    token = forgets(self)
+    self.observe(self.transformer(self.b), token)
+    self.b += token
+    return token
+
+
+def second_stands_without_text(self):
+    token = self.sample(self.transformer(self.a))
+    self.observe(self.transformer(self.b), token)
+    self.a += str(token)
+    return token
+
+
+def twice(self):
+    token = forgets(self)
+    self.a = self.a + token + token
+    return token
+
+
+def second_twice(self):
+    token = second_stands(self)
+    self.b += str(token) + str(token)
+    return token
+
+
+def span_twice(self):
+    span = self.extend(self.a, max_tokens=2)
+    self.s += span.text
+    self.a = self.a + span.text + span.text
+
+
+@pytest.mark.parametrize("go", [
+    forgets, lambda self: forgets(self, lambda dist: dist.top_k(5)), forgets_after_an_observation,
+    extends_the_first_again, second_stands, first_stands, second_stands_without_text,
+], ids=str)  # fmt: skip
+def test_a_context_that_does_not_grow_is_refused(go):
+    with pytest.raises(RuntimeError, match=r"after the same context of 2 tokens: add the token"):
+        check_program(reader(go))
+
+
+@pytest.mark.parametrize("go", [twice, second_twice, span_twice])
+def test_a_context_that_grows_twice_is_refused(go):
+    with pytest.raises(RuntimeError, match=r"a context of \d+ tokens grew twice by .*: add each token once"):
+        check_program(reader(go))
+
+
+def votes(self):
+    self.votes = [*getattr(self, "votes", []), int(self.sample(self.transformer(LM.context("The cat was"))))]
+
+
+def votes_in_the_text(self):
+    self.s += f"{self.sample(self.transformer(self.a))},"
+
+
+def drafts(self):
+    self.drafts = [*getattr(self, "drafts", []), self.extend(self.a, max_tokens=3).text]
+
+
+def one_observation_a_step(self):
+    self.s += self.sample(AB)
+    self.observe(self.transformer(self.a), LM.vocab[300 if self.s[-1] == "a" else 400])
+
+
+def goes_back(self):
+    """Draw a token; every third step forgets the text and begins again."""
+    if self.left % 3 == 0:
+        self.a, self.s = LM.context("The cat"), type(self.s)("")
+    token = forgets(self)
+    self.a += token
+    return token
+
+
+def grows_by_a_fixed_text(self):
+    token = forgets(self)
+    self.a = self.a + token + " and"
+    return token
+
+
+def grows_with_a_vote(self):
+    token = forgets(self)
+    self.a += token
+    self.score(0.1 * (self.sample(self.transformer(self.b)) == token))
+    return token
+
+
+@pytest.mark.parametrize("go", [
+    votes, votes_in_the_text, drafts, one_observation_a_step, goes_back, grows_by_a_fixed_text, grows_with_a_vote,
+])  # fmt: skip
+def test_a_program_that_reads_after_one_context_again_passes(go):
+    report = check_program(reader(go))
+    assert report.steps > 50 and report.notes == [] and report.ended
+
+
+@pytest.mark.parametrize("length", [None, 300])
+def test_a_program_without_an_end_in_sight_passes(length):
+    def step(self):
+        self.n = getattr(self, "n", 0) + 1
+        self.score(0.1 * (self.sample(AB) == "a"))
+        if self.n == length:
+            self.finish()
+
+    report = check_program(drawn(step=step)())
+    assert report.notes == [] and not report.ended
+
+
+# ---- rare states
+
+
+def in_a_rare_state(self, letter):
+    return random.random() if self.s == "aaaa" else 0.0
+
+
+def after_a_rare_choice(self, letter):
+    rare = self.sample(Categorical({"often": 0.999, "rare": 0.001}))
+    return random.random() if rare == "rare" else 0.0
+
+
+def late_in_a_long_run(self):
+    self.n = getattr(self, "n", 0) + 1
+    self.score(0.1 * (self.sample(AB) == "a") - (random.random() if self.n == 150 else 0.0))
+
+
+@pytest.mark.parametrize("program", [
+    letters(in_a_rare_state), letters(after_a_rare_choice), drawn(step=late_in_a_long_run),
+], ids=["state", "choice", "step"])  # fmt: skip
+def test_randomness_in_a_rare_state_is_found(program):
+    with pytest.raises(RuntimeError, match=CHOICES):
+        check_program(program())
+
+
+# ---- batched functions
+
+
+CALLS = [0]
+
+
+def drifting(texts):
+    CALLS[0] += 1
+    return [-0.01 * CALLS[0] for _ in texts]
+
+
+BATCHED = {
+    "relative to the batch": lambda texts: [text.count("a") / len(texts) for text in texts],
+    "ranks": lambda texts: [sorted(texts).index(text) for text in texts],
+    "drifting": drifting,
+    "random": lambda texts: [random.random() for _ in texts],
+}
+CRITICS = {name: batched(function) for name, function in BATCHED.items()}
+RIGHT_CRITIC = batched(lambda texts: [text.count("a") for text in texts])
+
+
+@pytest.mark.parametrize("name", BATCHED)
+@pytest.mark.parametrize("where", ["module", "attribute", "class"])
+def test_a_batched_function_that_depends_on_its_batch_is_found(name, where):
+    programs = {
+        "module": letters(lambda self, _: CRITICS[name](str(self.s))),
+        "attribute": letters(by_attribute_of_text, setting("kept", lambda _: batched(BATCHED[name]))),
+        "class": letters(by_attribute_of_text, kept=batched(BATCHED[name])),
+    }
+    with pytest.raises(RuntimeError, match=CHOICES):
+        check_program(programs[where]())
+
+
+def by_attribute_of_text(self, letter):
+    return self.kept(str(self.s))
+
+
+def test_a_batched_function_of_each_text_passes():
+    assert check_program(letters(lambda self, _: RIGHT_CRITIC(str(self.s)))()).notes == []
 
 
 @pytest.mark.parametrize("p", [0.7, 1.0])
@@ -527,8 +841,8 @@ def count_in(text):
 
 def grows(self, letter):
     token = self.sample(self.kept[0].next_token())
-    self.kept[0] += token
     self.observe(self.kept[1].next_token(), token)
+    self.kept = [context + token for context in self.kept]
     return 0.0
 
 

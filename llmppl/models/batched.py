@@ -62,6 +62,10 @@ class Batched(Shared, Evaluator, Generic[A, B]):
         """Return a copy of the statistics of the calling thread."""
         return replace(self._done[get_ident()])
 
+    def forget(self) -> None:
+        """Drop the cached answers."""
+        self._answers.clear()
+
     def cached(self, question: A) -> B | None:
         return self._answers.get(question)
 
