@@ -312,9 +312,9 @@ class Tuning(TableView, dict[tuple[int, int], Repeats[Any]]):
         fitting = [size for size, runs in self.items() if runs.spread <= self.tolerance]
         return min(fitting, key=lambda size: (self[size].stats.tokens, math.prod(size)), default=None)
 
-    def to_pandas(self) -> pandas.DataFrame:
-        """Return a data frame with a row for each N and K."""
-        return frame([dict(zip(TUNED, row, strict=True)) for row in self._rows()])
+    def records(self) -> list[dict[str, Any]]:
+        """Return a dict for each N and K."""
+        return [dict(zip(TUNED, row, strict=True)) for row in self._rows()]
 
     def _rows(self) -> list[tuple[float, ...]]:
         return [(*size, float(np.mean(runs.log_mls)), runs.spread, sum(run.ess for run in runs.runs) / len(runs.runs),

@@ -10,7 +10,7 @@ from __future__ import annotations
 import heapq
 import math
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 from llmppl.inference.detached import detach
 from llmppl.inference.expansion import Branch, Limit, Warnings, check_model, cut, start_particles
@@ -18,12 +18,9 @@ from llmppl.inference.particles import Death, Particles, deaths_of
 from llmppl.models.choices import StopAtChoice
 from llmppl.models.model import Model
 from llmppl.report.progress import Bar, finished
-from llmppl.report.tables import TableView, frame, one_line
+from llmppl.report.tables import TableView, one_line
 from llmppl.support.arguments import count, optional_count
 from llmppl.support.runtime import Runtime
-
-if TYPE_CHECKING:
-    import pandas
 
 M = TypeVar("M", bound=Model)
 
@@ -147,9 +144,9 @@ class Beams(TableView, list[Beam[M]]):
         """The particle of the highest log joint."""
         return self[0].particle
 
-    def to_pandas(self) -> pandas.DataFrame:
-        """Return a data frame with a row for each beam."""
-        return frame([beam.as_dict() for beam in self])
+    def records(self) -> list[dict[str, Any]]:
+        """Return a dict for each beam."""
+        return [beam.as_dict() for beam in self]
 
     def _header(self) -> str:
         return f"{len(self)} beam{'s' * (len(self) != 1)}"

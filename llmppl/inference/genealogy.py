@@ -29,16 +29,13 @@ import math
 import operator
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from llmppl.distributions import logsumexp
-from llmppl.report.tables import TableView, chart, frame
-
-if TYPE_CHECKING:
-    import pandas
+from llmppl.report.tables import TableView, chart
 
 Floats = NDArray[np.float64]
 Indices = NDArray[np.int64]
@@ -135,9 +132,9 @@ class StepRecords(TableView, tuple[StepRecord, ...]):
             f"<div>log Z-hat {over}{log_ml}</div>{lines}</div>"
         )
 
-    def to_pandas(self) -> pandas.DataFrame:
-        """Return a data frame with a row for each step."""
-        return frame({name: [getattr(step, name) for step in self] for name in FIGURES})
+    def records(self) -> list[dict[str, Any]]:
+        """Return a dict of figures for each step."""
+        return [{name: getattr(step, name) for name in FIGURES} for step in self]
 
     def _header(self) -> str:
         return f"{len(self)} step{'s' * (len(self) != 1)}"

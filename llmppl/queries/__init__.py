@@ -9,8 +9,8 @@ Source: Kuchnik, Smith & Amvrosiadis 2023, "Validating Large Language Models wit
 # isort: off
 from llmppl.constraints import any_case, any_whitespace, optional_punctuation, rewrite, synonyms
 from llmppl.distributions import DecisionRule, Rule
-from llmppl.queries.choice import Choice, choose
-from llmppl.queries.comparison import Comparison, Exact, compare
+from llmppl.queries.choice import Choice, Choices, choose
+from llmppl.queries.comparison import Comparison, Exact, PairedComparison, compare
 from llmppl.queries.compile import Edits
 from llmppl.queries.matches import Match, Matches, MatchList
 from llmppl.queries.near_verbatim import Extraction, extraction
@@ -21,9 +21,9 @@ from llmppl.queries.sampling import Probability
 from llmppl.support import lazy
 
 __all__ = [
-    "any_case", "any_whitespace", "Certificate", "Choice", "choose",
+    "any_case", "any_whitespace", "Certificate", "Choice", "Choices", "choose",
     "compare", "Comparison", "DecisionRule", "Edits", "Exact", "explain", "Explanation", "extraction", "Extraction",
-    "Match", "Matches", "MatchList", "optional_punctuation", "probability", "Probability", "Query",
+    "Match", "Matches", "MatchList", "optional_punctuation", "PairedComparison", "probability", "Probability", "Query",
     "QueryOptions", "rewrite", "Rule", "search", "synonyms",
 ]  # fmt: skip
 __dir__ = lazy.public_names(__name__)

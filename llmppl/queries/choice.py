@@ -87,11 +87,27 @@ class Choice(Probabilities):
 
 
 class Choices(TableView, list[Choice]):
-    """Choices after several prompts, as a table with a row for each prompt and a column for each option."""
+    """Choices after several prompts, as a table with a row for each prompt and a column for each option.
+
+    Examples
+    --------
+    >>> choices = choose(lm, ["He was", "She was"], [" happy", " sad"])
+    >>> [choice.best for choice in choices]
+    [' happy', ' happy']
+    >>> print(choices.to_csv().splitlines()[1][:25])
+    He was, happy, happy,0.60
+    """
 
     def __init__(self, choices: Iterable[Choice], prompts: Iterable[Context]) -> None:
         super().__init__(choices)
         self.prompts = [str(prompt.text) for prompt in prompts]
+
+    def records(self) -> list[dict[str, Any]]:
+        """Return a dict for each prompt and option: the prompt, and the option's text, probability and bounds."""
+        return [
+            {"prompt": prompt, "text": choice.text_of(share.value), **share._asdict(), "log_mass": choice.log_mass}
+            for prompt, choice in zip(self.prompts, self, strict=True) for share in choice.shares
+        ]  # fmt: skip
 
     def _header(self) -> str:
         return f"{len(self)} choices"

@@ -10,31 +10,40 @@ intervals hardly ever contain a true TV near 0. The interval here is Newcombe's 
 of the set S of strings that are more frequent in a. Its lower end is reduced by the bias from choosing S after seeing
 the samples,  sum (E|Z| - |E Z|) / 2,  for normal Z with the variance of a - b and the smallest plausible |E Z|.
 
+Several choices on each side, one for each template, are compared in pairs. Under the null hypothesis the groups are
+exchangeable within each template, and templates are independent. So p is the share of the relabellings of the groups,
+template by template, whose means are as far apart as those observed. It is exact if all relabellings can be counted.
+
 Sources: Phipson & Smyth (2010), "Permutation p-values should never be zero"; Wilson (1927), "Probable inference";
 Newcombe (1998), "Interval estimation for the difference between independent proportions", method 10.
 """
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import NormalDist
-from typing import Any
+from typing import Any, overload
 
 import numpy as np
 from numpy.typing import NDArray
 
 from llmppl.queries.matches import Match
+from llmppl.report.probabilities import Probabilities, key_of
 from llmppl.report.tables import TableView
 from llmppl.support import arguments
 
 Array = NDArray[Any]                                # (C,) int64 counts or float64 probabilities
 Test = tuple[float, float, int]                     # p, statistic, df
+Side = Iterable[str] | Mapping[str, int] | Probabilities | Any      # | Any: Exact
+Choices = Sequence[Probabilities]                   # one for each template
 
 MAX_CELLS = 1_000_000                               # cells of the tables drawn at a time
 Z = NormalDist().inv_cdf(0.975)                   # of a two-sided interval at 95 %
+MAX_GROUPS = 7
 ROUNDING = 1e-9                                     # relative difference below which statistics are equal
 
 
@@ -65,7 +74,7 @@ class Exact:
 @dataclass(frozen=True, repr=False, eq=False)
 class Comparison(TableView):
     """Result of `compare`, displayed as a table; in a notebook, each row has a bar for a and one for b, samples
-    with Wilson's interval at 95 %.
+    with Wilson's interval at 95 %. `names` are those of the sides.
 
     `categories` are the C strings on either side, the most frequent first. `a` and `b`, (C,) ndarray, are int64 counts
     of samples, or float64 probabilities of an exact side, where `num_a` or `num_b` is None. `tv_interval` contains the
@@ -95,6 +104,7 @@ class Comparison(TableView):
     df: int | Any
     draws: int
     tv_interval: tuple[float, float] | Any
+    names: tuple[str, ...] = ("a", "b")
 
     @property
     def shares(self) -> tuple[Array, Array]:
@@ -108,7 +118,8 @@ class Comparison(TableView):
 
     def _header(self) -> str:
         sizes = ["exact" if num is None else f"{num:,} drawn" for num in (self.num_a, self.num_b)]
-        head = f"Comparison(a: {sizes[0]}, b: {sizes[1]}, strings: {len(self.categories):,})\ntotal variation"
+        sides = ", ".join(map("{}: {}".format, self.names, sizes))
+        head = f"Comparison({sides}, strings: {len(self.categories):,})\ntotal variation"
         if self.p is None:
             return f"{head} {self.tv:.4f}; both sides are exact: there is nothing to test"
         interval = "{:.4f}, between {:.4f} and {:.4f} at 95 %".format(self.tv, *self.tv_interval)
@@ -121,7 +132,13 @@ class Comparison(TableView):
                    for side, num in ((self.a, self.num_a), (self.b, self.num_b))]  # fmt: skip
         differences = map("{:+.1f} %".format, 100 * np.subtract(*self.shares))
         rows = zip(*columns, differences, map(arguments.shown, self.categories), strict=True)
-        return ["a", "b", "a - b", "string"], [*rows]
+        return [*self.names, " - ".join(self.names), "string"], [*rows]
+
+    def records(self) -> list[dict[str, Any]]:
+        """Return a dict for each string: its count or probability on each side, and the difference of the shares."""
+        sides = self.a.tolist(), self.b.tolist(), np.subtract(*self.shares).tolist()
+        columns = "string", *self.names, "difference"
+        return [dict(zip(columns, row, strict=True)) for row in zip(self.categories, *sides, strict=True)]
 
     def _bars(self) -> list[list[tuple[float, ...]]]:
         sides = zip(self.shares, (self.num_a, self.num_b), strict=True)
@@ -129,24 +146,90 @@ class Comparison(TableView):
         return [*map(list, zip(*bars, strict=True))]
 
 
+@dataclass(frozen=True, repr=False, eq=False)
+class PairedComparison(TableView):
+    """Result of `compare` for T templates and G groups, displayed as a table of means over the templates.
+
+    names, options : tuples of the names of the groups, and of the C options
+    probabilities : (T, G, C) ndarray
+    tv : float, total variation between the means of two groups, on average over all pairs of groups
+    p : float
+        Probability of at least this `tv`, if the groups are exchangeable within each template. It is exact if `draws`
+        is 0, else from so many drawn relabellings.
+
+    Examples
+    --------
+    >>> templates = ["{} was very", "{} felt so", "Soon {} was"]
+    >>> groups = {name: choose(lm, [each.format(name) for each in templates], [" happy", " sad"])
+    ...           for name in ("Lily", "Tom")}
+    >>> compared = compare(groups)
+    >>> compared.names, compared.probabilities.shape, compared.p, compared.draws
+    (('Lily', 'Tom'), (3, 2, 2), 0.25, 0)
+    """
+
+    names: tuple[str, ...]
+    options: tuple[Any, ...]
+    probabilities: Array
+    tv: float
+    p: float
+    draws: int
+
+    def _header(self) -> str:
+        by = f"{self.draws:,} draws" if self.draws else "all relabellings"
+        head = f"PairedComparison({len(self.probabilities)} templates, {len(self.names)} groups)"
+        return f"{head}\ntotal variation of the means {self.tv:.4f}\np = {self.p:.2g} by {by} within templates"
+
+    def records(self) -> list[dict[str, Any]]:
+        """Return a dict for each option and group: the mean, its difference to the first group, and the error of that.
+
+        The standard error is that over the templates.
+        """
+        differences = self.probabilities - self.probabilities[:, :1]
+        errors = differences.std(axis=0, ddof=1) / math.sqrt(len(differences))
+        rows = list[dict[str, Any]]()
+        for c, option in enumerate(self.options):
+            for g, name in enumerate(self.names):
+                mean, difference = self.probabilities[:, g, c].mean(), differences[:, g, c].mean()
+                row = option, name, float(mean), float(difference), float(errors[g, c])
+                rows.append(dict(zip(("option", "group", "mean", "difference", "se"), row, strict=True)))
+        return rows
+
+    def _table(self) -> tuple[list[str], list[list[str]]]:
+        text = "{:.1f} %|{:+.1f} % +- {:.1f}|{}|{}"
+        rows = list[list[str]]()
+        for option, name, *numbers in map(dict.values, self.records()):
+            rows.append(text.format(*(100 * x for x in numbers), name, arguments.shown(option)).split("|", 3))
+        return ["mean", f"minus {self.names[0]}", "group", "option"], rows
+
+
+@overload
+def compare(                                            # type: ignore[overload-overlap]
+    a: Choices | Mapping[str, Choices], b: Choices | None = None, *, permutations: int = 10_000,
+    seed: int | None = None, rng: np.random.Generator | None = None,
+) -> PairedComparison: ...  # fmt: skip
+@overload
 def compare(
-    a: Iterable[str] | Mapping[str, int] | Exact,
-    b: Iterable[str] | Mapping[str, int] | Exact,
-    *,
-    permutations: int = 10_000,
-    seed: int | None = None,
+    a: Side, b: Side = None, *, permutations: int = 10_000, seed: int | None = None,
     rng: np.random.Generator | None = None,
-) -> Comparison:
+) -> Comparison: ...  # fmt: skip
+
+
+def compare(
+    a: Any, b: Any = None, *, permutations: int = 10_000, seed: int | None = None,
+    rng: np.random.Generator | None = None,
+) -> Comparison | PairedComparison:  # fmt: skip
     """Test if two distributions over strings differ, and bound their distance.
 
     Parameters
     ----------
-    a, b : iterable of str or Match, mapping of str to int, or Exact
+    a, b : iterable of str or Match, mapping of str to int, Exact, Choice, or list of Choices
         Samples, their counts, or a known distribution; of matches, the texts after the prefix count. Samples must be
         independent. Draws from one set of weighted particles are not: many are copies of a few, and the test would
-        reject far too often. Weighted matches are a ValueError.
+        reject far too often. Weighted matches are a ValueError. Lists of choices are those after several templates,
+        in one order (`PairedComparison`).
+        In place of both, a mapping from names to sides. Lists of choices may then be of more than two groups.
     permutations : int, at least 1
-        Number R of tables to draw for p.
+        Number R of tables or relabellings to draw for p. Fewer relabellings are all counted.
 
     Examples
     --------
@@ -155,7 +238,19 @@ def compare(
     (0.2, True)
     """
     arguments.count("permutations", permutations)
-    rng, ((of_a, num_a), (of_b, num_b)) = arguments.generator(seed, rng), (_side("a", a), _side("b", b))
+    rng = arguments.generator(seed, rng)
+    sides: Mapping[str, Any] = {"a": a, "b": b}
+    if b is None and isinstance(a, Mapping) and not isinstance(a, Probabilities):
+        sides = a
+    kinds = {name: _is_paired(side) for name, side in sides.items()}
+    if len(sides) > 1 and all(kinds.values()):
+        return _paired(sides, permutations, rng)
+    if len(sides) != 2 or any(side is None or isinstance(side, int) for side in sides.values()):
+        raise TypeError(
+            'compare takes two sides, or a mapping from their names, as {"men": ..., "women": ...}; '
+            "lists of choices after the same templates may be more than two"
+        )
+    (of_a, num_a), (of_b, num_b) = (_side(name, side) for name, side in sides.items())
     joint = {text: of_a.get(text, 0) / (num_a or 1) + of_b.get(text, 0) / (num_b or 1) for text in of_a | of_b}
     categories = tuple(sorted(joint, key=lambda text: (-joint[text], text)))
     left = np.array([of_a.get(text, 0) for text in categories], np.int64 if num_a else np.float64)
@@ -170,11 +265,67 @@ def compare(
     interval: Any = None
     if p is not None:
         interval = _interval(left / (num_a or 1), num_a or math.inf, right / (num_b or 1), num_b or math.inf, Z)
-    return Comparison(categories, left, right, num_a, num_b, p, statistic, df, permutations, interval)
+    return Comparison(categories, left, right, num_a, num_b, p, statistic, df, permutations, interval, (*sides,))
 
 
-def _side(name: str, given: Iterable[str] | Mapping[str, int] | Exact) -> tuple[dict[str, float], int | None]:
+def _is_paired(side: Any) -> bool:
+    return isinstance(side, list | tuple) and len(side) > 0 and isinstance(side[0], Probabilities)
+
+
+def _paired(sides: Mapping[str, Choices], draws: int, rng: np.random.Generator) -> PairedComparison:
+    """Compare groups of choices, one for each template."""
+    first, *_ = sides.values()
+    lengths = {name: len(choices) for name, choices in sides.items()}
+    if set(lengths.values()) != {len(first)} or len(first) < 2:
+        raise ValueError(f"each side has one choice for each template, at least two; they have {lengths}")
+    options = [share.value for share in first[0].shares]
+    for name, choices in sides.items():
+        for number, choice in enumerate(choices):
+            _check_exact(f"{name}[{number}]", choice)
+            if {*map(key_of, choice)} != {*map(key_of, options)}:
+                raise ValueError(f"{name}[{number}] has other options than the first choice: {[*choice]}")
+    groups = [[[choice[option] for option in options] for choice in choices] for choices in sides.values()]
+    probabilities = np.array(groups).swapaxes(0, 1)
+    p, drawn = _relabelled(probabilities, draws, rng)
+    tv = float(_spread(probabilities.mean(axis=0)))
+    return PairedComparison((*sides,), (*options,), probabilities, tv, p, drawn)
+
+
+def _relabelled(probabilities: Array, draws: int, rng: np.random.Generator) -> tuple[float, int]:
+    """Return p over relabellings of the groups in each template, and the number of draws, 0 if all were counted."""
+    num_templates, num_groups, _ = probabilities.shape
+    if num_groups > MAX_GROUPS:
+        raise ValueError(f"{num_groups} groups: at most {MAX_GROUPS} are compared together")
+    orders = np.array([*itertools.permutations(range(num_groups))])
+    exact = len(orders) ** (num_templates - 1) <= draws     # the first template keeps its labels
+    picks = rng.integers(len(orders), size=(draws, num_templates - 1))
+    if exact:
+        picks = np.array([*itertools.product(range(len(orders)), repeat=num_templates - 1)])
+    sums = probabilities[:1]
+    for template, pick in zip(probabilities[1:], picks.T, strict=True):
+        sums = sums + template[orders[pick]]
+    least = _spread(probabilities.sum(axis=0)) * (1 - ROUNDING)
+    as_large = int((_spread(sums) >= least).sum())
+    return (as_large / len(picks), 0) if exact else ((1 + as_large) / (1 + draws), draws)
+
+
+def _spread(means: Array) -> Any:
+    """Return the total variation between (..., G, C) distributions, on average over all pairs."""
+    pairs = itertools.combinations(range(means.shape[-2]), 2)
+    return np.mean([np.abs(means[..., i, :] - means[..., j, :]).sum(axis=-1) / 2 for i, j in pairs], axis=0)
+
+
+def _check_exact(name: str, given: Probabilities) -> None:
+    if any(share.se is not None for share in given.shares):
+        raise ValueError(f"{name} has estimates of particles, which are no independent samples: compare exact ones")
+
+
+def _side(name: str, given: Side) -> tuple[dict[str, float], int | None]:
     """Return the counts or probabilities above 0, and the number of samples, None if `given` is exact."""
+    if isinstance(given, Probabilities):
+        _check_exact(name, given)
+        labels = [each if isinstance(each, str) else repr(each) for each in given]
+        given = Exact(dict(zip(labels, given.values(), strict=True)))
     if isinstance(given, Exact):
         return given.probabilities, None
     if isinstance(given, str):

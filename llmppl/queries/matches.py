@@ -4,19 +4,16 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, fields, replace
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass, replace
+from typing import Any
 
 from llmppl.constraints import Edit
 from llmppl.constraints.vocabulary import Text, Token
 from llmppl.lm import CachedTransformer
 from llmppl.report.progress import Bar
-from llmppl.report.tables import TableView, frame, one_line
+from llmppl.report.tables import TableView, one_line
 from llmppl.support.arguments import count
 from llmppl.support.runtime import Stats
-
-if TYPE_CHECKING:
-    import pandas
 
 
 @dataclass(frozen=True)
@@ -90,9 +87,9 @@ class MatchList(TableView, list[Match]):
 
     note = ""
 
-    def to_pandas(self) -> pandas.DataFrame:
-        """Return a DataFrame with a row for each match; an ImportError names the package to install."""
-        return frame({field.name: [match.as_dict()[field.name] for match in self] for field in fields(Match)})
+    def records(self) -> list[dict[str, Any]]:
+        """Return a dict for each match."""
+        return [match.as_dict() for match in self]
 
     def _header(self) -> str:
         return f"{len(self)} match{'es' * (len(self) != 1)}{self.note}"

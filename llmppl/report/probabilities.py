@@ -9,16 +9,13 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Hashable, Iterable, Iterator, Mapping, Set
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from llmppl.report.tables import TableView, frame, one_line
+from llmppl.report.tables import TableView, one_line
 from llmppl.support.arguments import is_hashable
 from llmppl.support.options import Guess, readable_tuple
-
-if TYPE_CHECKING:
-    import pandas
 
 CERTAIN = 5e-4                                          # half the last digit that is shown
 
@@ -97,9 +94,9 @@ class Probabilities(TableView, Mapping[Any, float]):
             raise ValueError(f"{self.header}: there is no value")
         return self.shares[0].value
 
-    def to_pandas(self) -> pandas.DataFrame:
-        """Return a data frame with a row for each value: value, probability, lower, upper, se."""
-        return frame([share._asdict() for share in self.shares])
+    def records(self) -> list[dict[str, Any]]:
+        """Return a dict for each value: value, probability, lower, upper, se."""
+        return [share._asdict() for share in self.shares]
 
     def _table(self) -> tuple[tuple[str, str], list[tuple[str, str]]]:
         return ("probability", "value"), [(str(share), one_line(repr(share.value))) for share in self.shares]

@@ -6,10 +6,14 @@ scripts or colours, so it works in light and dark themes.
 
 from __future__ import annotations
 
+import csv
 import html
+import io
 import itertools
 import math
+import os
 from collections.abc import Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -30,11 +34,36 @@ class TableView:
     """Mixin of a list or tuple of results that is displayed as a table, also in a notebook.
 
     A subclass defines `header` or `_header()`, and `_table()`, which returns heads and rows. `_bars()` returns the bars
-    before the rows. If `numbers` is True, the last column has numbers, too.
+    before the rows. If `numbers` is True, the last column has numbers, too. `records()` returns the rows as data for
+    the exports, by default the cells of the table.
     """
 
     __slots__ = ()
     numbers = False
+
+    def records(self: Any) -> list[dict[str, Any]]:
+        """Return a dict for each row."""
+        heads, rows = self._table()
+        return [dict(zip(heads, row, strict=True)) for row in rows]
+
+    def to_pandas(self) -> pandas.DataFrame:
+        """Return a data frame of the `records`. ImportError says how to install pandas."""
+        return frame(self.records())
+
+    def to_csv(self, path: str | os.PathLike[str] | None = None) -> str:
+        """Return the `records` as CSV, after writing it to a path if there is one."""
+        records = self.records()
+        text = io.StringIO()
+        writer = csv.DictWriter(text, dict.fromkeys(itertools.chain(*records)), lineterminator="\n")
+        writer.writeheader()
+        writer.writerows(records)
+        return _written(text.getvalue(), path)
+
+    def to_html(self: Any, path: str | os.PathLike[str] | None = None) -> str:
+        """Return the whole table as HTML, after writing it to a path if there is one."""
+        heads, rows = self._table()
+        table = html_table(heads, rows, self._bars(), numbers=self.numbers, most_rows=len(rows))
+        return _written(f'<meta charset="utf-8"><p>{html.escape(self._header(), quote=False)}</p>{table}', path)
 
     def _header(self: Any) -> str:
         return str(self.header)
@@ -61,16 +90,26 @@ def text_table(heads: Sequence[str], rows: Rows, *, numbers: bool = False) -> li
     return lines + [f"... and {len(rows) - MAX_ROWS} more"] * (len(rows) > MAX_ROWS)
 
 
-def html_table(heads: Sequence[str], rows: Rows, bars: Bars = (), *, numbers: bool = False) -> str:
+def html_table(
+    heads: Sequence[str], rows: Rows, bars: Bars = (), *, numbers: bool = False, most_rows: int = MAX_ROWS
+) -> str:
     """Return the table as HTML, without colours. With `bars`, a row begins with one or several of them."""
     left = "" if numbers else ' style="text-align: left; white-space: pre-wrap"'
     most = max(map(max, itertools.chain(*bars)), default=0.0) or 1.0        # is as long as a bar can be
-    drawn = [f"<td>{'<br>'.join(bar(each, most) for each in row)}</td>" for row in bars[:MAX_ROWS]] or [""] * len(rows)
+    drawn = [f"<td>{'<br>'.join(bar(each, most) for each in row)}</td>" for row in bars[:most_rows]] or [""] * len(rows)
     head = "<th></th>" * (len(bars) > 0) + _cells("th", heads, left)
-    shown = zip(drawn, rows[:MAX_ROWS], strict=False)
+    shown = zip(drawn, rows[:most_rows], strict=False)
     body = "".join(f"<tr>{cell}{_cells('td', row, left)}</tr>" for cell, row in shown)
     table = f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
-    return table + f"<p>... and {len(rows) - MAX_ROWS} more</p>" * (len(rows) > MAX_ROWS)
+    if len(rows) > most_rows:
+        table += f"<p>... and {len(rows) - most_rows} more</p>"
+    return table
+
+
+def _written(text: str, path: str | os.PathLike[str] | None) -> str:
+    if path is not None:
+        Path(path).write_text(text, encoding="utf-8", newline="")
+    return text
 
 
 def _cells(tag: str, row: Sequence[str], left: str) -> str:

@@ -17,7 +17,7 @@ import math
 import time
 from collections.abc import Callable, Iterable, Mapping
 from enum import EnumMeta
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypedDict, Unpack, get_args, get_origin, overload
+from typing import Any, Literal, NamedTuple, TypedDict, Unpack, get_args, get_origin, overload
 
 import numpy as np
 from numpy.typing import NDArray
@@ -31,15 +31,12 @@ from llmppl.models.choices import log_joints
 from llmppl.models.programs import ConstrainedText, language_model
 from llmppl.queries.choice import Choice, choose
 from llmppl.report.probabilities import Probabilities, Share
-from llmppl.report.tables import TableView, frame, html_table, one_line, text_table
+from llmppl.report.tables import TableView, html_table, one_line, text_table
 from llmppl.support.arguments import function, generator, is_type, one_of, shown
 from llmppl.support.locks import cached_property
 from llmppl.support.options import Guess, list_options, unknown_option
 from llmppl.support.runtime import Runtime, spent
 from llmppl.tasks.many import TOGETHER, run_many
-
-if TYPE_CHECKING:
-    import pandas
 
 Method = Literal["auto", "sample", "greedy", "beam", "best_of", "importance", "steer", "exact"]
 MAX_TOKENS = 160                                        # of a free text
@@ -275,9 +272,9 @@ class Generations(TableView, list[Generation]):
     [(' happy', '0.61'), (' happy', '0.69')]
     """
 
-    def to_pandas(self) -> pandas.DataFrame:
-        """Return a data frame with a row for each prompt."""
-        return frame([each.as_dict() for each in self])
+    def records(self) -> list[dict[str, Any]]:
+        """Return a dict for each prompt."""
+        return [each.as_dict() for each in self]
 
     def _header(self) -> str:
         failed = sum(bool(each.error) for each in self)
