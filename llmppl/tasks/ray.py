@@ -9,10 +9,13 @@ from __future__ import annotations
 
 import math
 import os
+import sys
+import threading
 import time
 import warnings
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager, nullcontext
 from functools import partial
 from itertools import chain, islice
 from typing import Any, TypeVar, Unpack
@@ -32,6 +35,7 @@ Run = Callable[[Any, Any, np.random.Generator], Any]
 Pair = tuple[int, Any]                                  # an index and its task
 MAX_STARTS = 3                                          # in a row, of a worker that dies in each
 GRACE = 60.0                                            # seconds after its timeout, until a chunk is late
+SILENCE = 3.0                                           # seconds until a wait says what it waits for
 MAX_SHARED, MAX_ALONE = 2, 3                            # deaths of workers that ran a task with others, and alone
 
 
@@ -107,7 +111,8 @@ def on_workers(
         rest = iter(numbered)
         for first in rest:                              # if no task is left, nothing starts
             if not ray.is_initialized():
-                ray.init(include_dashboard=False)
+                with _named("Ray starts its processes on this machine"):
+                    ray.init(include_dashboard=False)
             size = workers or _room(ray, resources)
             actors = Actors(ray, size, resources, run, make_lm, seed, together, patience)
             try:
@@ -116,6 +121,18 @@ def on_workers(
                 actors.close()
 
     return on_actors
+
+
+@contextmanager
+def _named(wait: str) -> Iterator[None]:
+    """Print what a wait is for on stderr, if it takes longer than `SILENCE`."""
+    timer = threading.Timer(SILENCE, lambda: print(f"llmppl: {wait}...", file=sys.stderr))
+    timer.daemon = True
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
 
 
 def _ray() -> Any:
@@ -199,7 +216,9 @@ class Actors:
             raise RuntimeError(f"no worker is left: {died} (out of memory?)") from self._error
         last = min(self._calls, key=lambda call: self._calls[call][1])
         seconds = self._calls[last][1] - time.monotonic()
-        ready, _ = self._ray.wait([*self._calls], timeout=min(max(seconds, 0.0), 1e8))
+        starting = all(self._starts.values())
+        with _named("the workers start and load the language model") if starting else nullcontext():
+            ready, _ = self._ray.wait([*self._calls], timeout=min(max(seconds, 0.0), 1e8))
         [call] = ready or [last]
         worker, _ = self._calls.pop(call)
         try:

@@ -7,6 +7,7 @@ import random
 import signal
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 
@@ -111,6 +112,21 @@ def test_without_ray_an_error_says_how_to_install_it(monkeypatch):
     monkeypatch.setitem(sys.modules, "ray", None)
     with pytest.raises(ImportError, match=r"llmppl\.tasks\.ray needs Ray: pip install 'llmppl-smc\[ray\]'$"):
         llmppl.tasks.ray.run_many(steer, ["a"], make_lm=make_lm)
+
+
+def test_a_long_start_says_what_it_waits_for(monkeypatch):
+    lines, said = [], threading.Event()
+    monkeypatch.setattr(llmppl.tasks.ray, "SILENCE", 0.0)
+    monkeypatch.setattr("builtins.print", lambda text, **options: (lines.append(text), said.set()))
+    with llmppl.tasks.ray._named("Ray starts"):
+        assert said.wait(HANG)
+    assert lines == ["llmppl: Ray starts..."]
+
+
+def test_a_short_start_says_nothing(capsys):
+    with llmppl.tasks.ray._named("Ray starts"):
+        pass
+    assert capsys.readouterr().err == ""
 
 
 @pytest.mark.parametrize(
