@@ -68,11 +68,11 @@ def detach(particle: Any) -> SavedParticle:
     if not particle.cut and hasattr(type(particle), "parsed"):
         parsed = particle.parsed
         with contextlib.suppress(TypeError, ValueError, RecursionError):        # nothing shows it as data
-            attributes["parsed"] = _data_of(parsed)
+            attributes["parsed"] = data_of(parsed)
     return SavedParticle(str(particle), particle.log_weight, particle.cut, particle.attribution, attributes)
 
 
-def _data_of(value: Any) -> Any:
+def data_of(value: Any) -> Any:
     """Return a parsed value as plain data: a dataclass as a dict, other objects as pydantic writes them in JSON."""
     value = dataclasses.asdict(value) if dataclasses.is_dataclass(value) and not isinstance(value, type) else value
     try:

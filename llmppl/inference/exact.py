@@ -125,6 +125,15 @@ class Beam(Generic[M]):
         return f"Beam({self.log_joint:.2f}, {str(self)!r}{', cut' * self.particle.cut})"
 
 
+class NoBeam(ValueError):
+    """Every run that a beam search followed has died, for this reason."""
+
+    def __init__(self, reason: str, N: int, K: int) -> None:
+        self.reason = reason
+        died = f"every run that was followed {reason}"
+        super().__init__(f"beam_search with N={N}, K={K}: {died}; a larger N or K follows more")
+
+
 class Beams(TableView, list[Beam[M]]):
     """The beams of a search, the best first. The repr is a table, also in a notebook.
 
@@ -205,10 +214,7 @@ def beam_search(
             watch.step(t, ended, ended)
             runs = heapq.nlargest(N, [run for run in ended if run.log_weight > -math.inf], lambda run: run.log_weight)
             if not runs:
-                raise ValueError(
-                    f"beam_search with N={N}, K={K}: every run that was followed has died by step {t}, the last of "
-                    f"{ended[-1].death or 'weight zero'}; a larger N or K follows more"
-                )
+                raise NoBeam(f"has died by step {t}, the last of {ended[-1].death or 'weight zero'}", N, K)
             show(t, runs)
     active = any(not run.finished for run in runs)
     cut(runs)

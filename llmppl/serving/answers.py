@@ -16,7 +16,7 @@ from llmppl.lm import Context
 from llmppl.queries.choice import Choice
 from llmppl.report.probabilities import key_of
 from llmppl.serving.tools import WORDS
-from llmppl.tasks.generation import Generation
+from llmppl.tasks.answers import Generation
 
 CUT = "max_tokens", "context", "timeout", "budget"      # ends that are none of the text itself
 LEAST = -9999.0                                         # log-probability in JSON, which has no infinity

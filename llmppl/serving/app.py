@@ -24,7 +24,7 @@ from llmppl.serving.answers import Answer, answers, legacy_logprobs, logprobs
 from llmppl.serving.bodies import Chat, Completion, Limits
 from llmppl.serving.service import Call, Service, ServiceFull
 from llmppl.serving.tools import read_call
-from llmppl.tasks.generation import Generation
+from llmppl.tasks.answers import Generation
 
 POLL = 0.25                                             # seconds between two looks whether a client is still there
 STATUSES = {ServiceFull: 429, TimeoutError: 408, ValueError: 400, TypeError: 400, RecursionError: 400}

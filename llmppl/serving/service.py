@@ -29,7 +29,8 @@ from llmppl.models.programs import StopStrings, language_model
 from llmppl.support.alarm import Overdue, limited
 from llmppl.support.arguments import count, function, generator, positive
 from llmppl.support.runtime import Runtime, limit, pause, spent, watching
-from llmppl.tasks.generation import GenerateOptions, Generation, Method, Plan
+from llmppl.tasks.answers import Generation
+from llmppl.tasks.generation import GenerateOptions, Method, Plan
 from llmppl.tasks.many import TOGETHER
 
 T = TypeVar("T")
@@ -247,9 +248,9 @@ class Service:
         with limited(min(self.patience, timeout or math.inf)):
             plan = Plan(self.lm, constraint, method, limits, seed, options)
             program = plan.program(prompt)
-        call = Call(partial(plan.answer, prompt, generator(seed)), timeout)
+        call = Call(partial(plan.answer, prompt, generator(seed, options.get("rng"))), timeout)
         call.stops, call.patience, call.interruptible = program.stops, self.patience, True
-        call.settles = plan.method not in ("best_of", "exact")
+        call.settles = plan.settles
         if plan.method == "exact":                      # its sums have no parts to return
             call.grace = 0.0
         return self._enter(call)

@@ -12,14 +12,20 @@ F = TypeVar("F", bound=Callable[..., Any])
 C = TypeVar("C", bound=type)
 
 
-def unknown_option(owner: str, given: Iterable[str], known: Iterable[str]) -> TypeError:
-    """Return the error for keywords that `owner` does not take. It names the most similar of the `known` ones."""
+def unknown_option(
+    owner: str, given: Iterable[str], known: Iterable[str], guesses: Mapping[str, str] | None = None
+) -> TypeError:
+    """Return the error for keywords that `owner` does not take. It names the most similar of the `known` ones.
+
+    `guesses` has the hints for names of other libraries.
+    """
     name, known = min(given), sorted(known)
     close = difflib.get_close_matches(name, known, 1)
     hint = f"did you mean {close[0]}?" if close else f"it takes {', '.join(known)}"
     hint = "itertools.islice(search(...), n) takes n results" if "_results" in name and "results" in known else hint
     if "rule" in known and name in ("temperature", "top_k", "top_p", "min_p"):
         hint = f"give it in rule=Rule({name}=...)"
+    hint = (guesses or {}).get(name, hint)
     return TypeError(f"{owner} takes no {name}: {hint}")
 
 

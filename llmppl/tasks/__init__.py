@@ -1,7 +1,8 @@
 """Many tasks at once: in one process or on many machines, with results in files."""
 
 from llmppl.support import lazy
-from llmppl.tasks.generation import Generation, Generations, generate
+from llmppl.tasks.answers import Generation, Generations
+from llmppl.tasks.generation import generate
 from llmppl.tasks.many import lanes, recorded, run_many
 from llmppl.tasks.results import Result, ResultFile, Results, load_results
 

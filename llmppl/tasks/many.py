@@ -26,6 +26,7 @@ from llmppl.support.files import is_own_error
 from llmppl.support.identity import Identity, identity
 from llmppl.support.options import list_options, unknown_option
 from llmppl.support.runtime import Runtime, spent, watching
+from llmppl.tasks.answers import Generation
 from llmppl.tasks.results import Result, ResultFile
 
 T = TypeVar("T")
@@ -207,15 +208,17 @@ def lanes(run: Run, together: int, numbered: Iterable[tuple[int, Any]], seed: in
 
 def _attempt(run: Run, index: int, task: Any, seed: int) -> Result:
     start = time.perf_counter()
-    particles = matches = error = None
+    particles = matches = error = made = None
     try:
         answer = run(task, np.random.default_rng(np.random.SeedSequence(seed, spawn_key=(index,))))
-        if isinstance(answer, Particles):
+        if isinstance(answer, Generation):
+            made = answer
+        elif isinstance(answer, Particles):
             particles = answer
         elif isinstance(answer, list) and all(hasattr(each, "as_dict") for each in answer):
             matches = answer
         else:
-            wanted = "Particles, as smc_steer does, or a list of matches or beams"
+            wanted = "Particles, as smc_steer does, or a list of matches or beams, or an answer of generate"
             raise TypeError(f"run must return {wanted}; {name_of(run)} returned {shown(answer)}")
     except (Exception, SystemExit) as reason:
         if is_own_error(reason):
@@ -225,4 +228,5 @@ def _attempt(run: Run, index: int, task: Any, seed: int) -> Result:
     if particles is not None:
         particles.stats = None
     cpu_seconds, tokens = spent()
-    return Result(index, task, particles, matches, error, time.perf_counter() - start, cpu_seconds, round(tokens))
+    seconds = time.perf_counter() - start
+    return Result(index, task, particles, matches, error, seconds, cpu_seconds, round(tokens), made)

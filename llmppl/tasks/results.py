@@ -34,6 +34,7 @@ from llmppl.support.arguments import shown
 from llmppl.support.files import Owned, own_errors
 from llmppl.support.identity import VERSION, Identity, difference, digest, task_digest
 from llmppl.support.values import decode, encode
+from llmppl.tasks.answers import Generation
 
 if TYPE_CHECKING:
     import pandas
@@ -89,6 +90,7 @@ class Result:
     seconds: float = 0.0
     cpu_seconds: float = 0.0
     tokens: int = 0
+    answer: Generation | Any = None
 
     def __repr__(self) -> str:
         lists = {"particles": self.particles, "matches": self.matches}

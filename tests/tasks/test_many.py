@@ -142,7 +142,8 @@ def test_a_failing_context_of_an_inner_run_fails_only_its_task():
 @pytest.mark.parametrize("wrong", [None, 3, "text", [1, 2], iter([])])
 def test_a_run_that_returns_another_type_is_an_error_with_a_remedy(wrong):
     (result,) = run_many(lambda task, rng: wrong, ["a"], seed=0)
-    assert "TypeError: run must return Particles, as smc_steer does, or a list of matches or beams;" in result.error
+    said = "run must return Particles, as smc_steer does, or a list of matches or beams, or an answer of generate;"
+    assert f"TypeError: {said}" in result.error
 
 
 def test_any_inference_can_be_a_task():
