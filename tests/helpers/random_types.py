@@ -121,7 +121,9 @@ class Types:
 
         def draw() -> Decimal:
             found = Decimal(int(self.rng.integers(-20000, 20000))).scaleb(int(self.rng.integers(-4, 1)))
-            return self._pick(low, low + width, found, *[Decimal("1E+20"), Decimal("0E-9")] * (not bounds))
+            if bounds:                              # without zeros at the end, which are digits after the point, too
+                return Decimal(format(self._pick(low, low + width, found).normalize(), "f"))
+            return self._pick(found, Decimal("1E+20"), Decimal("0E-9"))
 
         return Random(Annotated[Decimal, Field(**bounds)], draw)
 

@@ -23,7 +23,7 @@ from llmppl.constraints.vocabulary.trie_walk import MemoGraph, walk_state
 from llmppl.support.locks import locked
 
 # bytes of JSON texts, but for planes of Unicode without characters, which tokenizers leave out
-WRITTEN = {bytes([byte]) for byte in (*b"\t\n\r", *range(32, 192), *range(194, 245)) if byte not in UNASSIGNED}
+WRITTEN = {*b"\t\n\r", *range(32, 192), *range(194, 245)} - {*UNASSIGNED}
 Stack = Any                                         # a Config, or a local state and the stack below it
 Reading = tuple[Local, Stack, Node, bool]           # a state at the top of a stack, and the tokens to read
 
@@ -80,8 +80,11 @@ class JsonIndex(TokenIndex):
         self.graph = ConfigGraph(self.recognizer)
         # bounds of the tokens to an end; bytes bound them only if each byte is a token
         self._left, self._stack_left = self.recognizer.bytes_left, self.recognizer.stack_left
-        if not WRITTEN <= {*self.trie.tokens}:
+        if not WRITTEN <= {*self.trie.alone.tolist()}:
             self._left = self._stack_left = lambda _: math.inf
+
+    def _is_spelled_by_bytes(self) -> bool:
+        return self._stack_left(self.start) < math.inf or super()._is_spelled_by_bytes()
 
     def _work_out(self, state: Config, accepts: bool) -> PackedMask:
         return self.store.of_mask(self._mask_of(state), accepts)

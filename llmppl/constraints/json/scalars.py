@@ -64,7 +64,7 @@ def numbers(shape: Number) -> DFA:
 
     if known:
         largest = Fraction(10 ** max(MAX_DIGITS * (1 + shape.integer), 1 + len(str(math.ceil(max(known))))) - 1)
-        digits = 0 if shape.integer else max(MAX_FRACTION, *map(_decimals, known))
+        digits = 0 if shape.integer else max(MAX_FRACTION, *map(num_decimals, known))
         least, most = between(digits, min(largest, TOP) if digits else largest)
         found = numerals(math.ceil(least * 10**digits), math.floor(most * 10**digits), digits, zero=True)
         first, last = between(0, largest)           # without a point, a number is exact
@@ -116,7 +116,7 @@ def _inwards(bound: Fraction, is_in: bool, digits: int) -> Fraction:
     return bound if is_in else Fraction(math.floor(bound * 10**digits) + 1, 10**digits)
 
 
-def _decimals(value: Fraction) -> int:
+def num_decimals(value: Fraction) -> int:
     """Return the number of digits after the point."""
     return next(n for n in range(value.denominator.bit_length() + 1) if 10**n % value.denominator == 0)
 
@@ -128,7 +128,7 @@ def _multiples(step: Fraction) -> DFA:
     With m = step * 10**digits, a state is (n, x * 10**n mod m): the digits x are read, and n more may follow that are
     not 0. Before the point, n is `digits`.
     """
-    digits = _decimals(step)
+    digits = num_decimals(step)
     m = int(step * 10**digits)
     size = m * (digits + 1)
     if size > MAX_REMAINDERS:
@@ -241,7 +241,7 @@ def texts_of(shape: Shape) -> DFA:
 @lru_cache(1_000)
 def quoted(shape: String) -> Quoted | None:
     """Return the frame of a string; None if there is no text. Raises ValueError if its automaton is too large."""
-    dfa = _content(shape) if shape.languages else None
+    dfa = _content(shape).explore(MAX_STATES) if shape.languages else None
     if (dfa is not None and not dfa.start) or shape.least > shape.most:
         return None
     return Quoted(dfa, shape.least, shape.most)

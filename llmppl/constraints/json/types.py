@@ -17,15 +17,18 @@ import zoneinfo
 from collections.abc import Callable
 from datetime import date, datetime, time, timedelta
 from decimal import Decimal
+from fractions import Fraction
 from typing import Any
 
 from llmppl.constraints.automata.formats import FORMATS, digits_between, either, ipv6, same_length, signed
 from llmppl.constraints.json.ecma import found
 from llmppl.constraints.json.keywords import likely, nodes
+from llmppl.constraints.json.scalars import num_decimals
 from llmppl.support.arguments import is_hashable, shown
 
 Node = dict[str, Any]
-PLACES, WHOLE = 4, 15                               # of a Decimal with bounds; before the point, with one bound
+PLACES, MAX_PLACES = 4, 18                          # of a Decimal without decimal_places, and of any other
+WHOLE = 15                                          # digits of a Decimal before the point, without max_digits
 _ROUNDED: dict[str, Callable[[Any], int]] = {       # the nearest integer within a bound
     "ge": math.ceil, "gt": lambda bound: math.floor(bound) + 1,
     "le": math.floor, "lt": lambda bound: math.ceil(bound) - 1,
@@ -164,22 +167,30 @@ def _type_schema() -> Any:
         # ---- numbers and strings
 
         def decimal_schema(self, schema: Any) -> Node:
-            bounds = {key: Decimal(schema[key]) for key in BOUNDS if schema.get(key) is not None}
-            if schema.get("multiple_of") is not None:
-                self._warn(f"'multiple_of' {schema['multiple_of']}")
-            digits, places = schema.get("max_digits"), schema.get("decimal_places")
+            bounds = {key: Decimal(str(schema[key])) for key in BOUNDS if schema.get(key) is not None}
+            digits = schema.get("max_digits")
+            places = schema.get("decimal_places")
+            step = schema.get("multiple_of")
+            most = WHOLE if digits is None else max(digits - (places or 0), 0)
+            if not most:                            # pydantic refuses 0, too
+                self._warn(f"'max_digits' {digits}")
+            if step is not None:
+                exact = Fraction(str(step))
+                decimals = num_decimals(exact)
+                places = decimals if places is None else min(places, decimals)
+                if exact * 10**decimals != 1:       # not every number of so many places
+                    self._warn(f"'multiple_of' {step}")
             if not bounds and digits is None and places is None:
                 return _text(rf"-?{_NUMBER}(?:E[+-]?[0-9]{{1,2}})?")
-            most = WHOLE if digits is None else max(digits - (places or 0), 1)
-            places = min(places if places is not None else PLACES, digits or PLACES)
+            places = min(PLACES if places is None else places, digits or MAX_PLACES)
             found = []
             for n in range(places + 1):
                 limit = 10 ** min(most + n, digits or most + n) - 1
                 ends = {key: _ROUNDED[key](bound * 10**n) for key, bound in bounds.items()}
                 low = max(-limit, ends.get("ge", -limit), ends.get("gt", -limit))
                 high = min(limit, ends.get("le", limit), ends.get("lt", limit))
-                found += [f"(?:{_between(low, high, n)}){'0*' if n else r'(?:[.]0+)?'}"] if low <= high else []
-            return _text(either(found) if found else "[]")
+                found.append(_between(low, high, n))
+            return _text(either(found))
 
         def str_schema(self, schema: Any) -> Node:
             given = schema.get("pattern")

@@ -15,10 +15,11 @@ from typing import Any
 
 from lark import Tree, load_grammar
 from lark.exceptions import GrammarError, LarkError, UnexpectedInput
+from lark.grammar import NonTerminal
 from lark.grammar import Terminal as LarkTerminal
 from lark.load_grammar import GrammarBuilder
 
-from llmppl.constraints.lark.parser import IndentedParser, Parser, Rule
+from llmppl.constraints.lark.parser import IndentedParser, Parser, Rule, derived
 from llmppl.constraints.lark.terminals import Terminal, split_keywords
 from llmppl.support.graphs import postorder, reachable
 
@@ -91,14 +92,10 @@ def _written_out(loaded: load_grammar.Grammar, start: str, flags: int, postlex: 
 
 def _check_ends(rules: Sequence[Rule], start: str, ignored: set[str]) -> None:
     """Raise GrammarError if the start rule has no finite sequence of terminals that reach the parser."""
-    ending, size = set[str](), -1
-    while len(ending) > size:
-        size = len(ending)
-        for rule in reversed(rules):
-            if all(s.name in ending or (s.is_term and s.name not in ignored) for s in rule.expansion):
-                ending.add(rule.origin.name)
-    if start not in ending:
-        used = sorted(ignored.intersection(symbol.name for rule in rules for symbol in rule.expansion))
+    symbols = {symbol for rule in rules for symbol in rule.expansion}
+    read = [symbol for symbol in symbols if symbol.is_term and symbol.name not in ignored]
+    if NonTerminal(start) not in derived(rules, read):
+        used = sorted(ignored.intersection(symbol.name for symbol in symbols))
         why = f": its rules want {', '.join(used)}, which %ignore drops" if used else ": its rules never end"
         raise GrammarError(f"lark parses no text at all with this grammar (start rule {start!r}){why}")
 

@@ -14,21 +14,24 @@ from __future__ import annotations
 import functools
 import itertools
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from importlib import import_module
 from typing import Any, NamedTuple, TypeVar
 
 from lark import grammar as lark_grammar
 from lark.common import ParserConf
 from lark.exceptions import GrammarError
 from lark.grammar import NonTerminal
+from lark.parsers.grammar_analysis import RulePtr
 from lark.parsers.lalr_analysis import LALR_Analyzer, Shift
+from lark.utils import classify
 
 from llmppl.support.graphs import reversed_edges
 
+_untyped: Any = import_module("lark.parsers.lalr_analysis")
 END = "$END"
 IGNORED = 1                                         # the bit of ignored text
-MAX_ITEMS = 250_000                                 # of the states of lark's parser
+MAX_ITEMS = 300_000                                 # of lark's parser; a rule after a state is two, a lookahead 1/5
 MAX_CHAIN = 500                                     # reductions before a token, by the parser's states and symbols
-MAX_LENGTH = 32                                     # symbols of a rule that lark's analysis takes in one piece
 
 K = TypeVar("K")
 T = TypeVar("T")
@@ -53,34 +56,89 @@ class Rule(lark_grammar.Rule):
     __hash__ = object.__hash__
     __eq__ = object.__eq__
 
-    def parts(self) -> Iterator[Rule]:
-        """Yield the rule, or a chain of shorter ones: the time of lark's analysis is cubic in the length."""
-        origin, symbols = self.origin, self.expansion
-        for number in itertools.count():
-            if len(symbols) <= MAX_LENGTH:
-                break
-            rest = NonTerminal(f"__{self.origin.name}_{self.order}_rest_{number}")
-            yield Rule(origin, [*symbols[: MAX_LENGTH - 1], rest], self.order, None, self.options)
-            origin, symbols = rest, symbols[MAX_LENGTH - 1 :]
-        yield Rule(origin, symbols, self.order, None, self.options)
+
+def derived(rules: Sequence[Rule], given: Iterable[Any]) -> set[Any]:
+    """Return the given symbols, and those of which some rule has only such symbols: every rule without any, too."""
+    todo = list(given)
+    uses: dict[Any, list[Rule]] = {}
+    missing: dict[Rule, int] = {}
+    for rule in rules:
+        symbols = set(rule.expansion)
+        missing[rule] = len(symbols)
+        for symbol in symbols:
+            uses.setdefault(symbol, []).append(rule)
+        if not symbols:
+            todo.append(rule.origin)
+    found = set[Any]()
+    while todo:
+        symbol = todo.pop()
+        if symbol in found:
+            continue
+        found.add(symbol)
+        for rule in uses.get(symbol, ()):
+            missing[rule] -= 1
+            if not missing[rule]:
+                todo.append(rule.origin)
+    return found
 
 
 class _Analyzer(LALR_Analyzer):
-    """Lark's analysis, which expands each rule once here, and stops where its states would have too many items."""
+    """Lark's analysis, which expands each rule once here, and stops where its states would have too many items.
 
-    def __init__(self, conf: ParserConf) -> None:
-        self._expanded: dict[tuple[Any, bool], frozenset[Any]] = {}
+    Of the sets of symbols that lark computes in cubic time, it needs only the rules that may be empty.
+    """
+
+    def __init__(self, rules: Sequence[Rule], start: str) -> None:
+        super().__init__(ParserConf([], {}, []))
+        self._expanded: dict[Any, frozenset[Any]] = {}
         self._num_items = 0
-        super().__init__(conf)
+        root = Rule(NonTerminal(f"$root_{start}"), [NonTerminal(start)])
+        self.lr0_rules_by_origin = classify([*rules, root], lambda rule: rule.origin)
+        closure = self.expand_rule(root.origin, self.lr0_rules_by_origin)
+        self.lr0_start_states = {start: _untyped.LR0ItemSet([RulePtr(root, 0)], closure)}
+        self.NULLABLE = derived(rules, ())
 
     def expand_rule(self, source_rule: Any, rules_by_origin: Any = None) -> Any:
-        key = source_rule, rules_by_origin is None
-        if key not in self._expanded:
-            self._expanded[key] = frozenset(super().expand_rule(source_rule, rules_by_origin))
-        self._num_items += len(self._expanded[key])
+        if source_rule not in self._expanded:
+            self._expanded[source_rule] = frozenset(super().expand_rule(source_rule, rules_by_origin))
+        self._count(len(self._expanded[source_rule]))
+        return self._expanded[source_rule]
+
+    def _count(self, number: int) -> None:
+        self._num_items += number
         if self._num_items > MAX_ITEMS:
-            raise GrammarError(f"lark's parser has more than {MAX_ITEMS:,} items; fewer alternatives would do")
-        return self._expanded[key]
+            raise GrammarError(
+                f"lark's parser has more than {MAX_ITEMS:,} items; fewer alternatives, or one terminal for many words, "
+                'WORD: "a" | "b", would do'
+            )
+
+    def compute_includes_lookback(self) -> None:
+        """Compute two relations as lark does, from the pointers of a state by their rule's name."""
+        self._count(2 * len(self.nonterminal_transitions))
+        pointers = {state: classify(state.closure, lambda each: each.rule.origin) for state in self.lr0_itemsets}
+        for transition in self.nonterminal_transitions:
+            state, name = transition
+            for pointer in pointers[state].get(name, ()):
+                symbols, at = pointer.rule.expansion, state
+                for i in range(pointer.index, len(symbols)):
+                    before = at, symbols[i]
+                    if before in self.reads and self.NULLABLE.issuperset(symbols[i + 1 :]):
+                        self.includes[before].add(transition)
+                    at = at.transitions[symbols[i]]
+                if pointer.index == 0:
+                    self.lookback[transition].add((at, pointer.rule))
+
+    def compute_lookaheads(self) -> None:
+        reads = _untyped.digraph(self.nonterminal_transitions, self.reads, self.directly_reads)
+        follows = _untyped.digraph(self.nonterminal_transitions, self.includes, reads)
+        found: dict[Any, set[Any]] = {}
+        for transition, places in self.lookback.items():
+            for place in places:
+                found.setdefault(place, set()).update(follows[transition])
+        self._count(sum(map(len, found.values())) // 5)
+        for (state, rule), symbols in found.items():
+            for symbol in symbols:
+                state.lookaheads[symbol].add(rule)
 
 
 class Layout(NamedTuple):
@@ -135,11 +193,10 @@ class Parser:
     layout: Layout | None = None                        # where a text begins
 
     def __init__(self, rules: Sequence[Rule], start: str) -> None:
-        parts = list(itertools.chain.from_iterable(rule.parts() for rule in rules))
-        analyzer: Any = _Analyzer(ParserConf(list(parts), {}, [start]))
+        analyzer: Any = _Analyzer(rules, start)
         analyzer.compute_lalr()
         table = analyzer.parse_table
-        names = {rule.origin.name for rule in parts}
+        names = {rule.origin.name for rule in rules}
         terminals = dict.fromkeys(name for row in table.states.values() for name in row if name not in names)
         terminals.pop(END, None)
         self.bits: dict[str | None, int] = {name: 1 << i for i, name in enumerate([None, *terminals, END])}

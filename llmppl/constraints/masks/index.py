@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import math
 import sys
+from collections.abc import Callable
 from itertools import groupby
 from typing import Any, NamedTuple
 
@@ -133,6 +134,18 @@ class TokenIndex(Index):
             self._loops = Loops(self.graph, self.trie)
         else:
             self.graph, self._distances = MemoGraph(self.recognizer), SearchDistances(self._lock)
+
+    def _is_spelled_by_bytes(self) -> bool:
+        """Return True if tokens of one byte spell an accepted string, or lead to many states."""
+        alone = self.trie.alone
+
+        def by_bytes(state: State) -> list[State]:
+            number = self.graph.number(state)
+            self.graph.fill(number, alone)
+            ends = np.unique(self.graph.table[number, alone]).tolist()
+            return [self.graph.state(end) for end in ends if end]
+
+        return reaches_end(self, by_bytes)
 
     @property
     def name(self) -> str:
@@ -320,23 +333,40 @@ class TokenIndex(Index):
 
 
 def _check_spellable(index: TokenIndex) -> None:
-    """Raise a ValueError if tokens lead from the start to no state that accepts."""
-    if index.trie.complete or index.accepts(index.start):
+    """Raise a ValueError if tokens lead from the start to no state that accepts.
+
+    Tokens of one byte are tried first, because a step by them is cheap.
+    """
+    if index.trie.complete or index.accepts(index.start) or index._is_spelled_by_bytes():
         return
-    stack, seen, stuck = [index.start], {index.start}, b""
-    while stack:
-        state = stack.pop()
+    stuck = b""
+
+    def by_tokens(state: State) -> list[State]:
+        nonlocal stuck
         ends = np.unique(index.walk(state)[1]).tolist()
-        stuck = stuck or (b"" if ends else index.next_bytes(state))
-        for end in ends:
-            target = index.graph.state(end)
-            if index.recognizer.accepts(target) or len(seen) > MAX_GAP_SEARCH:
-                return
-            if target not in seen:
-                seen.add(target)
-                stack.append(target)
-    where = f": no token fits where {_expected(stuck, False)}" * bool(stuck)
+        if not ends and not stuck:
+            stuck = index.next_bytes(state)
+        return list(map(index.graph.state, ends))
+
+    if reaches_end(index, by_tokens):
+        return
+    where = ""
+    if stuck:
+        where = f": no token fits where {_expected(stuck, False)}"
     raise ValueError(f"{index.name}: no sequence of tokens of this vocabulary spells a string that it accepts{where}")
+
+
+def reaches_end(index: TokenIndex, after: Callable[[State], list[State]]) -> bool:
+    """Return True if steps lead from the start to a state that accepts, or to more than MAX_GAP_SEARCH states."""
+    stack, seen = [index.start], {index.start}
+    while stack:
+        for state in after(stack.pop()):
+            if index.recognizer.accepts(state) or len(seen) > MAX_GAP_SEARCH:
+                return True
+            if state not in seen:
+                seen.add(state)
+                stack.append(state)
+    return False
 
 
 # ---- words for errors

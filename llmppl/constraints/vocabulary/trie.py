@@ -90,10 +90,16 @@ class Trie(Shared):
         return f"Trie({self.order.size} of {len(self.tokens)} tokens, {len(self)} nodes)"
 
     @cached_property
+    def alone(self) -> Ints:
+        """Bytes that are tokens by themselves, ascending."""
+        a, b = self.levels[0]
+        is_end = self.first[self.nodes[a:b] + 1] > self.first[self.nodes[a:b]]
+        return self.bytes[a:b][is_end]
+
+    @cached_property
     def complete(self) -> bool:
         """True if every byte of UTF-8 is a token by itself, so that no text has a dead end."""
-        have = {token[0] for token in self.tokens if len(token) == 1}
-        return have.issuperset([*range(0xC0), *range(0xC2, 0xF5)])
+        return set(self.alone.tolist()).issuperset([*range(0xC0), *range(0xC2, 0xF5)])
 
     @cached_property
     def place(self) -> npt.NDArray[np.int64]:

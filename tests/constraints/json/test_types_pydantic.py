@@ -49,7 +49,7 @@ YEAR = {"ge": dt.date(2024, 1, 1), "le": dt.date(2024, 12, 31)}
 VALUES = [
     (Decimal, [Decimal("1.50"), Decimal(-3), Decimal("1E+5")]),
     (bounded(Decimal, ge=0, le=100), [Decimal("99.99"), Decimal(0), Decimal(100)]),
-    (bounded(Decimal, gt=0, lt=1), [Decimal("0.5")]),
+    (bounded(Decimal, gt=0, lt=1), [Decimal("0.5")]), (bounded(Decimal, ge=0.1, multiple_of=0.1), [Decimal("0.1")]),
     (bounded(Decimal, max_digits=5, decimal_places=2), [Decimal("123.45"), Decimal("-1.5")]),
     (dt.timedelta, [dt.timedelta(days=1000, milliseconds=500), dt.timedelta(0), -dt.timedelta(seconds=5)]),
     (pydantic.UUID4, [uuid.UUID("6fa459ea-ee8a-4ca4-894e-db77e160355e")]),
@@ -138,6 +138,36 @@ def test_random_types_admit_their_dumps_and_only_what_pydantic_reads(seed):
     for text in filter(None, (walked(index, rng) for _ in range(6))):
         if not constraint.unmasked:
             constraint.parse(text)
+
+
+DECIMALS = {                                        # the most digits after the point, by bounds
+    2: [{"ge": 0, "le": 1000, "decimal_places": 2}, {"decimal_places": 2}, {"multiple_of": Decimal(".01")},
+        {"max_digits": 2, "ge": 0}, {"multiple_of": Decimal(".25"), "ge": 0}, {"gt": -1, "lt": 1, "decimal_places": 2}],
+    0: [{"decimal_places": 0, "ge": 0}, {"multiple_of": 5, "lt": 100}, {"max_digits": 3, "decimal_places": 0}],
+    4: [{"ge": 0}, {"le": Decimal("999.9")}, {"max_digits": 9}],
+    6: [{"ge": 0, "decimal_places": 6}],
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("places, bounds", [(places, each) for places, some in DECIMALS.items() for each in some])
+def test_a_decimal_has_at_most_the_stated_decimal_places(places, bounds):
+    class Priced(pydantic.BaseModel):
+        prices: list[bounded(Decimal, **bounds)]
+
+    index = JsonSchema(Priced).index(BYTES)
+    state = index.after('{"prices":["0')
+    for digit in "." * (places > 0) + "0" * places:
+        state = index.advance(state, ord(digit))
+    assert not set(b"0.").intersection(index.next_bytes(state))
+    assert ord('"') in index.next_bytes(state)
+
+
+def test_bounds_of_a_decimal_that_masks_do_not_hold_are_listed():
+    listed = {"": {"multiple_of": 0.01}, "max_digits": {"max_digits": 2, "decimal_places": 2}, "multiple_of": {"gt": 5}}
+    listed["multiple_of"]["multiple_of"] = 5
+    for named, bounds in listed.items():
+        unmasked = JsonSchema(list[bounded(Decimal, **bounds)]).unmasked
+        assert [named in line for line in unmasked] == [True] * bool(named)
 
 
 class Checked(pydantic.BaseModel):

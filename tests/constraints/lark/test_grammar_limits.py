@@ -1,5 +1,6 @@
 """Grammars that are large, or made to be: their cost in states and rules, and that they agree with lark."""
 
+import contextlib
 import itertools
 import random
 import re
@@ -13,11 +14,13 @@ from helpers.grammars import GRAMMARS, check_states, plain_lark
 from helpers.machines import accepts, read
 from lark import Lark
 from lark.exceptions import GrammarError, LarkError
+from lark.parsers.grammar_analysis import calculate_sets
 
 from llmppl import Model, smc_steer
 from llmppl.constraints import Grammar, Vocabulary
 from llmppl.constraints.automata.budget import TooLarge
 from llmppl.constraints.lark import lexer, loader, parser, terminals
+from llmppl.constraints.lark.parser import Rule, derived
 from llmppl.constraints.masks import distances
 from llmppl.models.spans import Guide
 
@@ -200,6 +203,34 @@ def test_alternatives_of_alternatives_are_counted_in_the_parser(monkeypatch):
     monkeypatch.setattr(parser, "MAX_ITEMS", 1_000)
     with pytest.raises(ValueError, match="^grammar: lark's parser has more than 1,000 items; fewer"):
         Grammar(rule)
+
+
+NAME = '\nNAME: /[a-z]+_/\n%ignore " "\n'
+OPERATORS = "\n".join(f'?e{i}: e{i + 1} | e{i} "o{i}" e{i + 1} | "p{i}" e{i}' for i in range(250))
+MODERATE = {
+    "optional parts": 'start: "s0" ' + " ".join(f'("k{i}" NAME)?' for i in range(13)) + NAME,
+    "statements": "start: expr\n" + "\n".join(f'x{i}: "k{i}" expr?' for i in range(200)) + "\nexpr: NAME | "
+                  + " | ".join(f"x{i}" for i in range(200)) + NAME,
+    "words": "start: (" + " | ".join(f'"k{i}" NAME' for i in range(900)) + ")*" + NAME,
+    "operators": f'start: e0\n{OPERATORS}\n?e250: NAME | "(" e0 ")"{NAME}',
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", MODERATE)
+def test_a_grammar_of_moderate_size_is_read_or_refused_within_seconds(case):
+    begun = time.process_time()
+    with contextlib.suppress(ValueError):
+        Grammar(MODERATE[case])
+    assert time.process_time() - begun < 8              # 0.4 to 2.5 on two shared cores; before 6 to 14
+
+
+def test_the_sets_of_symbols_are_those_of_lark():
+    rules = ['start: a b? c* "x"', "start: a a b\na: b?\nb: start?", 'start: "(" start ")" |\nb: start b | b']
+    for each in rules:
+        names = [f'{name}: "{name}"?' for name in "abc" if f"{name}:" not in each]
+        loaded = Lark("\n".join([each, *names])).rules       # by any parser
+        found = derived([Rule(rule.origin, rule.expansion) for rule in loaded], [])
+        assert found == calculate_sets(loaded)[2]
 
 
 def test_bytes_of_one_class_are_read_once(monkeypatch):

@@ -438,6 +438,29 @@ def test_a_constraint_that_no_tokens_can_meet_is_refused(pattern, tokens):
         TokenIndex(Regex(pattern), Vocabulary(tokens))
 
 
+GAPS = Vocabulary([*(b"%c" % byte for byte in range(256) if byte not in b"\4\6\xf1\xf2"), b"ab", b'{"', b""], [254])
+
+
+@pytest.mark.parametrize(
+    "constraint",
+    [Regex("[a-z ]{1,40}"), Regex("\4*a"), JsonSchema({"type": "object"}), JsonSchema({"const": "a" * 300}),
+     JsonSchema({"type": "object", "properties": {"a": {"type": "object"}}, "required": ["a"]}),
+     Grammar('start: "(" start ")" | NAME\nNAME: /[a-z]+/')],
+)  # fmt: skip
+def test_no_token_is_read_to_learn_that_tokens_of_one_byte_suffice(constraint, monkeypatch):
+    monkeypatch.setattr(TokenIndex, "walk", None)
+    constraint.index(GAPS)
+
+
+def test_a_text_that_needs_a_missing_byte_is_refused():
+    missing = "no sequence of tokens of this vocabulary spells .* next byte must be one of b'\\\\x04'"
+    with pytest.raises(ValueError, match=missing):
+        Regex("a\4b").index(GAPS)
+    with pytest.raises(ValueError, match="no sequence of tokens of this vocabulary spells"):
+        JsonSchema({"type": "string", "pattern": "^\U00050000$"}).index(GAPS)
+    assert Regex("a\4b").index(Vocabulary([b"a", b"\4b", b""], [2])).mask(1).tolist() == [True, False, False]
+
+
 def test_a_constraint_without_any_text_is_refused():
     with pytest.raises(ValueError, match="accepts no string at all"):
         TokenIndex(Machine(np.zeros((2, 256)), [False, False]), Vocabulary([b"a"]))
