@@ -193,5 +193,5 @@ class _Pickler(pickle.Pickler):
             data = data if data.dtype.itemsize > 2 else data.float()
             return np.asarray, (data.numpy(), str(value.dtype), type(value))
         if type(value) is np.ndarray and not value.dtype.hasobject:
-            return np.asarray, (value.tobytes(), value.dtype, value.shape)
+            return np.asarray, (value.tobytes(), np.lib.format.dtype_to_descr(value.dtype), value.shape)
         return NotImplemented
