@@ -44,6 +44,28 @@ MAX_BEGIN = 20                                      # characters that are examin
 FAR_MORE = math.log(100)
 
 
+class HowProbable(TypedDict, total=False):
+    tolerance: float
+    max_expansions: int
+    particles: int
+    runs: int
+    batch: int
+    seed: int | None
+    rng: np.random.Generator | None
+    timeout: float | None
+    budget: int | None
+    progress: bool | None
+
+
+_OF_PROBABILITY = {
+    "tolerance": 1e-3,
+    "max_expansions": 2000,
+    "particles": 32,
+    "runs": 32,
+    "batch": 32,
+}
+
+
 @dataclass(frozen=True, eq=False)
 class Query:
     """Question about a language of texts with a given prefix, under a language model and a decision rule.
@@ -206,10 +228,8 @@ class Query:
         drawn = samples(self.space, starts, particles, rng, local=local, normalise=uniform)
         return Matches(self.lm, drawn, progress)
 
-    def probability(
-        self, *, tolerance: float = 1e-3, max_expansions: int = 2000, particles: int = 32, runs: int = 32,
-        batch: int = 32, seed: int | None = None, rng: np.random.Generator | None = None,
-    ) -> Probability:  # fmt: skip
+    @list_options(HowProbable, _OF_PROBABILITY)
+    def probability(self, **how: Unpack[HowProbable]) -> Probability:
         """Compute the probability that the text after the prefix is in the language, with the given `end`.
 
         If the prefix has several strings, one is drawn by its own probability among them. With end="prefix", the event
@@ -226,17 +246,27 @@ class Query:
             Size and number of the particle filters for `estimate`; with 0 runs, it and its error are NaN. The filters
             miss matches that end 256 or more tokens after the part that was searched. The error is unreliable if few
             particles find a match; the bounds always hold.
+        timeout, budget : float and int, optional
+            Seconds, and tokens that the language model runs, half of them for the search and half for the filters. The
+            bounds are then wider. Filters that did not end give no estimate.
+        progress : bool, optional
+            Show the bounds so far on stderr; if left out, only on a terminal.
         """
-        number("tolerance", tolerance)
-        count("particles", particles)
-        max_expansions, runs = count("max_expansions", max_expansions, least=0), count("runs", runs, least=0)
+        if unknown := how.keys() - HowProbable.__annotations__.keys():
+            raise unknown_option("probability", unknown, HowProbable.__annotations__)
+        given: dict[str, Any] = _OF_PROBABILITY | how
+        tolerance = number("tolerance", given["tolerance"])
+        particles, runs = count("particles", given["particles"]), count("runs", given["runs"], least=0)
+        max_expansions = count("max_expansions", given["max_expansions"], least=0)
         starts = self.space.starts()
         space = replace(self.space, first=self.end == "prefix" and self.compiled.continues())
         log_total = float(np.logaddexp.reduce([start.log_prob for start in starts]))
-        search = Search(space, "joint", count("batch", batch), max_expansions)
+        search = Search(space, "joint", count("batch", given["batch"]), max_expansions)
         for start in starts:
             search.add(start._replace(log_prob=start.log_prob - log_total))
-        return bounded(search, tolerance, particles, runs, generator(seed, rng))
+        rng = generator(given.get("seed"), given.get("rng"))
+        limits = {name: given.get(name) for name in ("timeout", "budget", "progress")}
+        return bounded(search, tolerance, particles, runs, rng, **limits)
 
     def plan(self) -> str:
         """Describe the compiled query; the language model reads nothing but prefixes."""
@@ -278,14 +308,8 @@ class SearchOptions(QueryOptions, total=False):
     progress: bool | None
 
 
-class ProbabilityOptions(QueryOptions, total=False):
-    tolerance: float
-    max_expansions: int
-    particles: int
-    runs: int
-    batch: int
-    seed: int | None
-    rng: np.random.Generator | None
+class ProbabilityOptions(QueryOptions, HowProbable, total=False):
+    pass
 
 
 _DEFAULTS = {field.name: field.default for field in fields(Query)}

@@ -15,24 +15,31 @@ from __future__ import annotations
 
 import html
 import math
-from collections.abc import Callable, Iterator
+import time
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
+from typing import Any
 
 import numpy as np
 
 from llmppl.constraints.vocabulary import EOS
 from llmppl.distributions import Bernoulli, Finite, Ints
 from llmppl.inference import Particles, Step, importance_sampling, smc_standard
+from llmppl.inference.expansion import Limit
 from llmppl.lm import TokenDistribution
 from llmppl.models.model import Model
 from llmppl.queries.best_first import REST, Item, Node, Search, Space, Start
 from llmppl.queries.matches import Match
+from llmppl.report.progress import Bar
 from llmppl.report.tables import bar
 from llmppl.support import arguments
+from llmppl.support.runtime import Runtime
 
 MAX_BARREN_SAMPLES = 2048                               # without a match, before an error
 MAX_BARREN_STEPS = 100_000                              # without a finished sample, before an error
 MAX_STEPS = 256                                         # steps of a particle in the unsearched mass, at most
+TOGETHER = 512                                          # particles of runs that share batches
 
 
 class Sampled(Model):
@@ -139,7 +146,8 @@ class Probability:
     the mean of unbiased estimates, clipped to the bounds, and `estimate_se` its standard error: the mass found, plus
     the part of the rest that a particle filter finds. `expansions` counts the next-token distributions for the bounds.
     `shortest` is True if matches that begin with another match were left out, as parts of the same event:
-    end="prefix", and a language in which one string begins another.
+    end="prefix", and a language in which one string begins another. `limit` is "timeout" or "budget" if one of them
+    ended the search or the runs, else ""; runs that did not end give no estimate (NaN).
 
     Examples
     --------
@@ -157,11 +165,14 @@ class Probability:
     estimate_se: float
     expansions: int
     shortest: bool
+    limit: str = ""
 
     def __repr__(self) -> str:
         of = ", of the shortest matches" * self.shortest
         if math.isnan(self.estimate):
             estimate = "not estimated"
+            if self.limit:
+                estimate += f" ({self.limit})"
         elif self.estimate == self.lower < self.upper:
             estimate = "no particle met a further match"
         else:
@@ -181,24 +192,53 @@ class Probability:
         return least, most
 
 
-def bounded(search: Search, tolerance: float, particles: int, runs: int, rng: np.random.Generator) -> Probability:
+def bounded(
+    search: Search, tolerance: float, particles: int, runs: int, rng: np.random.Generator, *,
+    timeout: float | None = None, budget: int | None = None, progress: bool | None = False,
+) -> Probability:  # fmt: skip
     """Return the probability of the matches of a search that holds the prefixes. The arguments are those of `Query`."""
-    left = search.open_mass()
-    while left > tolerance * (search.found_mass + left) and not search.given_up():
-        search.expand()
-        left = search.open_mass()
-    lower, upper = min(1.0, search.found_mass), min(1.0, search.found_mass + left)     # rounding may bring them out
-    streams = rng.spawn(runs)
-    shares = np.array([_share(search, particles, each) for each in streams] if left > 0.0 else np.zeros(runs))
-    estimate = float(np.clip(lower + left * shares.mean(), lower, upper)) if runs else math.nan
-    error = float(left * shares.std(ddof=1) / math.sqrt(runs)) if runs > 1 else math.nan
-    return Probability(lower, upper, estimate, error, search.expansions, search.space.first)
+    limit = Limit(Runtime(), timeout, budget)
+    limit.runtime.watch(search.space.lm.evaluator)
+    if runs:                                            # half of each limit is for them
+        limit.timeout /= 2
+        limit.budget = limit.budget and max(1, limit.budget // 2)
+    reached, left = "", search.open_mass()
+    with Bar(progress, None, str, unit="expansion") as show:
+        while left > tolerance * (search.found_mass + left) and not search.given_up() and not reached:
+            search.expand()
+            left = search.open_mass()
+            show(search.expansions, f"between {search.found_mass:.3g} and {search.found_mass + left:.3g}")
+            reached = limit.reached(())
+        lower, upper = min(1.0, search.found_mass), min(1.0, search.found_mass + left)     # rounding may bring them out
+        shares = [0.0] * runs
+        if left > 0.0 and runs:
+            shares.clear()
+            options: dict[str, Any] = {"budget": limit.budget and max(1, limit.budget // runs)}
+            run = partial(_share, Remainder(search), particles, time.perf_counter() + limit.timeout, options)
+            calls = [(partial(run, stream), f"run {i}") for i, stream in enumerate(rng.spawn(runs))]
+            for share, cut in Runtime().each(calls, max(1, TOGETHER // particles)):
+                shares.append(share)
+                reached = reached or cut
+                show(search.expansions, f"run {len(shares)} of {runs}")
+    estimate = float(np.clip(lower + left * np.mean(shares), lower, upper)) if runs else math.nan
+    error = float(left * np.std(shares, ddof=1) / math.sqrt(runs)) if runs > 1 else math.nan
+    return Probability(lower, upper, estimate, error, search.expansions, search.space.first, reached)
 
 
-def _share(search: Search, particles: int, rng: np.random.Generator) -> float:
-    """Return an unbiased estimate of the share of the unsearched mass that is in the language."""
-    drawn = smc_standard(Remainder(search), particles, rng=rng, max_steps=MAX_STEPS, progress=False)
-    return sum(math.exp(particle.log_weight) for particle in drawn if not particle.cut)
+def _share(
+    program: Remainder, particles: int, end: float, options: Mapping[str, Any], rng: np.random.Generator
+) -> tuple[float, str]:
+    """Return an unbiased estimate of the share of the unsearched mass that is in the language.
+
+    NaN if a limit came first, and that limit.
+    """
+    seconds = max(end - time.perf_counter(), 1e-9) if end < math.inf else None
+    drawn = smc_standard(
+        program, particles, rng=rng, max_steps=MAX_STEPS, progress=False, timeout=seconds, **options
+    )  # fmt: skip
+    if drawn.limit:
+        return math.nan, drawn.limit
+    return sum(math.exp(particle.log_weight) for particle in drawn if not particle.cut), ""
 
 
 class Remainder(Sampled):

@@ -8,6 +8,7 @@ import functools
 import itertools
 import math
 import re
+import time
 from dataclasses import dataclass
 
 import numpy as np
@@ -18,8 +19,11 @@ from helpers.tiny import table_lm
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from llmppl import CachedTransformer, Regex, Vocabulary
-from llmppl.queries import Query, Rule, probability
+from llmppl import CachedTransformer, Regex, Vocabulary, run_many, smc_standard
+from llmppl.queries import MatchList, Query, Rule, probability
+from llmppl.queries.best_first import Search, Space
+from llmppl.queries.compile import compile_query
+from llmppl.queries.sampling import Remainder
 
 LETTERS = "abé"
 BYTES = [b"a", b"b", b"\xc3", b"\xa9"]
@@ -263,3 +267,62 @@ def test_reaching_max_tokens_does_not_count_as_leaving_the_language():
     found = query.probability(tolerance=0.0, seed=0)
     assert found.lower == found.upper == found.estimate == pytest.approx(0.3 + 0.7 * 0.3)
     np.testing.assert_allclose([m.log_prob for m in query.best()], np.log([0.3, 0.21]))
+
+
+ENDLESS = {"prefix": "Tim was", "end": "prefix", "max_tokens": 6}
+
+
+def test_runs_of_an_estimate_share_batches(embedded):
+    """One after another, the 16 runs take more than 60 rounds."""
+    def work(runs: int):
+        embedded.clear()
+        before = embedded.evaluator.done()
+        found = probability(
+            embedded, "Tim was [a-z]+ years old", **ENDLESS, max_expansions=10, particles=8, runs=runs, seed=3
+        )
+        return found, embedded.evaluator.done() - before
+
+    (bounds, of_search), (found, of_all) = work(0), work(16)
+    rounds, rows = of_all.rounds - of_search.rounds, of_all.rows - of_search.rows
+    assert rounds <= 12 and rows > 10 * rounds and found.lower == bounds.lower
+    streams = np.random.default_rng(3).spawn(16)        # each run, by itself
+    search = Search(Space(embedded, compile_query("Tim was [a-z]+ years old", "Tim was"), end="prefix", max_tokens=6),
+                    "joint", 32, 10)  # fmt: skip
+    search.add_all()
+    while not search.given_up():
+        search.expand()
+    alone = [smc_standard(Remainder(search), 8, rng=rng, progress=False) for rng in streams]
+    shares = [sum(math.exp(particle.log_weight) for particle in each) for each in alone]
+    base = math.exp(search.space.starts()[0].log_prob)
+    left, lower = search.open_mass() / base, search.found_mass / base
+    assert found.estimate == pytest.approx(lower + left * np.mean(shares), rel=1e-3)
+    assert found.estimate_se == pytest.approx(left * np.std(shares, ddof=1) / 4, rel=1e-3)
+
+
+@pytest.mark.parametrize("limit", [{"timeout": 0.3}, {"budget": 150}])
+def test_a_limit_of_a_probability_leaves_its_bounds(limit, embedded):
+    embedded.clear()
+    before, start = embedded.evaluator.done(), time.process_time()
+    found = probability(embedded, "Tim was [a-z ]+ years old", **ENDLESS, max_expansions=10**6, seed=0, **limit)
+    assert found.limit == next(iter(limit)) and found.lower < found.upper and found.expansions < 2000
+    assert time.process_time() - start < 3.0 and (embedded.evaluator.done() - before).tokens < 1000
+    assert not math.isnan(found.estimate) or f"not estimated ({found.limit})" in repr(found)
+    whole = probability(embedded, "Tim was [a-z ]+ years old", **ENDLESS, max_expansions=300, seed=0, runs=0)
+    assert max(found.lower, whole.lower) <= min(found.upper, whole.upper) and whole.limit == ""
+
+
+def test_a_limit_of_a_task_leaves_no_estimate_of_cut_runs(embedded):
+    def ask(pattern, rng):
+        found = probability(embedded, pattern, **ENDLESS, max_expansions=5, particles=16, runs=8, rng=rng)
+        assert found.limit == "timeout" and math.isnan(found.estimate), found
+        return MatchList()
+
+    [result] = run_many(ask, ["Tim was [a-z ]+ years old"], timeout=0.01, progress=False)
+    assert result.error is None
+
+
+def test_progress_of_a_probability_shows_its_runs(embedded, capsys, monkeypatch):
+    monkeypatch.setenv("FORCE_COLOR", "1")              # as on a terminal
+    probability(embedded, "Tim was [a-z]+ old", **ENDLESS, max_expansions=64, runs=2, seed=0, progress=True)
+    printed = capsys.readouterr().err
+    assert "expansion 64" in printed and "run 2 of 2" in printed
