@@ -25,6 +25,7 @@ from llmppl.support.runtime import Runtime
 M = TypeVar("M", bound=Model)
 
 MAX_TOGETHER = 512                                      # branches that share a forward pass
+MAX_OUTCOMES = 300_000                                  # of an enumeration; each vocabulary is smaller
 
 
 def enumerate_exact(model: M, max_steps: int | None = None, *, power: float = 1.0) -> Particles[M]:
@@ -34,7 +35,8 @@ def enumerate_exact(model: M, max_steps: int | None = None, *, power: float = 1.
     ----------
     model : Model
         A program all of whose choices have finite support, else TypeError. The number of outcomes grows exponentially
-        with the number of choices. Choices of a weighted proposal are summed over its measure.
+        with the number of choices, and a ValueError is raised above 300,000. Choices of a weighted proposal are summed
+        over its measure.
     max_steps : int, optional
         As in `smc_steer`. Unfinished outcomes are returned marked `cut`, and Z is that of the cut program.
     power : float
@@ -89,7 +91,13 @@ def _step(
         ended += [branch.particle for branch in batch if not branch.suspended]
         suspended = [branch for branch in batch if branch.suspended]
         best = heapq.nlargest(N, suspended, lambda branch: branch.particle.log_weight) if N else suspended
-        todo += [child for branch in best for child in branch.children(K)]
+        for branch in best:
+            todo += branch.children(K)
+            if N is None and len(ended) + len(todo) > MAX_OUTCOMES:
+                raise ValueError(
+                    f"{name}: {asker} meets more than {MAX_OUTCOMES:,} of them; a constraint, fewer choices or "
+                    "max_steps leave fewer, and smc_steer draws some"
+                )
     return ended
 
 

@@ -31,7 +31,7 @@ from llmppl.report.probabilities import Probabilities, Share, key_of
 from llmppl.report.tables import TableView, frame, html_table, one_line, text_table, without_middle
 from llmppl.support.arguments import count, function, generator, name_of, optional_count, shown
 from llmppl.support.locks import cached_property
-from llmppl.support.options import Guess
+from llmppl.support.options import no_attribute
 from llmppl.support.runtime import Stats
 from llmppl.support.shared import Shared
 
@@ -91,7 +91,8 @@ class Particles(Shared, Sequence[P]):
     0.608
     """
 
-    log_Z = Guess("no log_Z: its estimate is log_ml")
+    if not TYPE_CHECKING:
+        __getattr__ = no_attribute("take best.{0}, by('{0}') or expect(f); log_ml estimates log Z")
 
     def __init__(
         self, particles: Iterable[P], *, stats: Stats | None = None, deaths: Iterable[Death] = (),
@@ -180,8 +181,12 @@ class Particles(Shared, Sequence[P]):
         """Return the name of a key and its value in each particle. AttributeError if no particle has it."""
         values = [value_of(particle, key) for particle in self]
         if values and all(value is NO_VALUE for value in values):
+            parent = str(key)
+            while value_of(self[0], parent) is NO_VALUE:
+                parent = re.sub(r"(\A|[.\[])[^.\[]*\Z", "", parent)
             names = sorted(name for name in vars(self[0]) if not name.startswith("_"))
-            raise AttributeError(f"no particle has {key!r}: the first one has {', '.join(names)}")
+            has = f"{parent} = {shown(value_of(self[0], parent))}" if parent else ", ".join(names)
+            raise AttributeError(f"no particle has {key!r}: the first one has {has}")
         return "answers" if key is answer_of else key if isinstance(key, str) else name_of(key), values
 
     def _se(self, group: list[int]) -> float | None:

@@ -9,13 +9,13 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Hashable, Iterable, Iterator, Mapping, Set
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
 from llmppl.report.tables import TableView, one_line
 from llmppl.support.arguments import is_hashable
-from llmppl.support.options import Guess, readable_tuple
+from llmppl.support.options import no_attribute, readable_tuple
 
 CERTAIN = 5e-4                                          # half the last digit that is shown
 
@@ -59,7 +59,8 @@ class Probabilities(TableView, Mapping[Any, float]):
     `header` the first line of the table.
     """
 
-    probability = probabilities = best_option = Guess("no such attribute: take best or answers[value]")
+    if not TYPE_CHECKING:
+        __getattr__ = no_attribute("take best, answers[value] or shares")
 
     def __init__(self, shares: Iterable[Share], header: str) -> None:
         self.shares = tuple(sorted(shares, key=lambda share: -share.probability))

@@ -57,6 +57,17 @@ class Guess:
         raise AttributeError(f"{owner.__name__} has {self.hint}")
 
 
+def no_attribute(hint: str) -> Callable[[Any, str], NoReturn]:
+    """Return a `__getattr__` whose AttributeError has a hint, in which {} is the unknown name."""
+
+    def unknown(self: Any, name: str) -> NoReturn:
+        if name.startswith("_"):                        # Python and notebooks ask for such names
+            raise AttributeError(name)
+        raise AttributeError(f"{type(self).__name__} has no {name}: {hint.format(name)}")
+
+    return unknown
+
+
 def readable_tuple(cls: C) -> C:
     """Return a NamedTuple class after making its signature show types as they are written, not as ForwardRef."""
     new: Any = cls.__new__

@@ -2,6 +2,7 @@
 
 import math
 from itertools import product as cartesian
+from time import process_time
 
 import numpy as np
 import pytest
@@ -41,6 +42,18 @@ def test_more_outcomes_than_are_run_together_all_come_out():
     particles = enumerate_exact(Number())
     assert sorted(int(str(particle)) for particle in particles) == list(range(1_500))
     assert particles.log_ml == pytest.approx(0.0, abs=1e-9)
+
+
+def test_an_enumeration_without_an_end_is_refused_within_seconds():
+    class Digits(Model):
+        def step(self):
+            self.s += str(self.sample(Uniform(0, 999)))
+
+    start = process_time()
+    with pytest.raises(ValueError, match="an outcome at step 2: enumerate_exact meets more than 300,000 of them"):
+        enumerate_exact(Digits())
+    assert process_time() - start < 20
+    assert len(enumerate_exact(Digits(), max_steps=1)) == 1000
 
 
 class NoB(Model):

@@ -77,6 +77,25 @@ def test_a_key_that_no_particle_has_is_named():
         Particles([]).by("mood")
 
 
+@pytest.mark.parametrize(
+    ("key", "said"),
+    [
+        ("record.pets[0].kind", r"the first one has record.pets = \[\]"),
+        ("record.pets[0]", r"has record.pets = \[\]"),
+        ("record.nothing.more", r"has record = \{'pets': \[\]\}"),
+        ("nothing[0].more", "the first one has .*record"),
+    ],
+)
+def test_a_path_without_values_shows_how_far_it_leads(key, said):
+    class Empty(Mood):
+        def step(self):
+            super().step()
+            self.record = {"pets": []}
+
+    with pytest.raises(AttributeError, match=said):
+        enumerate_exact(Empty()).by(key)
+
+
 def test_tables_of_values_are_text_html_and_frames():
     found = importance_sampling(Mood(), 50, seed=1).by("mood")
     assert repr(found).splitlines()[0].startswith("mood: 3 values of 50 particles, ess")

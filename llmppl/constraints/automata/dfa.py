@@ -274,8 +274,8 @@ class DFA(Machine):
         """Raise the TypeError of an operation with something else."""
         raise TypeError(
             f"{type(self).__name__} and {type(other).__name__} do not combine, since both must be automata: "
-            "Regex(re.escape(text)) is one, and so is the .automaton of a JsonSchema that is finite. In a program, two "
-            "calls of `extend` join any constraints"
+            "Regex(re.escape(text)) is one, and so is the .automaton of a JsonSchema (if it is None, .fallback_reason "
+            "says why). In a program, two calls of `extend` join any constraints"
         )
 
     __radd__ = __ror__ = __rand__ = __rsub__ = __rxor__ = _refuse
