@@ -112,7 +112,8 @@ class StepRecords(TableView, tuple[StepRecord, ...]):
 
         A small number at early steps means that the particles share their beginnings, whatever the ess is.
         """
-        counts, alive = list[int](), np.flatnonzero(self[-1].log_survivors > -np.inf) if self else np.empty(0, int)
+        counts = list[int]()
+        alive = np.flatnonzero(self[-1].log_survivors > -np.inf) if self else np.empty(0, int)
         for step in reversed(self):
             counts.append(alive.size)
             alive = np.unique(step.parents[step.ancestors[alive]])

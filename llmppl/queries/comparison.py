@@ -117,22 +117,24 @@ class Comparison(TableView):
         return float(np.abs(np.subtract(*self.shares)).sum() / 2)
 
     def _header(self) -> str:
-        sizes = ["exact" if num is None else f"{num:,} drawn" for num in (self.num_a, self.num_b)]
-        sides = ", ".join(map("{}: {}".format, self.names, sizes))
-        head = f"Comparison({sides}, strings: {len(self.categories):,})\ntotal variation"
+        sides = list[str]()
+        for name, num in zip(self.names, (self.num_a, self.num_b), strict=True):
+            sides.append(f"{name}: exact" if num is None else f"{name}: {num:,} drawn")
+        head = f"Comparison({', '.join(sides)}, strings: {len(self.categories):,})\ntotal variation {self.tv:.4f}"
         if self.p is None:
-            return f"{head} {self.tv:.4f}; both sides are exact: there is nothing to test"
-        interval = "{:.4f}, between {:.4f} and {:.4f} at 95 %".format(self.tv, *self.tv_interval)
-        least = " (the least they can show)" * (self.p < 1.5 / (1 + self.draws))
-        p = f"p = {self.p:.2g} by {self.draws:,} draws{least}"
-        return f"{head} {interval}\n{p}; X2 = {self.statistic:.2f}, {self.df} df"
+            return f"{head}; both sides are exact: there is nothing to test"
+        low, high = self.tv_interval
+        p = f"p = {self.p:.2g} by {self.draws:,} draws"
+        if self.p < 1.5 / (1 + self.draws):
+            p += " (the least they can show)"
+        return f"{head}, between {low:.4f} and {high:.4f} at 95 %\n{p}; X2 = {self.statistic:.2f}, {self.df} df"
 
     def _table(self) -> tuple[list[str], list[tuple[str, ...]]]:
-        columns = [[f"{100 * x:.1f} %" if num is None else f"{x:,} ({100 * x / num:.1f} %)" for x in side.tolist()]
-                   for side, num in ((self.a, self.num_a), (self.b, self.num_b))]  # fmt: skip
-        differences = map("{:+.1f} %".format, 100 * np.subtract(*self.shares))
-        rows = zip(*columns, differences, map(arguments.shown, self.categories), strict=True)
-        return [*self.names, " - ".join(self.names), "string"], [*rows]
+        rows = list[tuple[str, ...]]()
+        for text, a, b, difference in map(dict.values, self.records()):
+            shown = arguments.shown(text)
+            rows.append((_cell(a, self.num_a), _cell(b, self.num_b), f"{100 * difference:+.1f} %", shown))
+        return [*self.names, " - ".join(self.names), "string"], rows
 
     def records(self) -> list[dict[str, Any]]:
         """Return a dict for each string: its count or probability on each side, and the difference of the shares."""
@@ -251,21 +253,40 @@ def compare(
             "lists of choices after the same templates may be more than two"
         )
     (of_a, num_a), (of_b, num_b) = (_side(name, side) for name, side in sides.items())
-    joint = {text: of_a.get(text, 0) / (num_a or 1) + of_b.get(text, 0) / (num_b or 1) for text in of_a | of_b}
-    categories = tuple(sorted(joint, key=lambda text: (-joint[text], text)))
-    left = np.array([of_a.get(text, 0) for text in categories], np.int64 if num_a else np.float64)
-    right = np.array([of_b.get(text, 0) for text in categories], np.int64 if num_b else np.float64)
-    left.flags.writeable = right.flags.writeable = False
+
+    def rank(text: str) -> tuple[float, str]:
+        joint = of_a.get(text, 0) / (num_a or 1) + of_b.get(text, 0) / (num_b or 1)
+        return -joint, text
+
+    categories = tuple(sorted(of_a | of_b, key=rank))
+    left, right = _column(of_a, num_a, categories), _column(of_b, num_b, categories)
     test: Any = None, None, None
+    interval: Any = None
     if num_a and num_b:
         test = _homogeneity(left, right, permutations, rng)
-    elif num_a or num_b:
-        test = _goodness(*((left, right) if num_a else (right, left)), permutations, rng)
+    elif num_a:
+        test = _goodness(left, right, permutations, rng)
+    elif num_b:
+        test = _goodness(right, left, permutations, rng)
+    if num_a or num_b:
+        shares = left / (num_a or 1), right / (num_b or 1)
+        interval = _interval(shares[0], num_a or math.inf, shares[1], num_b or math.inf, Z)
     p, statistic, df = test
-    interval: Any = None
-    if p is not None:
-        interval = _interval(left / (num_a or 1), num_a or math.inf, right / (num_b or 1), num_b or math.inf, Z)
     return Comparison(categories, left, right, num_a, num_b, p, statistic, df, permutations, interval, (*sides,))
+
+
+def _column(counts: Mapping[str, float], num: int | None, categories: tuple[str, ...]) -> Array:
+    """Return the counts of the categories, or the probabilities of an exact side."""
+    column = np.array([counts.get(text, 0) for text in categories], np.int64 if num else np.float64)
+    column.flags.writeable = False
+    return column
+
+
+def _cell(value: float, num: int | None) -> str:
+    """Return a count with its share, or the probability of an exact side."""
+    if num is None:
+        return f"{100 * value:.1f} %"
+    return f"{value:,} ({100 * value / num:.1f} %)"
 
 
 def _is_paired(side: Any) -> bool:

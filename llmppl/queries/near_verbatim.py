@@ -42,11 +42,12 @@ class Extraction(TableView):
         return f"Extraction of {one_line(repr(self.suffix))}"
 
     def _table(self) -> tuple[list[str], list[list[str]]]:
-        names = {"verbatim": self.verbatim, f"within {self.edits} edit{'s' * (self.edits != 1)}": self.near}
-        return ["at least", "at most", "tries for 50 %", "text"], [
-            [f"{p.lower:.4g}", f"{p.upper:.4g}", " to ".join(dict.fromkeys(f"{n:,}" for n in p.tries(0.5))), name]
-            for name, p in names.items()
-        ]
+        within = "within 1 edit" if self.edits == 1 else f"within {self.edits} edits"
+        rows = list[list[str]]()
+        for name, p in (("verbatim", self.verbatim), (within, self.near)):
+            tries = dict.fromkeys(f"{n:,}" for n in p.tries(0.5))
+            rows.append([f"{p.lower:.4g}", f"{p.upper:.4g}", " to ".join(tries), name])
+        return ["at least", "at most", "tries for 50 %", "text"], rows
 
 
 def extraction(
