@@ -8,7 +8,10 @@ library that a method stands for. A `Plan` has the arguments that do not depend 
 
 from __future__ import annotations
 
+import functools
 import inspect
+import os
+import re
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping
@@ -19,6 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from llmppl.constraints import JsonSchema
+from llmppl.constraints.values import constraint_of
 from llmppl.distributions import NO_RULE, DecisionRule, Rule, is_greedy
 from llmppl.inference.algorithms import importance_sampling, smc_steer
 from llmppl.inference.exact import NoBeam, beam_search
@@ -28,11 +32,13 @@ from llmppl.models.choices import log_joints
 from llmppl.models.programs import ConstrainedText, language_model
 from llmppl.queries.choice import choose
 from llmppl.report.probabilities import key_of
-from llmppl.support.arguments import function, generator, is_type, one_of, shown
+from llmppl.support.arguments import count, function, generator, is_type, one_of, shown
+from llmppl.support.identity import Identity, identity
 from llmppl.support.options import list_options, unknown_option
 from llmppl.support.runtime import Runtime, spent
 from llmppl.tasks.answers import Generation, Generations, parser_of
-from llmppl.tasks.many import TOGETHER, run_many
+from llmppl.tasks.many import TOGETHER, lanes, recorded
+from llmppl.tasks.results import load_results
 
 Method = Literal["auto", "sample", "greedy", "beam", "best_of", "importance", "steer", "exact"]
 MAX_TOKENS = 160                                        # of a free text
@@ -58,7 +64,8 @@ WAYS = {
 _ONE = {"sample": (1,), "greedy": (1, 1)}               # N and K of the others
 _OF_PROGRAM = "max_tokens", "end", "complete", "mask", "min_tokens", "stop", "rule"
 _OF_CHOOSE = {"end", "rule"}
-_OF_LIST = {"together", "progress", "on_answer", "rng"}
+_OF_FILE = {"to", "resume", "version", "key"}
+_OF_LIST = {"together", "progress", "on_answer", "rng", *_OF_FILE}
 _TYPE = "the third argument is the type or another constraint"
 _GUESSES = {
     "max_retries": "nothing is retried, since masks allow only texts of the constraint",
@@ -86,6 +93,10 @@ class GenerateOptions(TypedDict, total=False):
     together: int
     progress: bool | None
     on_answer: Callable[[Generation], Any]
+    to: str | os.PathLike[str] | None
+    resume: bool | Literal["force"]
+    version: str
+    key: Callable[[Any], str] | None
 
 
 # ---- the call
@@ -104,7 +115,7 @@ def generate(
     **options: Unpack[GenerateOptions],
 ) -> Generations: ...  # fmt: skip
 @list_options(GenerateOptions, {"end": "boundary", "stop": (), "rule": NO_RULE, "min_tokens": 0, "power": 1.0,
-                                "temperature": 1.0, "together": TOGETHER})  # fmt: skip
+                                "temperature": 1.0, "together": TOGETHER, "resume": False, "version": ""})  # fmt: skip
 def generate(
     lm: CachedTransformer, prompt: Any, constraint: Any = None, *, method: Method = "auto",
     max_tokens: int | None = None, budget: int | None = None, timeout: float | None = None, seed: int | None = None,
@@ -143,7 +154,9 @@ def generate(
         N, K : numbers of particles or beams, and of extensions of each. end, complete, mask, min_tokens, stop, rule :
         as in `ConstrainedText`. temperature : short for `rule=Rule(temperature=...)`. power : as in `smc_steer`.
         rng : Generator of numpy in place of `seed`. together, progress : as in `run_many`. on_answer : called with each
-        `Generation` of a list when it ends. The first one ends sooner if fewer prompts run `together`.
+        `Generation` of a list when it ends. The first one ends sooner if fewer prompts run `together`. to, resume,
+        version, key : of a list, as in `run_many`: a file of results that a killed run continues. The method, the
+        options and the constraint must be those of the file.
 
     Returns
     -------
@@ -164,15 +177,22 @@ def generate(
     plan = Plan(language_model(lm), constraint, one_of("method", method, get_args(Method)), limits, seed, options)
     rng = generator(seed, options.get("rng"))
     if not is_list(prompt):
+        if of_file := options.keys() & _OF_FILE:
+            raise TypeError(f"generate takes {min(of_file)} with a list of prompts: give [prompt]")
         return next(Runtime().each([(lambda: plan.answer(prompt, rng), "generate")], 1))
     if "rng" in options:
         seed = int(rng.integers(2**63))
-    together, progress = options.get("together", TOGETHER), options.get("progress")
+    run_all = functools.partial(lanes, plan.answer, count("together", options.get("together", TOGETHER)))
+    kept: Any = {name: options[name] for name in ("to", "resume", "key", "progress") if name in options}
     made = dict[int, Generation]()
-    for each in run_many(plan.answer, prompt, seed=seed, together=together, progress=progress):
-        made[each.index] = each.answer or plan.missing(each)
-        on_answer(made[each.index])
-    return Generations(made[index] for index in sorted(made))
+    for result in recorded(run_all, prompt, plan.identity(options.get("version", "")), seed=seed, **kept):
+        made[result.index] = result.answer or plan.missing(result)
+        on_answer(made[result.index])
+    if len(made) < len(prompt):                         # the file has the others
+        for result in load_results(kept["to"], plan.options):
+            if result.index < len(prompt):
+                made.setdefault(result.index, result.answer)
+    return Generations(made[index] for index in range(len(prompt)))
 
 
 def is_list(prompt: Any) -> bool:
@@ -301,6 +321,17 @@ class Plan:
         """Return the answer of a result of `run_many` that has an error."""
         error = str(result.error).rstrip().rpartition("\n")[2]
         return Generation(result.task, self.method, self.call, result.tokens, result.seconds, error)
+
+    def identity(self, version: str) -> Identity:
+        """Return the identity of a file of answers: the method, the options, and the constraint as text."""
+        constraint = self.options
+        if is_type(constraint):
+            constraint = constraint_of(constraint)
+        source = getattr(constraint, "schema", getattr(constraint, "text", constraint))
+        options: dict[str, Any] = dict(self.program_options)
+        options |= {**self.limits, "N and K": self.sizes, "the constraint": source}
+        told = {name: re.sub(" at 0x[0-9a-f]+", "", repr(value)) for name, value in options.items()}
+        return identity(constraint if self.is_function else generate, version, method=self.method, **told)
 
     @property
     def call(self) -> str:

@@ -69,7 +69,8 @@ def run_many(
     ----------
     run : callable
         A function of a task and a random stream: `lambda prompt, rng: smc_steer(Story(lm, prompt), N=8, rng=rng)`. It
-        returns Particles, or a list of matches or beams, as `list(islice(search(lm, pattern), 10))`.
+        returns Particles, a list of matches or beams, as `list(islice(search(lm, pattern), 10))`, or an answer of
+        `generate(lm, prompt, constraint, rng=rng)`.
     tasks : iterable
         Prompts, or other arguments of `run`. A generator is read as tasks begin.
     seed : int, optional

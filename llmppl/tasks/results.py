@@ -28,13 +28,14 @@ import numpy as np
 
 from llmppl.inference.detached import SavedParticle, detach
 from llmppl.inference.particles import Death, Particles
+from llmppl.report.probabilities import Probabilities
 from llmppl.report.tables import frame
 from llmppl.support.arguments import path as path_of
 from llmppl.support.arguments import shown
 from llmppl.support.files import Owned, own_errors
 from llmppl.support.identity import VERSION, Identity, difference, digest, task_digest
 from llmppl.support.values import decode, encode
-from llmppl.tasks.answers import Generation
+from llmppl.tasks.answers import Fields, Generation, Parse, fields_of, loaded, parser_of
 
 if TYPE_CHECKING:
     import pandas
@@ -73,6 +74,10 @@ class Result:
     seconds : float, from the beginning of the task to its end, including work done for other tasks in between
     cpu_seconds : float, of this task: its own code, and its share of the batches
     tokens : int, run through language models for this task: its share of the batches
+    answer : Generation, if the task was a call of `generate`
+    value : object, of the answer, else the most probable one of the particles or the text of the first match, or None
+    fields : dict of str to Probabilities, of the answer or the particles
+    probability : float or None, of the value
 
     Examples
     --------
@@ -92,9 +97,34 @@ class Result:
     tokens: int = 0
     answer: Generation | Any = None
 
+    @property
+    def value(self) -> Any:
+        if self.answer is not None:
+            return self.answer.value
+        if self.matches:
+            first = self.matches[0]
+            return first["text"] if isinstance(first, dict) else str(first)
+        return self.particles.answers().best if self.particles else None
+
+    @property
+    def fields(self) -> dict[str, Probabilities]:
+        if self.answer is not None:
+            found: Fields = self.answer.fields
+            return found
+        return {name: self.particles.field(f"[{name!r}]") for name in fields_of(self.value)} if self.particles else {}
+
+    @property
+    def probability(self) -> float | None:
+        if self.answer is not None:
+            known: float | None = self.answer.probability
+            return known
+        return self.particles.answers().shares[0].probability if self.particles else None
+
     def __repr__(self) -> str:
         lists = {"particles": self.particles, "matches": self.matches}
         found = [f"{len(each)} {name}, " for name, each in lists.items() if each is not None]
+        if self.answer is not None:
+            found.append(f"{shown(self.value, 60)}, ")
         error = "" if self.error is None else self.error.rstrip().rpartition("\n")[2] + ", "
         return f"Result({self.index}, {shown(self.task, 60)}, {error}{''.join(found)}{self.seconds:.2f} s)"
 
@@ -104,7 +134,7 @@ class Result:
         Particles are a list of dicts, with `log_ml`, `log_ml_se` and `deaths` beside it. `log_ml` is None if no
         particle is left.
         """
-        found = {name: value for name, value in vars(self).items() if value is not None}
+        found = {name: value for name, value in vars(self).items() if value is not None and name != "answer"}
         if self.matches is not None:
             found["matches"] = [each if isinstance(each, dict) else each.as_dict() for each in self.matches]
         if self.particles is not None:
@@ -113,6 +143,8 @@ class Result:
             found["deaths"] = [vars(death) for death in self.particles.deaths]
             found["particles"] = [vars(detach(each)) for each in self.particles]
         data: dict[str, Any] = encode(found, _as_text)
+        if self.answer is not None:
+            data["answer"] = self.answer.as_dict()
         return data
 
 
@@ -121,12 +153,19 @@ def _as_text(value: Any) -> str:
     return str(value) if isinstance(value, str) else shown(value, _SHOWN_TASK)
 
 
-def _loaded(record: str) -> Result:
-    """Return the result of a record."""
-    found = decode(json.loads(record))
+def _loaded(record: str, parse: Parse | None = None) -> Result:
+    """Return the result of a record. `parse` makes the values of texts that are complete."""
+    data = json.loads(record)
+    answer = data.pop("answer", None)
+    found = decode(data)
+    if answer is not None:
+        found["answer"] = loaded(answer, found["task"], parse)
     log_ml_se, deaths = found.pop("log_ml_se", None), [Death(**each) for each in found.pop("deaths", ())]
     if found.pop("log_ml", ...) is not ...:
         saved = [SavedParticle(**each) for each in found["particles"]]
+        for particle in saved:
+            if parse is not None and not particle.cut:
+                particle.attributes["parsed"] = parse(particle.text)
         reason = "" if log_ml_se is not None else "the run had none, and a file does not say why"
         found["particles"] = Particles(saved, deaths=deaths, accuracy=lambda: (log_ml_se, reason))
     return Result(**found)
@@ -348,8 +387,8 @@ class Results:
     [('The cat was', ' happy'), ('The dog was', ' happy')]
     """
 
-    def __init__(self, path: str | os.PathLike[str]) -> None:
-        self.path = path_of("path", path)
+    def __init__(self, path: str | os.PathLike[str], constraint: Any = None) -> None:
+        self.path, self._parse = path_of("path", path), parser_of(constraint)
         self.path.stat()                                # or a FileNotFoundError
         with closing(_connect(self.path, "rw")) as db:
             _check(self.path, db)
@@ -364,12 +403,14 @@ class Results:
         return int(next(self._rows("select count(*) from result")))
 
     def __iter__(self) -> Iterator[Result]:
-        return map(_loaded, self._rows("select record from result order by task_index"))
+        for record in self._rows("select record from result order by task_index"):
+            yield _loaded(record, self._parse)
 
     def __getitem__(self, place: int) -> Result:
         """Return the result at a place in the file."""
         place = range(len(self))[place]
-        return _loaded(next(self._rows(f"select record from result order by task_index limit 1 offset {place}")))
+        record = next(self._rows(f"select record from result order by task_index limit 1 offset {place}"))
+        return _loaded(record, self._parse)
 
     def to_pandas(self) -> pandas.DataFrame:
         """Return a data frame with a row for each particle or match, and one for each task without any.
@@ -389,8 +430,11 @@ class Results:
         return f"Results({str(self.path)!r}: {len(self)} tasks, {failed or 0} failed)"
 
 
-def load_results(path: str | os.PathLike[str]) -> Results:
-    """Return the results in a file of `run_many`, by index. The file may still be written.
+def load_results(path: str | os.PathLike[str], constraint: Any = None) -> Results:
+    """Return the results in a file of `run_many` or `generate`, by index. The file may still be written.
+
+    With the type or other constraint of the texts, values are those of its `parse`, as objects of the type. By default
+    a record is a dict.
 
     FileNotFoundError if there is no such file; ValueError if it has other contents, or is damaged.
 
@@ -403,7 +447,7 @@ def load_results(path: str | os.PathLike[str]) -> Results:
     >>> [result.task for result in load_results("results.db")]
     [2, 4]
     """
-    return Results(path)
+    return Results(path, constraint)
 
 
 def _rows_of(result: Result) -> list[dict[str, Any]]:
