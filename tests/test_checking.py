@@ -645,7 +645,7 @@ def span_twice(self):
 @pytest.mark.parametrize("go", [
     forgets, lambda self: forgets(self, lambda dist: dist.top_k(5)), forgets_after_an_observation,
     extends_the_first_again, second_stands, first_stands, second_stands_without_text,
-], ids=str)  # fmt: skip
+])  # fmt: skip
 def test_a_context_that_does_not_grow_is_refused(go):
     with pytest.raises(RuntimeError, match=r"after the same context of 2 tokens: add the token"):
         check_program(reader(go))
