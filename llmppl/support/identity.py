@@ -12,7 +12,6 @@ import hashlib
 import importlib
 import inspect
 import io
-import json
 import pickle
 import sys
 import types
@@ -22,15 +21,14 @@ from typing import Any
 import numpy as np
 
 from llmppl.support.arguments import name_of, shown, text
-from llmppl.support.values import encode
 
 Identity = dict[str, str]                               # {part: its value as text, or a digest}
 
 VERSION: str = importlib.import_module(__name__.partition(".")[0]).__version__
 MAX_SHOWN = 60                                          # characters of a value in an identity
 _ATOMS = bool, int, float, str, bytes, types.NoneType   # whose repr says all
-_ORDERED = list, tuple
 _UNORDERED = set, frozenset, dict
+_CONTAINERS = list, tuple, *_UNORDERED
 _OTHERS = {*sys.stdlib_module_names, __name__.partition(".")[0]}        # modules of which `VERSION` and Python tell
 
 
@@ -39,21 +37,19 @@ _OTHERS = {*sys.stdlib_module_names, __name__.partition(".")[0]}        # module
 
 def identity(program: Any, version: str = "", **options: Any) -> Identity:
     """Return the identity of a function, a partial, a method, or an object whose class is the program."""
-    found = {"its program": "", "its version": repr(text("version", version)), "the version of llmppl": VERSION}
     while isinstance(program, functools.partial):
         arguments = {f"argument {i}": value for i, value in enumerate(program.args)}
         options = {**arguments, **program.keywords, **options}
         program = program.func
-    codes: list[Any] = [program]
-    if inspect.isfunction(program):
-        pass
-    elif inspect.ismethod(program):
-        codes = [program.__func__]
-        options |= _attributes(program.__self__)
-    else:
+    codes = [inspect.unwrap(getattr(program, "__func__", program))]
+    if not inspect.isfunction(codes[0]):
         codes = [cls for cls in type(program).__mro__ if cls.__module__.partition(".")[0] not in _OTHERS]
-        options |= _attributes(program)
-    found["its program"] = name_of(codes[0] if codes else type(program))
+    owner = getattr(program, "__self__", program)
+    for name, value in getattr(owner, "__dict__", {}).items():
+        if name[-1:] != "_":                            # those are inference's
+            options[f"the attribute {name}"] = value
+    found = {"its program": name_of(codes[0] if codes else type(program))}
+    found |= {"its version": repr(text("version", version)), "the version of llmppl": VERSION}
     for code in codes:
         found[f"the source of {name_of(code)}"] = digest(_source(code))
     for name, value in options.items():
@@ -71,21 +67,27 @@ def difference(before: Identity, now: Identity) -> str:
     return ""
 
 
-def _attributes(owner: Any) -> dict[str, Any]:
-    """Return the attributes of an object, except those of inference."""
-    attributes: dict[str, Any] = getattr(owner, "__dict__", {})
-    return {f"the attribute {name}": value for name, value in attributes.items() if name[-1:] != "_"}
-
-
 def _plain(name: str, value: Any) -> Identity:
     """Return the part of an identity with this name; nothing if the value is no plain data."""
-    try:
-        told = repr(value) if type(value) in _ATOMS else json.dumps(encode(value), sort_keys=True)
-    except (TypeError, ValueError, RecursionError):
+    if not _is_plain(value, set()):
         return {}
-    if len(told) > MAX_SHOWN:
-        told = f"{told[: MAX_SHOWN // 2]}... ({_hash(told)})"
+    told = repr(value) if type(value) in _ATOMS else ""
+    if not 0 < len(told) <= MAX_SHOWN:
+        told = f"a {type(value).__name__} ({digest(value)})"
     return {name: told}
+
+
+def _is_plain(value: Any, seen: set[int]) -> bool:
+    kind = type(value)
+    if kind in _ATOMS or id(value) in seen:
+        return True
+    if isinstance(value, np.ndarray | np.generic):
+        return not value.dtype.hasobject
+    if kind not in _CONTAINERS:
+        return False
+    seen.add(id(value))
+    parts = (*value, *value.values()) if kind is dict else value
+    return all(_is_plain(each, seen) for each in parts)
 
 
 def _source(code: Any) -> str:
@@ -146,11 +148,11 @@ def digest(value: Any) -> str:
 
     Each part has a pickle of its own, so that neither hashes of texts nor parts that are one object change it.
     """
-    return _hash(_told(value, {}))
+    return _hash(_told(value, {}).encode("utf-8", "surrogatepass"))
 
 
-def _hash(told: str) -> str:
-    return hashlib.blake2b(told.encode("utf-8", "surrogatepass"), digest_size=16).hexdigest()
+def _hash(data: bytes) -> str:
+    return hashlib.blake2b(data, digest_size=16).hexdigest()
 
 
 def _told(value: Any, known: dict[int, tuple[Any, str]]) -> str:
@@ -160,20 +162,15 @@ def _told(value: Any, known: dict[int, tuple[Any, str]]) -> str:
         return repr(value)
     if id(value) not in known:
         known[id(value)] = value, f"object {len(known)}"                # for a part that leads back to it
-        known[id(value)] = value, _hash(_contents(value, known))
-    return known[id(value)][1]
-
-
-def _contents(value: Any, known: dict[int, tuple[Any, str]]) -> str:
-    kind = type(value)
-    if kind in _ORDERED or kind in _UNORDERED:
-        parts = [_told(each, known) for each in (value.items() if kind is dict else value)]
         if kind in _UNORDERED:
-            parts.sort()
-        return f"{kind.__name__}({', '.join(parts)})"
-    pickler = _Pickler(value, known)
-    pickler.dump(value)
-    return pickler.file.getvalue().hex()
+            parts = value.items() if kind is dict else value
+            value_told = f"{kind} {sorted(_told(each, known) for each in parts)}".encode("utf-8", "surrogatepass")
+        else:
+            pickler = _Pickler(value, known)
+            pickler.dump(value)
+            value_told = pickler.file.getvalue()
+        known[id(value)] = value, _hash(value_told)
+    return known[id(value)][1]
 
 
 class _Pickler(pickle.Pickler):
