@@ -38,8 +38,8 @@ def serve(
 
     name = given.lm or "llmppl"
     start = time.perf_counter()
-    typer.echo(f"{time.strftime('%H:%M:%S')} loading the model {name}", err=True)
+    typer.echo(f"{time.strftime('%H:%M:%S')} loading {given.lm or 'the model in the package'}", err=True)
     with Service(options.load(given.lm), together=together, max_waiting=waiting) as service:
-        typer.echo(f"loaded in {time.perf_counter() - start:.1f} s; serving at http://{host}:{port}/v1", err=True)
+        typer.echo(f"loaded in {time.perf_counter() - start:.1f} s", err=True)
         app = make_app(service, name=name, key=key, limits=Limits(seconds=timeout))
         uvicorn.run(app, host=host, port=port, log_level="info")

@@ -136,7 +136,7 @@ class Body(Fields):
             method = "exact"
         else:
             names += ["max_tokens", "stop", "complete"]
-        given = {name: getattr(self, name) for name in names if getattr(self, name) is not None}
+        given = {name: getattr(self, name) for name in names if getattr(self, name) not in (None, "", [])}
         rule = Rule(1.0 if self.temperature is None else self.temperature, self.top_k, self.top_p, self.min_p)
         if rule != Rule(top_p=1.0):
             given["rule"] = rule
@@ -155,7 +155,7 @@ class Body(Fields):
 
 def _instead(name: str, known: Iterable[str]) -> str:
     """Return the fields that work in place of one that does not."""
-    if re.search("guided|structured|grammar|regex|schema|choice", name):
+    if re.search("guided|structured|grammar|regex|schema|^choice|format", name):
         return 'give constraint: {"regex": ...}, {"grammar": ...}, {"json_schema": ...} or {"choice": [...]}'
     close = difflib.get_close_matches(name, known, 1, 0.8)
     return f"did you mean {close[0]}?" if close else f"a request takes {', '.join(known)}"
@@ -280,7 +280,7 @@ class Chat(Body):
             calls = calls_of({name: function.parameters for name, function in functions.items()})
             return CallOrWords(calls) if self.tool_choice == "auto" else calls
         if form.type == "json_object":
-            return JsonSchema({"type": "object"})
+            return JsonSchema({"type": "object", "minProperties": 1})       # {} may be the likeliest
         if (form.type == "json_schema") != (form.json_schema is not None):
             raise ValueError('response_format.json_schema belongs to the type "json_schema": {"schema": ...}')
         if form.json_schema is not None:

@@ -7,6 +7,7 @@ other character than `{`. So the first byte of an answer says which of the two i
 from __future__ import annotations
 
 import json
+import math
 import re
 import uuid
 from collections.abc import Sequence
@@ -31,8 +32,7 @@ def calls_of(functions: dict[str, dict[str, Any]]) -> JsonSchema:
     resources = {}
     for name, parameters in functions.items():
         uri = f"urn:{name}"
-        closed = {"additionalProperties": False} if "properties" in parameters else {}
-        resources[uri] = closed | parameters
+        resources[uri] = {"additionalProperties": "properties" not in parameters} | parameters
         properties = {"name": {"const": name}, "arguments": {"type": "object", "$ref": uri}}
         call = {"type": "object", "properties": properties, "required": [*properties], "additionalProperties": False}
         calls.append(call)
@@ -73,41 +73,41 @@ class CallOrWords(Shared):
 
 
 class CallOrWordsIndex(Index):
-    """Index of `CallOrWords`. Its states are None before the text, `WORDS`, and those of the calls."""
-
-    start = None
+    """Index of `CallOrWords`. Its states are those of the calls, and `WORDS`."""
 
     def __init__(self, constraint: CallOrWords, vocab: VocabularyLike) -> None:
         self.constraint = constraint
         self.vocab = vocab
         self.calls = constraint.calls.index(vocab)
-        self._words = np.ones(len(vocab.tokens), bool)
-        self._words[[*without_bytes(vocab)]] = False
-        self._words &= [data != b"" for data in vocab.tokens]
-        self._first = self._words & [not data.startswith(b"{") for data in vocab.tokens]
+        self.start = self.calls.start
+        self._first = np.array([data != b"" and not data.startswith(b"{") for data in vocab.tokens])
+        self._words = np.array([data != b"" for data in vocab.tokens])
+        for mask in self._first, self._words:
+            mask[[*without_bytes(vocab)]] = False
         self._words[[*vocab.eos_ids]] = True
 
     def mask(self, state: State) -> Bools:
-        return self.mask_within(state, np.inf)
+        return self._words if state is WORDS else self._either(state, self.calls.mask(state))
 
     def mask_within(self, state: State, n: float) -> Bools:
-        if state is WORDS:
-            return self._words
-        calls = self.calls.mask if n == np.inf else lambda each: self.calls.mask_within(each, n)
-        return self._first | calls(self.calls.start) if state is None else calls(state)
+        return self._words if state is WORDS else self._either(state, self.calls.mask_within(state, n))
+
+    def _either(self, state: State, mask: Bools) -> Bools:
+        """Return the mask of calls with the tokens that begin words, if `state` is the start."""
+        return mask | self._first if state == self.start else mask
 
     def advance(self, state: State, token: int) -> State:
-        if state is WORDS or (state is None and self._first[token]):
+        if state is WORDS or (state == self.start and self._first[token]):
             return WORDS
-        return self.calls.advance(self.calls.start if state is None else state, token)
+        return self.calls.advance(state, token)
 
     def after(self, text: str) -> State:
         """Return the state after a text, whatever its tokens."""
         return self.calls.after(text) if text.startswith("{") else WORDS
 
     def accepts(self, state: State) -> bool:
-        return state is WORDS or (state is not None and self.calls.accepts(state))
+        return state is WORDS or self.calls.accepts(state)
 
-    def tokens_to_accept(self, state: State, most: float = np.inf) -> float:
+    def tokens_to_accept(self, state: State, most: float = math.inf) -> float:
         """Return the least number of tokens to the end of a call, and 0 within words."""
-        return 0 if state is WORDS else self.calls.tokens_to_accept(self.calls.start if state is None else state, most)
+        return 0 if state is WORDS else self.calls.tokens_to_accept(state, most)

@@ -328,3 +328,14 @@ def test_an_interrupted_query_has_printed_its_matches_and_exits_130(monkeypatch)
     result = run("query", "The (cat|dog|bird) sat", "--json")
     assert result.exit_code == 130 and len(result.stdout.splitlines()) == 2
     assert result.stderr.splitlines()[-1] == "llmppl: interrupted after 2 matches"
+
+
+def test_serve_says_what_it_loads_and_where_it_listens():
+    command = [sys.executable, "-m", "llmppl", "serve", "--port", "0", "--key", "secret"]
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as server:
+        try:
+            lines = list(itertools.takewhile(lambda line: "running on" not in line, server.stderr))
+        finally:
+            server.terminate()
+    assert re.fullmatch(r"\d\d:\d\d:\d\d loading the model in the package\n", lines[0])
+    assert re.fullmatch(r"loaded in \d+\.\d s\n", lines[1])
