@@ -123,7 +123,7 @@ _DEFAULTS = {
     "end": "boundary",
     "rule": NO_RULE,
     "tokenization": "all",
-    "tolerance": 1e-3,
+    "tolerance": 5e-4,
     "max_expansions": 200,
 }
 

@@ -44,7 +44,11 @@ class Extraction(TableView):
     def _table(self) -> tuple[list[str], list[list[str]]]:
         within = "within 1 edit" if self.edits == 1 else f"within {self.edits} edits"
         rows = list[list[str]]()
-        for name, p in (("verbatim", self.verbatim), (within, self.near)):
+        names = {
+            "verbatim": self.verbatim,
+            within: self.near,
+        }
+        for name, p in names.items():
             tries = dict.fromkeys(f"{n:,}" for n in p.tries(0.5))
             rows.append([f"{p.lower:.4g}", f"{p.upper:.4g}", " to ".join(tries), name])
         return ["at least", "at most", "tries for 50 %", "text"], rows
