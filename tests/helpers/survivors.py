@@ -1,6 +1,6 @@
 """Programs, functions and tasks of many kinds, whose runs are killed and resumed in a new process.
 
-`python -m helpers.survivors FOLDER kill|resume [seed]` runs each of `PROGRAMS` and `RUNS`. A killed run ends by
+`python -m helpers.survivors FOLDER kill|resume STRIDE [SEED]` runs each of `PROGRAMS` and `RUNS`. A killed run ends by
 `os._exit` in a forked child. The others print a line for each: its name, and the outcome.
 """
 
@@ -284,15 +284,17 @@ def tasks(name, folder, kill=0, kind="texts"):
     return [outcome(each.particles) for each in found]
 
 
-def every():
-    yield from ((f"checkpoint {name}", functools.partial(checkpointed, name)) for name in PROGRAMS)
-    yield from ((f"tasks {name}", functools.partial(tasks, name)) for name in RUNS)
-    yield from ((f"{kind}", functools.partial(tasks, "Plain", kind=kind)) for kind in KINDS)
+def every(stride=1):
+    """Return the names and calls of all kinds, or of some."""
+    found = [(f"checkpoint {name}", functools.partial(checkpointed, name)) for name in PROGRAMS]
+    found += [(f"tasks {name}", functools.partial(tasks, name)) for name in RUNS]
+    found += [(kind, functools.partial(tasks, "Plain", kind=kind)) for kind in KINDS]
+    return found[::stride]
 
 
-def main(folder, how, seed=0):
+def main(folder, how, stride, seed=0):
     rng, folder = random.Random(seed), Path(folder)
-    for name, call in every():
+    for name, call in every(stride):
         if how == "kill":
             if os.fork() == 0:
                 try:

@@ -74,7 +74,7 @@ MAX_WALK = 1.1                                          # times the moves that d
 # comprehensions in 1,000 code lines, code lines above 100 characters. A commit that raises one says why, beside it.
 # The aims are 200,000 tokens in all, and 9.5 tokens in a line of each folder.
 CEILINGS = {
-    "llmppl": (236_236, 11.6, 43, 66, 1_899),
+    "llmppl": (236_216, 11.6, 43, 66, 1_899),
     "llmppl/.": (9_983, 12.4, 24, 97, 80),
     "llmppl/cli": (4_591, 10.4, 37, 39, 48),
     "llmppl/constraints": (3_302, 10.1, 37, 31, 32),

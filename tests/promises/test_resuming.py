@@ -19,10 +19,12 @@ from helpers.killable import coin
 
 from llmppl import load_results, run_many, smc_steer
 
+STRIDE = repetitions(full=1, quick=3)                   # of the kinds that are killed
+
 
 def printed(folder, how, hash_seed, *more):
     """Run all kinds in a new process, and return the lines that it prints."""
-    command = [sys.executable, "-m", "helpers.survivors", str(folder), how, *map(str, more)]
+    command = [sys.executable, "-m", "helpers.survivors", str(folder), how, str(STRIDE), *map(str, more)]
     environment = {**os.environ, "PYTHONHASHSEED": str(hash_seed), "PYTHONPATH": os.pathsep.join(sys.path)}
     done = subprocess.run(command, env=environment, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
@@ -32,7 +34,7 @@ def printed(folder, how, hash_seed, *more):
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory):
     folder = tmp_path_factory.mktemp("whole")
-    return [f"{name} {call(folder)}" for name, call in survivors.every()]
+    return [f"{name} {call(folder)}" for name, call in survivors.every(STRIDE)]
 
 
 @pytest.mark.parametrize("seed", range(repetitions(full=4, quick=1)))
@@ -41,7 +43,7 @@ def test_killed_runs_of_all_kinds_end_the_same_in_a_new_process(seed, whole, tmp
     for kill in range(1 + seed):
         assert printed(tmp_path, "kill", 2 + kill, 10 * seed + kill) == []
     assert printed(tmp_path, "resume", 9) == whole
-    assert len(whole) > 30
+    assert len(whole) * STRIDE > 30
 
 
 # ---- damage
@@ -82,7 +84,7 @@ def test_a_flipped_bit_of_a_checkpoint_is_refused(tmp_path):
 
     read(path)                                          # the end of the run
     path.write_bytes(data)
-    number = repetitions(full=1000, quick=200)
+    number = repetitions(full=1000, quick=100)
     assert outcomes_of_flips(path, read, number) == {"refused": number}
 
 
@@ -101,7 +103,7 @@ def resumed(path):
 
 @pytest.mark.parametrize("read", [told, resumed])
 def test_a_flipped_bit_of_results_is_refused(read, tmp_path):
-    path, number = tmp_path / "results.db", repetitions(full=1000, quick=150)
+    path, number = tmp_path / "results.db", repetitions(full=1000, quick=60)
     [*run_many(coin, range(12), seed=1, to=path, progress=False)]
     found = outcomes_of_flips(path, read, number)
     assert set(found) == {"equal", "refused"} and found["refused"] > number / 5       # the rest is unused

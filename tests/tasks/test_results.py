@@ -52,6 +52,7 @@ class Mood(Model):
     def __init__(self):
         super().__init__()
         self.mood, self.pair, self.codes, self.mask = None, (1, (2.5, None)), {3: b"x"}, np.arange(3)
+        self.born, self.at = datetime.date(2020, 2, 29), datetime.datetime(2020, 2, 29, 1, tzinfo=datetime.UTC)
         self.other = self.step
 
     def step(self):
@@ -82,6 +83,7 @@ def test_attributes_that_are_data_return_with_their_types(path):
     assert [p.mood for p in loaded.particles] == [p.mood for p in result.particles]
     particle = loaded.particles[0]
     assert (particle.pair, particle.codes, particle.mask.tolist()) == ((1, (2.5, None)), {3: b"x"}, [0, 1, 2])
+    assert (particle.born, particle.at) == (Mood().born, Mood().at)
     assert particle.s == particle.text == str(particle) == particle.mood[0]
     with pytest.raises(AttributeError, match="no 'other', it has s, text, mood, .*: only plain data is saved"):
         particle.other  # noqa: B018
@@ -358,6 +360,18 @@ def test_a_foreign_file_is_left_unchanged(path, content):
     refused(path, ValueError, "no file of results", resume=True)
     with pytest.raises(ValueError, match="no file of results of run_many"):
         load_results(path)
+
+
+def test_a_file_of_an_earlier_version_names_it(path):
+    path.write_text('{"run": "x", "seed": 3, "version": "0.1.0"}\n{"index": 0}\n')
+    refused(path, ValueError, r"no file of results .*llmppl 0\.1 wrote lines of JSON", resume=True)
+    path.unlink()
+    run_all(path, range(2))
+    with contextlib.closing(sqlite3.connect(path)) as db:
+        db.executescript("drop table total; pragma user_version = 0; update run set identity = "
+                         "json_set(identity, '$.the version of llmppl', '0.2.0')")  # fmt: skip
+    assert len(load_results(path)) == 2
+    refused(path, ValueError, r"was written by llmppl 0\.2\.0: load_results reads it", resume="force")
 
 
 def test_a_file_that_a_run_has_only_opened_has_no_results_yet(path):
