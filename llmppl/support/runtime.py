@@ -317,23 +317,26 @@ class Runtime:
         thread, todo = threading.get_ident(), iter(functions)
         workers, waiting = dict[_Worker, None](), list[_Request]()
 
-        def resume(worker: _Worker, go_on: Callable[[], Any]) -> list[T]:
+        def resume(worker: _Worker, go_on: Callable[[], Any] | None) -> list[T]:
             """Return the result of the worker in a list, empty if it waits."""
             if threading.get_ident() != thread:
                 raise RuntimeError("what runs together goes on in the thread that began it, and this is another")
             workers[worker] = None
             worker.parent = getcurrent()                # another greenlet may ask for the next result
             worker.resumed = time.process_time()
-            try:
-                self.alarm.set(worker.time_left())
+            while go_on is not None:
+                again = None
                 try:
-                    _resume(worker, waiting, go_on)
-                finally:
-                    self.alarm.stop()
-            except Overdue as late:                     # it came after the code of the worker
-                if not worker.dead:
-                    waiting[:] = [each for each in waiting if each.worker is not worker]
-                    return resume(worker, partial(worker.throw, late))
+                    self.alarm.set(worker.time_left())
+                    try:
+                        _resume(worker, waiting, go_on)
+                    finally:
+                        self.alarm.stop()
+                except Overdue as late:                 # it came after the code of the worker
+                    if not worker.dead:
+                        waiting[:] = [each for each in waiting if each.worker is not worker]
+                        again = partial(worker.throw, late)
+                go_on = again
             used = time.process_time() - worker.resumed
             worker.cpu_seconds += used
             worker.last += used
