@@ -26,32 +26,43 @@ class Marks:
     """
 
     def __init__(self, tokenizer: Any, vocab: Vocabulary, template: str, used: str) -> None:
-        added = tokenizer.added_tokens_decoder.items()
-        special = {token.content for i, token in added if i in vocab.special_ids}
-        named = {token.content for _, token in added if token.content in template} - special
-        self.named = {text for text in named if not text.isspace()}
+        self.named = set[str]()
+        special = set[str]()
+        for i, token in tokenizer.added_tokens_decoder.items():
+            text = token.content
+            if i in vocab.special_ids:
+                special.add(text)
+            elif text in template and not text.isspace():
+                self.named.add(text)
         tokens = sorted(special | self.named, key=len, reverse=True)
         self.control = "|".join(map(re.escape, tokens)) or "(?!)"
         unused = (alias for alias in map(chr, ALIASES) if alias not in used)
         self.end = next(unused)
-        self.aliases = str.maketrans(dict(zip({*SIGNS, *(text[0] for text in tokens)}, unused, strict=False)))
-        self.signs = {ord(alias): sign for sign, alias in self.aliases.items()}
+        self.aliases = dict[int, str]()
+        self.signs = dict[int, str]()
+        for sign in {*SIGNS, *(text[0] for text in tokens)}:
+            alias = next(unused)
+            self.aliases[ord(sign)] = alias
+            self.signs[ord(alias)] = sign
 
     def put(self, value: Any, pattern: str, kept: Collection[str] = ()) -> Any:
         """Return a copy of a message or an option, with aliases for the signs in what `pattern` finds, but `kept`."""
+
+        def alias(found: re.Match[str]) -> str:
+            text = found[0]
+            return text if text in kept else text.translate(self.aliases)
+
         if isinstance(value, str):
-
-            def alias(found: re.Match[str]) -> str:
-                return found[0] if found[0] in kept else found[0].translate(self.aliases)
-
             return re.sub(pattern, alias, value)
         if isinstance(value, list | tuple):
             return [self.put(each, pattern, kept) for each in value]
         if not isinstance(value, Mapping):
             return value
-        marked = {self.put(name, self.control): self.put(each, pattern) for name, each in value.items()}
-        if value.get("role") == "assistant" and "content" in value:     # a model wrote it, with "<think>" as a token
-            marked["content"] = self.put(value["content"], pattern, self.named)
+        marked = {}
+        for name, each in value.items():
+            is_answer = name == "content" and value.get("role") == "assistant"
+            written = self.named if is_answer else ()   # a model wrote it, with "<think>" as a token
+            marked[self.put(name, self.control)] = self.put(each, pattern, written)
         return marked
 
 
@@ -64,10 +75,12 @@ def encode_chat(
 
     def rendered(pattern: str) -> str:
         marked = marks.put(messages, pattern)
-        answer = marked[-1].get("content")
+        last = marked[-1]
+        answer = last.get("content")
         if continued:
-            marked[-1]["content"] = marks.end           # the template could trim the answer itself
-        further = marks.put(options, pattern) | {"chat_template": template}
+            last["content"] = marks.end                 # the template could trim the answer itself
+        further = marks.put(options, pattern)
+        further["chat_template"] = template
         text: str = tokenizer.apply_chat_template(marked, tokenize=False, **further)
         if not continued:
             return text
@@ -75,7 +88,8 @@ def encode_chat(
         if not found:
             raise ValueError("it leaves out the last message, which the answer would continue")
         # the template may write an empty "<think></think>", which this answer begins with itself
-        return re.sub(rf"<(\w+)>\s*(</\1>\s*)?{found}(?=\s*<\1>)|{found}", "", head + found + answer)
+        empty = rf"<(\w+)>\s*(</\1>\s*)?{found}(?=\s*<\1>)"
+        return re.sub(f"{empty}|{found}", "", head + found + answer)
 
     loose = rendered(marks.control)
     strict = rendered(f"{marks.control}|[{re.escape(SIGNS)}]")
@@ -84,10 +98,12 @@ def encode_chat(
         strict = loose                                  # the template reads the signs
     cuts = [0]
     for found in re.finditer(f"(?=({marks.control}))", text):
-        if found[1] != strict[found.start(1) : found.end(1)]:
-            cuts.append(found.start() + 1)
+        start, end = found.span(1)
+        if found[1] != strict[start:end]:
+            cuts.append(start + 1)
+    cuts.append(len(text))
     ids: list[int] = []
-    for start, end in pairwise([*cuts, len(text)]):
+    for start, end in pairwise(cuts):
         piece = text[start:end]
         plain = re.split(marks.control, piece, maxsplit=1)[0] if start else ""
         ids += encode_fragment(tokenizer, vocab, plain)

@@ -75,9 +75,12 @@ def load(
 
     `cache_bytes` bounds the keys and values of an engine that keeps its own.
     """
-    is_path = isinstance(name, Path) or str(name).startswith((".", "~", "/")) or str(name).count("/") > 1
-    if is_path and not Path(str(name)).exists():
-        raise FileNotFoundError(f"there is no folder or file {name}: an id of the hub is a name such as org/model")
+    given = str(name)
+    is_id = not isinstance(name, Path) and given[:1] not in {".", "~", "/"} and given.count("/") < 2
+    if not is_id and not Path(given).exists():
+        raise FileNotFoundError(
+            f"there is no folder or file {name}: an id of the hub is a name such as org/model"
+        )
     options = {option: value for option, value in options.items() if value is not None}
     chosen: EngineName = "transformers" if options or name is not None else "numpy"
     if engine is not None:
