@@ -20,19 +20,20 @@ from llmppl.support.arguments import text
 if TYPE_CHECKING:
     import numpy as np
 
-    from llmppl.inference import Particles
     from llmppl.lm import CachedTransformer
     from llmppl.models.programs import Program
-    from llmppl.tasks import Result
+    from llmppl.tasks import Generation, Result
 
 STEERING = "particles", "factor", "seed", "max_tokens", "temperature", "lm"
-CONTINUING = "regex", "grammar", "json_schema", "stop", "chat"
+CONTINUING = "method", "regex", "grammar", "json_schema", "stop", "chat"
+SIZES: Any = {"particles": None, "factor": None, "max_tokens": None}        # by default those of the method
+FREE_TOKENS = 40                                        # at most, of a text without a constraint
 MAX_ROWS = 20                                           # of a summary of results
 HEADS = " index  weight  log Z-hat  likeliest text, or error"
 Export = Annotated[Path | None, typer.Option(metavar="OUT", dir_okay=False, help="Write all results to this file.")]
 
 
-@command(*STEERING, *CONTINUING, "json", "trace")
+@command(*STEERING, *CONTINUING, "json", "trace", **SIZES)
 def generate(
     prompt: Annotated[str, typer.Argument(help="Text to continue; - is standard input.")], given: Given
 ) -> None:
@@ -45,7 +46,14 @@ def generate(
     prompt = options.given_text(prompt)
     limits = given.regex or given.grammar or given.json_schema
     limit = f", matching {limits}" * bool(limits)
-    program = Continuation(given).program(prompt)
+    job = Continuation(given)
+    if job.method != "steer":
+        from numpy.random import default_rng
+
+        answer = job.answer(job.lm(), prompt, default_rng(given.seed))
+        typer.echo(json.dumps(answer.as_dict()) if given.json else repr(answer))
+        return
+    program = job.program(prompt)
     _steer(f"{prompt!r} {'is answered' if given.chat else 'goes on'}{limit}", program, given)
 
 
@@ -60,6 +68,13 @@ class Continuation:
         self.constraint = options.constraint(given)
         wrong = "--stop excludes --regex, --grammar and --json-schema, which say how a text ends."
         usage_error(self.constraint and given.stop, wrong)
+        sized = given.particles or given.factor or getattr(given, "trace", None)
+        self.method: Any = "steer" if given.method == "auto" and sized else given.method
+        traced = getattr(given, "trace", None)
+        usage_error(traced and self.method != "steer", "--trace records steering: give --method steer.")
+        self.max_tokens = given.max_tokens
+        if given.max_tokens is None and self.constraint is None:
+            self.max_tokens = FREE_TOKENS
 
     def lm(self) -> CachedTransformer:
         return options.load(self.given.lm)
@@ -71,14 +86,24 @@ class Continuation:
         lm, given = lm or self.lm(), self.given
         begin: Any = lm.chat(prompt) if given.chat else prompt
         return ConstrainedText(
-            lm, begin, self.constraint, max_tokens=given.max_tokens, rule=self.rule, stop=given.stop or ()
+            lm, begin, self.constraint, max_tokens=self.max_tokens, rule=self.rule, stop=given.stop or ()
         )
 
-    def steer(self, lm: CachedTransformer, prompt: str, rng: np.random.Generator) -> Particles[Program]:
-        """Return the particles of a prompt of a file."""
-        from llmppl.inference import smc_steer
+    def answer(self, lm: CachedTransformer, prompt: str, rng: np.random.Generator) -> Generation:
+        """Return the answer to a prompt."""
+        from llmppl.tasks import generate
 
-        return smc_steer(self.program(prompt, lm), self.given.particles, self.given.factor, rng=rng)
+        given = self.given
+        options = {"N": given.particles, "K": given.factor, "stop": given.stop, "max_tokens": self.max_tokens}
+        if self.rule.temperature != 1:
+            options["rule"] = self.rule
+        options = {name: value for name, value in options.items() if value}
+        begin: Any = lm.chat(prompt) if given.chat else prompt
+        try:
+            answer: Generation = generate(lm, begin, self.constraint, method=self.method, rng=rng, **options)
+        except TypeError as error:                      # a method without this option
+            raise ValueError(str(error)) from None
+        return answer
 
 
 @command(*STEERING, "json", "trace", factor=10)
@@ -117,6 +142,7 @@ def intersect(
 def demo(given: Given) -> None:
     """Run three small programs at temperature 0.7: short words, a text with holes, two prompts at once."""
     every = {**vars(given), "particles": 5, "seed": 7, "temperature": 0.7, "json": False, "trace": None, "factor": 10}
+    every["method"] = "steer"
     words = {"regex": "( [A-Za-z]{1,5}[,.]?)+", "grammar": None, "json_schema": None, "stop": None, "chat": False}
     generate("Once upon a time, there was a little girl", Given(**every | words | {"max_tokens": 24, "factor": 3}))
     typer.echo()
@@ -137,7 +163,7 @@ def _steer(title: str, program: Program, given: Given) -> None:
     stopped = ""
     try:
         with recorder or nullcontext():
-            particles = smc_steer(program, given.particles, given.factor, seed=seed, on_step=recorder)
+            particles = smc_steer(program, given.particles or 8, given.factor or 3, seed=seed, on_step=recorder)
     except KeyboardInterrupt as error:
         particles = getattr(error, "particles", None)   # type: ignore[assignment]
         if not particles or not particles.steps:
@@ -157,7 +183,7 @@ def _steer(title: str, program: Program, given: Given) -> None:
 # ---- many prompts
 
 
-@command(*STEERING, *CONTINUING, "resume", "workers")
+@command(*STEERING, *CONTINUING, "resume", "workers", **SIZES)
 def many(
     prompts: Annotated[Path, typer.Argument(help="A prompt per line; in .jsonl files its field prompt.", **FILE)],
     out: Annotated[Path, typer.Argument(metavar="RESULTS", help="File of the results.")],
@@ -178,20 +204,20 @@ def many(
     program |= {"grammar": given.grammar and given.grammar.read_text(encoding="utf-8")}
     program |= {"json_schema": given.json_schema and options.schema_text(given.json_schema)}
     if given.workers == 1:
-        run_all: Any = functools.partial(lanes, functools.partial(job.steer, job.lm()), TOGETHER)
+        run_all: Any = functools.partial(lanes, functools.partial(job.answer, job.lm()), TOGETHER)
     else:
         from llmppl.tasks.ray import on_workers
 
-        run_all = on_workers(job.steer, job.lm, given.workers, None, TOGETHER)
+        run_all = on_workers(job.answer, job.lm, given.workers, None, TOGETHER)
     kept: Any = {"to": out, "seed": given.seed, "resume": given.resume}
-    results: Any = recorded(run_all, texts, identity(job.steer, **program), **kept)
+    results: Any = recorded(run_all, texts, identity(job.answer, **program), **kept)
     try:
         with closing(results):
             collections.deque(results, maxlen=0)
     except KeyboardInterrupt:
         made = len(load_results(out))
         leave(INTERRUPTED, f"interrupted: {made} of {len(texts)} results are in {out}; --resume goes on")
-    failed = [bool(each.error) or not each.particles for each in load_results(out)]
+    failed = [each.value is None for each in load_results(out)]
     typer.echo(f"{out}: {len(failed)} results, {sum(failed)} failed")
     if any(failed):
         leave(1, f"{sum(failed)} of {len(failed)} tasks failed; llmppl results {out} says of what")
@@ -243,7 +269,10 @@ def results(
 def _row(result: Result) -> str:
     """Return the row of a task: its likeliest text, or else the cause of the failure."""
     weight, log_ml = "-", "-"
-    if result.particles:
+    if result.answer is not None:
+        text = result.answer.text
+        weight = "-" if result.probability is None else f"{result.probability:.3f}"
+    elif result.particles:
         text, share = next(iter(result.particles.by_text().items()))
         weight, log_ml = f"{share:.3f}", f"{result.particles.log_ml:z.2f}"
     elif result.matches:

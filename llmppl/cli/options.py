@@ -49,8 +49,15 @@ OPTIONS = {
     ),
     "particles": _option(int, 8, "Particles kept after each step.", "--particles", "-N", min=1, metavar="N"),
     "factor": _option(int, 3, "Extensions tried of each particle in each step.", "--factor", "-K", min=1, metavar="K"),
+    "method": _option(
+        Literal["auto", "sample", "greedy", "beam", "best_of", "importance", "steer", "exact"], "auto",
+        "As in generate of the library; auto is steer with -N, -K or --trace.",
+    ),
     "seed": _option(int | None, None, "The same seed draws the same texts.", min=0, metavar="S"),
-    "max_tokens": _option(int | None, 40, "At most T tokens.", min=1, metavar="T"),
+    "max_tokens": _option(
+        int | None, 40, "At most T tokens; by default 40 in a free text, and what a constraint needs.",
+        min=1, metavar="T",
+    ),
     "temperature": _option(float, 1.0, "Below 1, likely tokens become likelier; 0 is greedy decoding.", metavar="X"),
     "top_k": _option(int | None, None, "Only the N likeliest tokens.", min=1, metavar="N"),
     "regex": _option(str | None, None, "Only texts that R matches as a whole.", metavar="R"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import sys
 import time
 from collections.abc import Callable
@@ -10,22 +11,26 @@ from typing import Any, Self
 from llmppl.support.runtime import running
 
 SECONDS = 0.2                                           # between two updates in a notebook
+FIRST_LINE, NEXT_LINE = 15.0, 60.0                      # seconds before a line without a terminal, and the next
 
 
 class Bar:
     """Progress bar of a run: `with Bar(progress, total, describe) as show: show(t, state)`.
 
     `describe(state)` returns the text beside the bar: a str, or an object whose str is read again and again. If
-    `progress` is None, the bar shows if stderr is a terminal. In a notebook it is a line, which needs no widgets.
+    `progress` is None, the bar shows if stderr is a terminal. In a notebook it is a line, which needs no widgets. With
+    `lines`, a long run without a terminal prints a line on stderr from time to time.
     """
 
     def __init__(
-        self, progress: bool | None, total: int | None, describe: Callable[[Any], object], unit: str = "step"
-    ) -> None:
+        self, progress: bool | None, total: int | None, describe: Callable[[Any], object], unit: str = "step",
+        lines: bool = False,
+    ) -> None:  # fmt: skip
         self._describe, self._unit, self._of = describe, unit, "" if total is None else f" of {total}"
         self._bar: Any = None
         self._line: Any = None
         self._text, self._written_at = "", 0.0
+        self._next_line = time.monotonic() + FIRST_LINE if lines and progress is None and not running() else math.inf
         if not (sys.stderr.isatty() and not running() if progress is None else progress):  # bars of tasks would mix
             return
         if in_notebook():
@@ -55,6 +60,9 @@ class Bar:
             if time.monotonic() - self._written_at >= SECONDS:
                 self._written_at = time.monotonic()
                 self._line.update(self._pretty(self._text))
+        elif time.monotonic() >= self._next_line:
+            self._next_line = time.monotonic() + NEXT_LINE
+            print(f"llmppl: {self._unit} {t}{self._of}: {self._describe(state)}", file=sys.stderr, flush=True)
 
     def __exit__(self, *error: object) -> None:
         if self._bar is not None:

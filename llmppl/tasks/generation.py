@@ -254,7 +254,7 @@ class Plan:
         if wrong:
             raise TypeError(f"generate with method={self.method!r} takes no {min(wrong)}")
         self.sizes = _ONE.get(self.method) or [given.get(name, default) for name, default in self.way.sizes.items()]
-        self.limits = {name: given[name] for name in ("budget", "timeout", "power") if name in given}
+        self.limits: dict[str, Any] = {name: given[name] for name in ("budget", "timeout", "power") if name in given}
         self.program_options = {name: given[name] for name in _OF_PROGRAM if name in given}
         if self.constraint is None or self.is_function or given.get("complete") is False:
             self.program_options.setdefault("max_tokens", MAX_TOKENS)
@@ -328,8 +328,7 @@ class Plan:
         if is_type(constraint):
             constraint = constraint_of(constraint)
         source = getattr(constraint, "schema", getattr(constraint, "text", constraint))
-        options: dict[str, Any] = dict(self.program_options)
-        options |= {**self.limits, "N and K": self.sizes, "the constraint": source}
+        options = {**self.program_options, **self.limits, "N and K": self.sizes, "the constraint": source}
         told = {name: re.sub(" at 0x[0-9a-f]+", "", repr(value)) for name, value in options.items()}
         return identity(constraint if self.is_function else generate, version, method=self.method, **told)
 

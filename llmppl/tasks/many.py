@@ -30,6 +30,7 @@ from llmppl.tasks.answers import Generation
 from llmppl.tasks.results import Result, ResultFile
 
 T = TypeVar("T")
+FEW = 3                                                 # results after which the cost of all is estimated
 TOGETHER = 16                                           # tasks that run at a time
 Run = Callable[[Any, np.random.Generator], Any]
 RunAll = Callable[[Iterable[tuple[int, Any]], Any], Iterator[Result]]
@@ -93,7 +94,8 @@ def run_many(
         A function that returns a text by which a task is known, as `lambda task: task.name`. By default it is the
         digest of the task's pickle. A TypeError asks for a key if a task has no pickle.
     progress : bool, optional
-        Show a bar; by default if stderr is a terminal.
+        Show a bar; by default if stderr is a terminal, else a line a minute after the first 15 seconds. It has the
+        estimated cost of all tasks after three of them.
 
     Returns
     -------
@@ -182,13 +184,27 @@ def recorded(
 
 
 def _shown(results: Iterator[Result], num_done: int, total: int | None, progress: bool | None) -> Iterator[Result]:
-    """Yield results while a bar shows their number."""
-    failed = 0
-    with Bar(progress, total, str, unit="task") as show:
-        for number, result in enumerate(results, num_done + 1):
+    """Yield results while a bar shows their number and, after the first few, the cost of all that are left."""
+    failed = num = tokens = 0
+    cpu_seconds = 0.0
+    with Bar(progress, total, str, unit="task", lines=True) as show:
+        for num, result in enumerate(results, 1):
             failed += result.error is not None
-            show(number, f"{failed} failed")
+            tokens += result.tokens
+            cpu_seconds += result.cpu_seconds
+            state = f"{failed} failed"
+            if total is not None and num >= FEW:
+                of_all = (total - num_done) / num
+                state += f"; about {_duration(cpu_seconds * of_all)} of CPU and {tokens * of_all:,.0f} tokens in all"
+            show(num_done + num, state)
             yield result
+
+
+def _duration(seconds: float) -> str:
+    """Return a time in its unit."""
+    if seconds < 100:
+        return f"{seconds:.0f} s"
+    return f"{seconds / 60:.0f} min" if seconds < 6000 else f"{seconds / 3600:.1f} h"
 
 
 def lanes(run: Run, together: int, numbered: Iterable[tuple[int, Any]], seed: int) -> Iterator[Result]:

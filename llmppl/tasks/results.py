@@ -35,7 +35,7 @@ from llmppl.support.arguments import shown
 from llmppl.support.files import Owned, own_errors
 from llmppl.support.identity import VERSION, Identity, difference, digest, task_digest
 from llmppl.support.values import decode, encode
-from llmppl.tasks.answers import Fields, Generation, Parse, fields_of, loaded, parser_of
+from llmppl.tasks.answers import Fields, Generation, Parse, as_data, fields_of, loaded, parser_of
 
 if TYPE_CHECKING:
     import pandas
@@ -59,6 +59,10 @@ _CONTENTS = (
     "select rowid, identity from run",
     _RESULTS,
 )
+_OF_PROGRAM = {                                         # attributes of ready-made programs
+    *("constraint", "context", "contexts", "end", "ended", "finished", "fragments", "labels", "mask", "max_tokens"),
+    *("min_tokens", "must_end_by", "num_tokens", "prior", "proposal", "s", "state", "stop", "until"),
+}
 _SHOWN_TASK = 1000                                      # characters of a task that is no plain data
 
 
@@ -415,8 +419,10 @@ class Results:
     def to_pandas(self) -> pandas.DataFrame:
         """Return a data frame with a row for each particle or match, and one for each task without any.
 
-        Columns: index, task, error, log_ml, seconds, cpu_seconds, tokens, text, log_weight, weight, cut, and the
-        attributes of the particles or the fields of the matches. ImportError without pandas.
+        Columns: index, task, error, seconds, cpu_seconds, tokens, text, and the value, of which each field is a column,
+        as "value.pet.kind". Answers of `generate` add probability, probability_se, ended and method. Particles add
+        weight, log_weight, cut, log_ml and their attributes, except those of ready-made programs. Matches add their
+        fields. ImportError without pandas.
         """
         return frame([row for result in self for row in _rows_of(result)])
 
@@ -451,12 +457,31 @@ def load_results(path: str | os.PathLike[str], constraint: Any = None) -> Result
 
 
 def _rows_of(result: Result) -> list[dict[str, Any]]:
+    """Return a row for each particle or match, or one for the answer, or for the error."""
     names = "index", "task", "error", "seconds", "cpu_seconds", "tokens"
-    common, rows = {name: getattr(result, name) for name in names}, result.matches or []
+    common = {name: getattr(result, name) for name in names}
+    rows = list[dict[str, Any]]()
+    if result.answer is not None:
+        answer = result.answer
+        known = {name: getattr(answer, name) for name in ("text", "probability", "probability_se", "ended", "method")}
+        rows.append({**known, **_columns("value", as_data(answer.value))})
+    for each in result.matches or ():
+        rows.append(each if isinstance(each, dict) else each.as_dict())
     if result.particles is not None:
         common["log_ml"] = result.particles.log_ml
-        rows = [
-            {"text": p.text, "weight": weight, "log_weight": p.log_weight, "cut": p.cut, **p.attributes}
-            for p, weight in zip(result.particles, result.particles.weights.tolist(), strict=True)
-        ]
+        for p, weight in zip(result.particles, result.particles.weights.tolist(), strict=True):
+            row = {"text": p.text, "weight": weight, "log_weight": p.log_weight, "cut": p.cut}
+            values = {name: each for name, each in p.attributes.items() if name not in _OF_PROGRAM}
+            row |= _columns("value", values.pop("parsed", p.text))
+            rows.append({**values, **row})
     return [{**common, **row} for row in rows] or [common]
+
+
+def _columns(name: str, value: Any) -> dict[str, Any]:
+    """Return a column for each field of a record, and of records in it: "value.pet.kind"; else one column."""
+    if not isinstance(value, dict):
+        return {name: value}
+    columns = dict[str, Any]()
+    for field, each in value.items():
+        columns |= _columns(f"{name}.{field}", each)
+    return columns

@@ -16,7 +16,7 @@ import pytest
 from helpers.commands import run
 from helpers.tiny import table_lm, tiny_lm
 
-from llmppl import ConstrainedText, Infilling, load_results, smc_steer
+from llmppl import ConstrainedText, Infilling, Regex, generate, load_results, smc_steer
 from llmppl.cli import options
 from llmppl.cli.generate import Continuation
 
@@ -37,8 +37,8 @@ def files(tmp_path):
 
 
 def texts_of(path):
-    """Return the prompt and the texts of each result."""
-    return [(each.task, each.particles and each.particles.texts) for each in load_results(path)]
+    """Return the prompt and the text of each result."""
+    return [(each.task, each.answer and each.answer.text) for each in load_results(path)]
 
 
 @pytest.mark.parametrize(
@@ -66,9 +66,8 @@ def test_each_prompt_draws_from_its_own_stream(tiny, files):
     assert run("results", files[1]).stdout.startswith(f"{files[1]}: 4 results, 0 failed\n")
     for found, prompt in zip(load_results(files[1]), ["a", "b c", "ab", "c"], strict=True):
         rng = np.random.default_rng(np.random.SeedSequence(1, spawn_key=(found.index,)))
-        expected = smc_steer(ConstrainedText(tiny_lm(), prompt), 3, 2, rng=rng, max_steps=4)
-        assert (found.task, found.particles.texts) == (prompt, expected.texts)
-        assert found.particles.log_ml == pytest.approx(expected.log_ml)
+        expected = smc_steer(ConstrainedText(tiny_lm(), prompt, max_tokens=4), 3, 2, rng=rng)
+        assert (found.task, found.answer.method, found.answer.text in expected.texts) == (prompt, "steer", True)
 
 
 def test_json_lines_are_prompts_like_plain_lines(tiny, files, tmp_path):
@@ -85,14 +84,14 @@ def test_a_constraint_holds_for_many_prompts_also_in_a_pickled_job(limit, tiny, 
     (tmp_path / "g.lark").write_text('start: ("a" | "bc")+')
     assert run("many", *files, *SMALL, *limit).exit_code == 0
     found = texts_of(files[1])
-    assert len(found) == 4 and all(re.fullmatch("(a|bc)+", text) for _, texts in found for text in texts)
+    assert len(found) == 4 and all(re.fullmatch("(a|bc)+", text) for _, text in found)
     given = {name: option.default for name, option in options.OPTIONS.items()}
     given |= {"particles": 3, "factor": 2, "max_tokens": 4, limit[0][2:]: limit[1]}
     given["grammar"] = given["grammar"] and tmp_path / given["grammar"]
     job = pickle.loads(pickle.dumps(Continuation(options.Given(**given))))
-    for index, (prompt, texts) in enumerate(found):
+    for index, (prompt, text) in enumerate(found):
         rng = np.random.default_rng(np.random.SeedSequence(1, spawn_key=(index,)))
-        assert job.steer(job.lm(), prompt, rng).texts == texts
+        assert job.answer(job.lm(), prompt, rng).text == text
 
 
 def test_a_failed_task_stops_no_other_and_sets_the_exit_code(tiny, files):
@@ -102,7 +101,7 @@ def test_a_failed_task_stops_no_other_and_sets_the_exit_code(tiny, files):
     result = run("many", *files, *SMALL)
     assert result.exit_code == 1 and result.stdout == f"{files[1]}: 3 results, 1 failed\n"
     assert result.stderr.endswith(f"llmppl: 1 of 3 tasks failed; llmppl results {files[1]} says of what\n")
-    assert [texts is not None for _, texts in texts_of(files[1])] == [True, False, True]
+    assert [text is not None for _, text in texts_of(files[1])] == [True, False, True]
     assert run("many", *files, *SMALL, "--resume").stdout == result.stdout
 
 
@@ -222,3 +221,19 @@ def test_a_terminal_shows_a_bar_and_stdout_holds_only_the_last_line(files):
     os.close(parent)
     assert process.communicate()[0] == f"{files[1]}: 4 results, 0 failed\n" and process.returncode == 0
     assert re.search(r"task \d+ of 4.* 0 failed", shown.decode())
+
+
+# ---- methods
+
+
+def test_methods_are_those_of_generate(tiny, files):
+    for method in ("greedy", "best_of", "auto"):
+        result = run("generate", "a", "--regex", "[abc]{3}", "--method", method, "--json", "--seed", "2")
+        made = generate(tiny_lm(), "a", Regex("[abc]{3}"), method=method, rng=np.random.default_rng(2))
+        assert json.loads(result.stdout)["text"] == made.text, result.output
+        assert json.loads(result.stdout)["method"] == made.method
+    assert run("many", *files, "--regex", "[abc]{3}", "--method", "greedy").exit_code == 0
+    greedy = generate(tiny_lm(), ["a", "b c", "ab", "c"], Regex("[abc]{3}"), method="greedy", progress=False)
+    assert [text for _, text in texts_of(files[1])] == [each.text for each in greedy]
+    assert "takes no K" in run("generate", "a", "--method", "best_of", "-K", "3").stderr
+    assert "--method steer" in " ".join(run("generate", "a", "--method", "greedy", "--trace", "t.jsonl").stderr.split())

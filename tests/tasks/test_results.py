@@ -32,7 +32,10 @@ from llmppl import (
     Bernoulli,
     Categorical,
     ConstrainedText,
+    JsonSchema,
     Model,
+    Result,
+    generate,
     importance_sampling,
     load_results,
     run_many,
@@ -535,3 +538,54 @@ def test_a_killed_run_resumes_and_ends_the_same(path, tmp_path, first, second):
     run_all(path, PROMPTS, fresh(), together=7, resume=True)
     run_all(tmp_path / "whole.db", PROMPTS, fresh(), together=7)
     assert records(path) == records(tmp_path / "whole.db")
+
+
+def test_a_table_has_the_columns_of_the_answers(tmp_path):
+    pytest.importorskip("pandas")
+    record = JsonSchema({"type": "object", "properties": {"k": {"enum": ["a", "b"]}}, "required": ["k"],
+                         "additionalProperties": False}, whitespace=False)  # fmt: skip
+    tokens = [bytes([each]) for each in b'{}":abk']
+    lm = table_lm(lambda ids: [0.0] * len(tokens) + [-3.0], tokens)
+    common = {"index", "task", "error", "seconds", "cpu_seconds", "tokens", "text", "value.k"}
+    run_all(tmp_path / "s.db", ["a"], lambda task, rng: smc_steer(ConstrainedText(lm, task, record), 2, 2, rng=rng))
+    found = load_results(tmp_path / "s.db").to_pandas()
+    assert {*found.columns} == common | {"log_ml", "weight", "log_weight", "cut"}
+    run_all(tmp_path / "g.db", ["a"], lambda task, rng: generate(lm, task, record, method="best_of", N=2, rng=rng))
+    found = load_results(tmp_path / "g.db").to_pandas()
+    assert {*found.columns} == common | {"probability", "probability_se", "ended", "method"}
+    assert found["value.k"][0] in "ab"
+    run_all(tmp_path / "m.db", range(2), lambda task, rng: smc_steer(Mood(), 2, 2, rng=rng))
+    assert "mood" in load_results(tmp_path / "m.db").to_pandas().columns
+
+
+def test_the_cost_of_all_tasks_is_estimated_after_the_first_few():
+    from llmppl.report import progress
+    from llmppl.tasks import many
+
+    shown = []
+
+    class Bar(progress.Bar):
+        def __call__(self, t, state):
+            shown.append((t, state))
+
+    results = [Result(index, None, cpu_seconds=30.0, tokens=1000) for index in range(10)]
+    before, many.Bar = many.Bar, Bar
+    try:
+        list(many._shown(iter(results), 2, 12, None))
+    finally:
+        many.Bar = before
+    assert shown[1] == (4, "0 failed")
+    assert shown[2] == (5, "0 failed; about 5 min of CPU and 10,000 tokens in all") and shown[-1][0] == 12
+
+
+def test_a_long_run_without_a_terminal_prints_lines(monkeypatch, capsys):
+    from llmppl.report import progress
+
+    now = [0.0]
+    monkeypatch.setattr(progress.time, "monotonic", lambda: now[0])
+    with progress.Bar(None, 9, str, unit="task", lines=True) as show:
+        for t in range(9):
+            now[0] += 10.0
+            show(t, "0 failed")
+    lines = capsys.readouterr().err.splitlines()
+    assert lines == ["llmppl: task 1 of 9: 0 failed", "llmppl: task 7 of 9: 0 failed"]
