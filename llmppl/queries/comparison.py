@@ -314,7 +314,7 @@ def _paired(sides: Mapping[str, Choices], draws: int, rng: np.random.Generator) 
 
 def _relabelled(probabilities: Array, draws: int, rng: np.random.Generator) -> tuple[float, int]:
     """Return p over relabellings of the groups in each template, and the number of draws, 0 if all were counted."""
-    num_templates, num_groups, _ = probabilities.shape
+    num_templates, num_groups, num_options = probabilities.shape
     if num_groups > MAX_GROUPS:
         raise ValueError(f"{num_groups} groups: at most {MAX_GROUPS} are compared together")
     orders = np.array([*itertools.permutations(range(num_groups))])
@@ -322,11 +322,14 @@ def _relabelled(probabilities: Array, draws: int, rng: np.random.Generator) -> t
     picks = rng.integers(len(orders), size=(draws, num_templates - 1))
     if exact:
         picks = np.array([*itertools.product(range(len(orders)), repeat=num_templates - 1)])
-    sums = probabilities[:1]
-    for template, pick in zip(probabilities[1:], picks.T, strict=True):
-        sums = sums + template[orders[pick]]
     least = _spread(probabilities.sum(axis=0)) * (1 - ROUNDING)
-    as_large = int((_spread(sums) >= least).sum())
+    size = max(1, MAX_CELLS // (num_groups * num_options))
+    as_large = 0
+    for begin in range(0, len(picks), size):
+        sums = probabilities[:1]
+        for template, pick in zip(probabilities[1:], picks[begin : begin + size].T, strict=True):
+            sums = sums + template[orders[pick]]
+        as_large += int((_spread(sums) >= least).sum())
     return (as_large / len(picks), 0) if exact else ((1 + as_large) / (1 + draws), draws)
 
 
