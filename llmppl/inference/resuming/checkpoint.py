@@ -77,7 +77,7 @@ class Checkpoint:
             parameters[name] = getattr(value, "__name__", value)
         self._identity = identity(model, options.get("version", ""), **parameters)
         self._numbers = dict[str, int]()                # of vocabularies, by digest
-        self._loaded = list[Vocabulary | str]()         # vocabularies of the file, or the digests of those not yet used
+        self._digests = list[str]()                     # of the vocabularies of the file
         self._first = encode(state_of(run.rng), self._encode)
 
     def __enter__(self) -> Self:
@@ -158,14 +158,10 @@ class Checkpoint:
         return EOS if name == "$eos" else _TUPLES[name](*decode(data, self._decode))
 
     def _vocabulary(self, number: int) -> Vocabulary:
-        found = self._loaded[number]
-        if isinstance(found, str):
-            try:
-                found = loaded_vocabulary(found)
-            except LookupError:
-                raise self._mismatch("its tokens are not those of this language model") from None
-            self._loaded[number] = found
-        return found
+        try:
+            return loaded_vocabulary(self._digests[number])
+        except LookupError:
+            raise self._mismatch("its tokens are not those of this language model") from None
 
     def _read(self) -> dict[str, Any]:
         found = _parsed(self.path, self._file.read())
@@ -178,7 +174,7 @@ class Checkpoint:
             raise self._mismatch(f"it has made {found['t']} steps, more than max_steps={self._max_steps}")
         if self._recorder is not None and found["recorded"] is None:
             raise self._mismatch("it was made without the Recorder, which could not record all of its steps")
-        self._loaded = found["vocabularies"]
+        self._digests = found["vocabularies"]
         choices, first = found.pop("choices"), found.pop("first")       # decoded when the program makes them
         return {**decode(found, self._decode), "choices": choices, "first": first}
 
