@@ -10,6 +10,7 @@ import difflib
 import json
 from collections.abc import Callable, Iterable, Iterator
 from decimal import Decimal
+from functools import lru_cache
 from typing import Any
 
 from llmppl.support.arguments import shown
@@ -93,7 +94,6 @@ FOREIGN = {                                         # of other libraries, in pla
     "le": "maximum", "regex": "pattern", "choices": "enum", "options": "enum", "values": "enum",
 }  # fmt: skip
 _PLAIN = {key.lower(): key for key in sorted(KEYWORDS) if not key.startswith("$")} | FOREIGN
-NEAR = 0.85                                         # difflib's ratio of a misspelt keyword
 
 
 def pointer(step: object) -> str:
@@ -144,7 +144,7 @@ def check_keywords(schema: Any, at: str = "") -> None:
 def foreign(schema: Any, at: str = "#") -> tuple[list[str], list[str]]:
     """Return messages about names that are almost surely wrong keywords, and remarks about others.
 
-    JSON Schema ignores unknown names. A message is about a name of another library, a name one edit from a keyword
+    JSON Schema ignores unknown names. A message is about a name of another library, a name few edits from a keyword
     with a value that the keyword could have, or a schema without any keyword. Remarks are about the first place of each
     other name that does not begin with x-, and parts that may be any JSON.
     """
@@ -174,6 +174,29 @@ def foreign(schema: Any, at: str = "#") -> tuple[list[str], list[str]]:
 
 def likely(name: str, node: dict[str, Any]) -> str | None:
     """Return the keyword that another name of a schema probably means, and whose value fits; None if none is near."""
-    plain = name.replace("_", "").replace("-", "").lower() if name[:1].isalpha() else ""
-    fits = [_PLAIN[word] for word in difflib.get_close_matches(plain, _PLAIN, 3, NEAR)]
-    return next((key for key in fits if key not in node and RULES[key][0](node[name])), None)
+    if not name[:1].isalpha():
+        return None
+    near = (_PLAIN[word] for word in _near(name.replace("_", "").replace("-", "").lower()))
+    return next((key for key in near if key not in node and RULES[key][0](node[name])), None)
+
+
+@lru_cache(1_000)
+def _near(name: str) -> list[str]:
+    """Return the words that are few edits from a name, the nearest first: 1 of 4 letters or more, 2 of 8 or more."""
+    found = {word: edits(name, word) for word in _PLAIN}
+    near = [word for word in _PLAIN if found[word] <= min(len(word) // 4, 2)]
+    return sorted(near, key=found.__getitem__)
+
+
+def edits(a: str, b: str) -> int:
+    """Return the least number of characters that are inserted, deleted, replaced, or swapped with the next one."""
+    rows = [list(range(len(b) + 1))]
+    for i, x in enumerate(a, 1):
+        row = [i]
+        for j, y in enumerate(b, 1):
+            least = min(row[-1] + 1, rows[-1][j] + 1, rows[-1][j - 1] + (x != y))
+            if i > 1 and b[j - 2 : j] == x + a[i - 2]:
+                least = min(least, rows[-2][j - 2] + 1)
+            row.append(least)
+        rows.append(row)
+    return rows[-1][-1]

@@ -87,6 +87,8 @@ class Reader:
         self.places: list[tuple[Lazy, str]] = []
         self._is_live = is_live
         self._lazies: dict[Any, Lazy] = {}
+        self._numbers: dict[int, int] = {}          # of parts, by their ids
+        self._contents: dict[Any, int] = {}
         self._targets = set[int]()                  # ids of schemas that a reference leads to, whose values are checked
         self._inexact = 0                           # times that a shape was read as more than its schema
 
@@ -94,12 +96,29 @@ class Reader:
         """Return the shape of a schema, which is read on first use."""
         if isinstance(schema, bool):
             return shapes.EVERY if schema else shapes.NONE
-        key = id(schema), _scope(place)
+        key: Any = id(schema), _scope(place)
+        if "oneOf" in schema:                       # options of options are compared once
+            key = "oneOf", self._number(schema), _scope(place)
         if key not in self._lazies:
             name = "#, 'allOf' (an intersection of too many alternatives)"
             self._lazies[key] = Lazy(lambda: self._read(schema, place), lambda: self.left_out.update({name: None}))
             self.places.append((self._lazies[key], place.pointer))
         return self._lazies[key]
+
+    def _number(self, part: Any) -> int:
+        """Return the number of a part of a schema. Equal parts have one number, if their place has no meaning."""
+        found = self._numbers.get(id(part))
+        if found is None:
+            content: Any = repr(part)
+            if isinstance(part, list):
+                content = tuple(map(self._number, part))
+            elif isinstance(part, dict):
+                content = tuple((key, self._number(each)) for key, each in part.items())
+                if any(key == "id" or key.startswith("$") for key in part):
+                    content = id(part)
+            found = self._contents.setdefault((type(part), content), len(self._contents))
+            self._numbers[id(part)] = found
+        return found
 
     def _part(self, schema: Any, place: Place, *steps: object) -> Lazy:
         """Return the shape of a schema inside the schema at a place."""

@@ -158,6 +158,8 @@ def spellings(given: Any) -> set[str]:
         return {json.dumps(given, ensure_ascii=False)}
     found = {str(given).lower()}
     value = Decimal(given)
+    if isinstance(given, Decimal) and not given:        # of both signs
+        return found | {"0", "0.0", "-0.0"}
     if value == value.to_integral_value() and value.adjusted() < 40:
         found.add(str(int(value)))
     elif -20 < value.adjusted() < 40:

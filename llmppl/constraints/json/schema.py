@@ -13,11 +13,13 @@ from decimal import Decimal
 from pathlib import Path
 from typing import Any, Literal
 
+from llmppl.constraints.automata.budget import Budget
 from llmppl.constraints.automata.dfa import DFA
 from llmppl.constraints.constraint import VocabularyLike
 from llmppl.constraints.json import keywords, types
 from llmppl.constraints.json.frames import BLANK, spaces
 from llmppl.constraints.json.index import JsonIndex
+from llmppl.constraints.json.shapes import WORK
 from llmppl.constraints.json.texts import Texts
 from llmppl.support.arguments import is_file_name, is_type, one_of
 from llmppl.support.locks import cached_property
@@ -98,6 +100,7 @@ class JsonSchema(Shared):
         resolver = references.resolver_of(self._exact, self._registry)
         self._texts = Texts(spaces(ANY_BLANKS if whitespace is True else whitespace or ""), self.order == "schema")
         self._reader = reader.Reader(self._texts.is_live)
+        work = WORK.set(Budget("the schema", "fewer alternatives, above all in oneOf, would work"))
         try:
             place = reader.Place("#", resolver, references.draft_of(self._exact))
             root = self._reader.lazy(self._exact, place)
@@ -109,6 +112,8 @@ class JsonSchema(Shared):
             self._texts.begin(root)
         except RecursionError:
             raise ValueError("JSON schema: a way along $ref, or of parts inside each other, is too long") from None
+        finally:
+            WORK.reset(work)
 
     def index(self, vocab: VocabularyLike) -> JsonIndex:
         """Return the index of the tokens that may follow."""

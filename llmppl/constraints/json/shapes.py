@@ -9,17 +9,21 @@ from __future__ import annotations
 import contextlib
 import math
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from contextvars import ContextVar
 from dataclasses import dataclass, field
 from decimal import Decimal
 from fractions import Fraction
 from functools import lru_cache, reduce
 from typing import Any, Literal, NamedTuple, TypeAlias, cast
 
+from llmppl.constraints.automata.budget import Budget
 from llmppl.constraints.automata.dfa import DFA
 from llmppl.constraints.automata.formats import format_language
 from llmppl.constraints.json.ecma import found
 
 MAX_OPTIONS = 2_000                                 # of one choice
+INTERSECTION_STEPS = 40                             # that an intersection costs
+WORK: ContextVar[Budget | None] = ContextVar("WORK", default=None)      # of the schema that is read
 MAX_VALUES = 64                                     # of the items of an array without repetition
 
 
@@ -228,6 +232,9 @@ def intersect(a: Shape, b: Shape) -> Shape:
     """Return the values of both shapes; in an object, the properties of `a` come first."""
     if a is ANY or b is ANY or a is b:
         return b if a is ANY else a
+    budget = WORK.get()
+    if budget is not None:
+        budget.spend(steps=INTERSECTION_STEPS)
     match a, b:
         case Choice(), _:
             return choice(intersect(option, b) for option in a.options)

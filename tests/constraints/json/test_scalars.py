@@ -13,9 +13,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic_core import to_json
 
+from llmppl import JsonSchema
 from llmppl.constraints.json.scalars import MAX_DIGITS, MAX_FRACTION
 from llmppl.constraints.json.scalars import numbers as of_shape
 from llmppl.constraints.json.shapes import Number
+from llmppl.constraints.masks.index import BYTES
 
 SHAPE = re.compile(r"-?(0|[1-9][0-9]*)(\.[0-9]+)?")
 SHORT = ["".join(chars) for size in range(6) for chars in itertools.product("-0159.eE+", repeat=size)]
@@ -72,6 +74,15 @@ def test_usual_spellings_of_a_value_are_all_in(schema, inside, outside):
     found = numbers(low, True, high, True, schema.get("integer", False), several)
     assert [text for text in inside.split() if text not in found] == []
     assert [text for text in outside.split() if text in found] == []
+
+
+@pytest.mark.parametrize("keyword", ["const", "enum"])
+@pytest.mark.parametrize("zero", ["-0.0", "0.0", "0e0", "-0.00"])
+def test_a_zero_with_a_fraction_is_every_zero(keyword, zero):
+    index = JsonSchema(f'{{"{keyword}": {zero if keyword == "const" else f"[{zero}]"}}}').index(BYTES)
+    assert all(index.accepts(index.after(text)) for text in ("0", "0.0", "-0.0"))
+    with pytest.raises(ValueError, match="leaves the language"):
+        index.after("0.1")
 
 
 numerals = st.from_regex(r"-?(0|[1-9][0-9]{0,21})(\.[0-9]{1,18})?", fullmatch=True)
