@@ -39,15 +39,12 @@ class _Job:
         if body.model not in (None, name):
             raise HTTPException(404, f"this server runs the model {name!r}, not {body.model!r}")
         constraint = body.target()
-        options = body.options(self.lm, limits, constraint)
+        runs = body.runs(self.lm, limits, constraint)
         self.prompts = body.prompts(self.lm)
         if not 1 <= len(self.prompts) <= limits.prompts:
             raise ValueError(f"{len(self.prompts)} prompts: this server takes 1 to {limits.prompts}")
         if body.stream and (body.n, len(self.prompts)) != (1, 1):
             raise ValueError("a stream has one prompt and n=1")
-        runs = [options]
-        if body.n > 1 and options["method"] in ("sample", "greedy"):
-            runs.append(_further(options, body.n))
         self.calls: list[Call[Generation]] = []
         try:
             for prompt in self.prompts:
@@ -145,14 +142,6 @@ class _Job:
         if body.stream_options.get("include_usage"):
             usage = self._usage(answer.num_tokens(prompt))
             yield self._frame(choices=[], usage=usage, llmppl=[_cost(generation)])
-
-
-def _further(options: dict[str, Any], n: int) -> dict[str, Any]:
-    """Return the options of the run that finds further answers, beside a run that finds one."""
-    further = {**options, "method": "importance", "N": 2 * n}
-    if options["method"] == "greedy":
-        further.pop("rule", None)
-    return further
 
 
 def _cost(generation: Generation) -> dict[str, Any]:

@@ -120,8 +120,12 @@ class Body(Fields):
                 raise ValueError(f"{name} is not supported: {_instead(name, cls.model_fields)}")
         return {name: value for name, value in given.items() if name not in HARMLESS}
 
-    def options(self, lm: CachedTransformer, limits: Limits, constraint: Any) -> dict[str, Any]:
-        """Return the options of `Service.generate`, with a method. ValueError above a limit."""
+    def runs(self, lm: CachedTransformer, limits: Limits, constraint: Any) -> list[dict[str, Any]]:
+        """Return the options of `Service.generate` for the answer, and for a run that finds others if n > 1.
+
+        ValueError above a limit. Without a method, an answer that may call a function is drawn, and so is JSON at a
+        temperature. Otherwise JSON is greedy: the most probable of several texts would be the shortest one.
+        """
         for name, value, most in (
             ("n", self.n, limits.prompts),
             ("max_tokens", self.max_tokens, limits.tokens),
@@ -130,8 +134,8 @@ class Body(Fields):
         ):
             if (value or 0) > most:
                 raise ValueError(f"{name} is {value}, and this server takes at most {most:g}")
-        method = self.default_method()
-        names = ["N", "K", "power", "budget", "seed"]
+        method: str = self.method
+        names = ["N", "K", "power", "budget"]
         if isinstance(constraint, list) and method in ("auto", "exact"):
             method = "exact"
         else:
@@ -140,17 +144,23 @@ class Body(Fields):
         rule = Rule(1.0 if self.temperature is None else self.temperature, self.top_k, self.top_p, self.min_p)
         if rule != Rule(top_p=1.0):
             given["rule"] = rule
-        if method == "auto":
-            method = Plan(lm, constraint, method, given, self.seed, {}).method
-        return {"timeout": self.timeout or limits.seconds, "method": method, **given}
+        is_drawn = isinstance(constraint, CallOrWords) or (isinstance(constraint, JsonSchema) and self.temperature)
+        if method == "auto" and is_drawn and self.temperature != 0 and not given.keys() & {"N", "power"}:
+            method = "sample"
+        chosen = Plan(lm, constraint, method, given, self.seed, {}).method
+        if chosen == "greedy" and not getattr(constraint, "unmasked", ()):
+            method = "greedy"                           # no check can refuse the text, so that it may stream
+        run = {"timeout": self.timeout or limits.seconds, "method": method, "seed": self.seed, **given}
+        if self.n == 1 or chosen not in ("sample", "greedy"):
+            return [run]
+        further = {**run, "method": "importance", "N": 2 * self.n}
+        if chosen == "greedy":
+            further.pop("rule", None)
+        return [run, further]
 
     def target(self) -> Any:
         """Return the constraint of the library on the answer, or None."""
         return self.constraint and self.constraint.build()
-
-    def default_method(self) -> str:
-        """Return the method of the request, or the one that suits its form."""
-        return self.method
 
 
 def _instead(name: str, known: Iterable[str]) -> str:
@@ -286,19 +296,6 @@ class Chat(Body):
         if form.json_schema is not None:
             return JsonSchema(form.json_schema.schema_)
         return super().target()
-
-    def default_method(self) -> str:
-        """Return the method of the request.
-
-        If it names none, an answer in JSON is decoded greedily, unless there is a temperature: the most probable of
-        several texts would be the shortest one. An answer that may call a function is drawn.
-        """
-        tools = bool(self.functions())
-        if self.method != "auto" or not (tools or self.response_format.type != "text"):
-            return self.method
-        is_open = tools and self.tool_choice == "auto"
-        drawn = is_open if self.temperature is None else self.temperature > 0
-        return "sample" if drawn else "greedy"
 
     def prompts(self, lm: CachedTransformer) -> list[Context]:
         """Return the context of the messages, with the functions that the answer may call."""

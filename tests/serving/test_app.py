@@ -234,6 +234,19 @@ def test_more_choices_are_distinct_and_change_no_answer(server, body):
         assert len({*texts}) == len(texts) == (2 if "choice" in body.get("constraint", {}) else 3)
 
 
+def test_json_is_greedy_unless_there_is_a_temperature_or_a_check(server):
+    record = {"type": "object", "properties": {"a": {"enum": [1, 2]}}, "required": ["a"]}
+    checked = {"type": "object", "properties": {"a": {"enum": [1, 2]}}, "required": ["a"], "not": {"required": ["b"]}}
+    form = {"response_format": {"type": "json_schema", "json_schema": {"schema": record}}}
+    mine, other = {"constraint": {"json_schema": record}}, {"constraint": {"json_schema": checked}}
+    used = [(body["method"], found["llmppl"][0]["method"]) for body in (
+        {**each, "method": method, "temperature": temperature, "seed": 0, "max_tokens": 30}
+        for each in (form, mine, other) for method in ("auto", "best_of") for temperature in (None, 0, 0.5)
+    ) for found in [talk(server, **body)]]  # fmt: skip
+    assert used[:3] == used[6:9] == used[12:15] == [("auto", each) for each in ("greedy", "greedy", "sample")]
+    assert {method for _, method in used[3:6] + used[9:12] + used[15:]} == {"best_of"}
+
+
 def test_a_limit_is_the_finish_reason_also_beside_tools(server):
     for seed in range(6):
         [choice] = talk(server, tools=[TOOL], max_tokens=5, seed=seed)["choices"]
