@@ -193,7 +193,8 @@ class Repeats(Generic[M]):
     runs : tuple of R Particles, whose `stats` are None, since the runs share their work
     log_mls : (R,) float, the log Z-hat of each run
     log_ml : float, log of the mean Z-hat, which is unbiased for Z
-    log_ml_se : float or None, standard error of `log_ml` to first order; None for one run, or if all runs died
+    log_ml_se : float or None, standard error of `log_ml` by the jackknife over the runs, widened by Student's t for few
+        runs; None if fewer than two runs are alive
     stats : Stats, of all runs together
 
     Examples
@@ -275,10 +276,17 @@ def repeat(
             show(len(done), [*done.values()])
     runs = tuple(done[index] for index in range(R))
     log_mls, log_ml = _log_mean(runs)
-    log_ml_se = None
-    if R > 1 and log_ml > -math.inf:
-        log_ml_se = float(np.std(np.exp(log_mls - log_ml), ddof=1) / math.sqrt(R))
-    return Repeats(runs, log_mls, log_ml, log_ml_se, runtime.stats)
+    return Repeats(runs, log_mls, log_ml, jackknife_error(log_mls), runtime.stats)
+
+
+def jackknife_error(log_mls: NDArray[np.float64]) -> float | None:
+    """Return the standard error of the log of the mean. Half the 95 % quantile of Student's t widens few runs."""
+    R = log_mls.size
+    if np.count_nonzero(log_mls > -np.inf) < 2:
+        return None
+    without = np.array([logsumexp(np.delete(log_mls, i)) for i in range(R)])
+    widened = 1 + 0.9 / (R - 1) + 2.8 / (R - 1) ** 2
+    return float(widened * math.sqrt(R - 1) * np.std(without))
 
 
 def _log_mean(runs: Sequence[Particles[Any]]) -> tuple[NDArray[np.float64], float]:

@@ -15,8 +15,10 @@ all events, each of which adds  c u (F - E)^2.  All weights here are shares of t
 - c is the product of 1 - u over the units of earlier events from which it descends.
 
 The variance is computed twice: to the end of the run, and for each event up to the first later event at which fewer
-than `MIN_FAMILIES` of its families are left. The larger one counts. docs/proofs.md, "The error of one run", derives
-and measures this.
+than `MIN_FAMILIES` of its families are left. The larger one counts. No variance shows families that no particle has
+seen, or that a selection has lost: `UNSEEN` allows for them. If one step gives the weight to fewer than `MIN_KNOWN`
+units that chance kept, the run cannot know its error. docs/proofs.md, "The error of one run", derives and measures
+this.
 
 Sources: Chan & Lai (2013), Annals of Statistics 41; Lee & Whiteley (2018), Biometrika 105; Olsson & Douc (2019),
 Bernoulli 25, for the shorter horizon; Hajek (1964), Annals of Mathematical Statistics 35, for selections; Satterthwaite
@@ -41,6 +43,8 @@ Floats = NDArray[np.float64]
 Indices = NDArray[np.int64]
 
 MIN_FAMILIES = 3.0                                      # 1 / sum of squared shares: fewer do not show a variance
+MIN_KNOWN = 2.0                                         # the same, of one step: fewer show no error
+UNSEEN = 3.0                                            # weight of an unseen family over that of a seen one
 ROUNDING = 1e-20                                        # of a relative variance
 FIGURES = "index", "ess", "log_ml", "num_unique_ancestors", "num_finished", "num_dead"
 HEADS = "step", "ess", "log Z-hat", "ancestors", "finished", "dead"
@@ -170,17 +174,28 @@ def record_step(
 def log_ml_error(records: Sequence[StepRecord]) -> tuple[float | None, str]:
     """Return the standard error of log Z-hat, or None and the reason.
 
-    se^2 = v + (v / 2)^2  with  v = V (1 + 4 / n), for the estimate V of Var(Z-hat) / Z-hat^2 and its n units.
+    se^2 = v + (v / 2)^2 + (UNSEEN / (m + 2))^2  with  v = V (1 + 4 / n), for the estimate V of Var(Z-hat) / Z-hat^2,
+    its n units, and the smallest effective number m of families that an expansion or an earlier selection has left.
     """
     if not records or records[-1].log_survivors.size == 0:
         return None, "all particles died" if records else "the program was finished before its first step"
     drawn = any((record.copies > 0).any() or (record.log_kept < 0).any() for record in records)
     if drawn and all(record.parents.size == 1 for record in records):
         return None, "there was one candidate at every step, and nothing to compare it with"
+    share, index = max((_kept_by_chance(record), record.index) for record in records)
+    if share > 1 / MIN_KNOWN:
+        return None, f"chance chose nearly all of the weight at step {index}: `repeat` shows the error"
     estimates = relative_variance(records, 1.0), relative_variance(records, MIN_FAMILIES)
     variance, units = max(each[0] for each in estimates), min(each[1] for each in estimates)
     v = variance * (1 + 4 / units) if variance > ROUNDING else 0.0
-    return math.sqrt(v + v * v / 4), ""
+    return math.sqrt(v + v * v / 4 + (UNSEEN / (estimates[0][2] + 2)) ** 2), ""
+
+
+def _kept_by_chance(step: StepRecord) -> float:
+    """Return the sum of the squared shares of a step's weight that belong to first choices which chance kept."""
+    _, first, groups = np.unique(step.groups, return_index=True, return_inverse=True)
+    shares = _sums(groups, _shares(step.candidate_log_weights), first.size)
+    return float(np.sum(_unsure(step.log_kept[first]) * shares**2))
 
 
 def probability_error(records: Sequence[StepRecord], holds: NDArray[np.bool_]) -> float:
@@ -200,7 +215,8 @@ def relative_variance(
 
     The number of units is Satterthwaite's, (sum of the terms)^2 / sum of their squares. With `holds`, the variance is
     that of the posterior probability of an event; F is then the share of the descendants for which it holds, less their
-    share times its probability. Takes O(M log M) time and O(M) memory for a step of M candidates.
+    share times its probability. Draws and the last selection leave families only then: for Z-hat, their weights are all
+    there. Takes O(M log M) time and O(M) memory for a step of M candidates.
     """
     later = _Influence(_shares(records[-1].log_survivors), holds)
     seen, squares, families = 0.0, 0.0, math.inf
@@ -209,15 +225,16 @@ def relative_variance(
         chosen, log_weights = _shares(step.log_chosen), step.candidate_log_weights
         unsure = _unsure(log_weights[step.ancestors] - step.log_chosen)
         deviations = _deviations(unsure, later.influence, chosen)
-        families = _fewer(families, np.sum(unsure * later.share**2))
+        if t < len(records) - 1 or holds is not None:
+            families = _fewer(families, np.sum(unsure * later.share**2))
         later.go_back(unsure, deviations, chosen, step.ancestors, _shares(log_weights))
         # draws: starts from candidates
         _, first, groups = np.unique(step.groups, return_index=True, return_inverse=True)
         starts, parents = _shares(step.log_starts), step.parents[first] if t else np.zeros(first.size, np.int64)
         unsure, unsure_first = 1 / np.maximum(step.copies, 1) * (step.copies > 0), _unsure(step.log_kept[first])
-        inverse_families = np.sum((unsure * (1 - unsure_first)[groups]) * later.share**2)
-        inverse_families += np.sum(unsure_first * _sums(groups, later.share, first.size) ** 2)
-        families = _fewer(families, inverse_families)
+        kept = np.sum(unsure_first * _sums(groups, later.share, first.size) ** 2)
+        inverse_families = kept + np.sum((unsure * (1 - unsure_first)[groups]) * later.share**2)
+        families = _fewer(families, kept if holds is None else inverse_families)
         if inverse_families * min_families > 1 + 1e-9 and t < len(records) - 1:
             seen, squares = seen + np.sum(later.seen), squares + np.sum(later.squares)
             later = _Influence(_shares(log_weights))

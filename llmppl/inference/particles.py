@@ -76,9 +76,9 @@ class Particles(Shared, Sequence[P]):
     steps : StepRecords, a tuple of `StepRecord`
     limit : "timeout", "budget" or "cancelled" if that has ended the run, else ""
     log_ml_se : float or None
-        Standard error of log_ml, estimated from this run alone. It reflects only events that particles have seen. If a
-        rare event carries the mass and no particle has seen it, log_ml is several nats too low and its error small
-        (docs/inference.md, "The error of one run").
+        Standard error of log_ml, estimated from this run alone; None if one step leaves nearly all weight to chance. If
+        a rare event carries the mass and no particle has seen it, log_ml is several nats too low and its error too
+        small (docs/inference.md, "The error of one run").
     log_ml_se_reason : str
         Reason why `log_ml_se` is None, else "".
 
@@ -173,9 +173,15 @@ class Particles(Shared, Sequence[P]):
         """
         self._need_one()
         name, values = self._column(key)
-        shares = [Share(values[group[0]], p, se=self._se(group) if i < MAX_ERRORS else None)
-                  for i, (p, group) in enumerate(self._grouped(values))]  # fmt: skip
-        return Probabilities(shares, f"{name}: {len(shares)} values of {len(self)} particles, ess {self.ess:.1f}")
+        grouped = self._grouped(values)
+        header = f"{name}: {len(grouped)} values of {len(self)} particles, ess {self.ess:.1f}"
+        if self.steps and self.log_ml_se is None:
+            unknown = [Share(values[group[0]], p, 0.0, 1.0) for p, group in grouped]
+            return Probabilities(unknown, f"{header}\n{self.log_ml_se_reason}")
+        errors = [self._se(group) for _, group in grouped[:MAX_ERRORS]]
+        errors += [None] * (len(grouped) - len(errors))
+        shares = [Share(values[group[0]], p, se=se) for (p, group), se in zip(grouped, errors, strict=True)]
+        return Probabilities(shares, header)
 
     def _column(self, key: str | Callable[[Any], Any]) -> tuple[str, list[Any]]:
         """Return the name of a key and its value in each particle. AttributeError if no particle has it."""

@@ -8,6 +8,7 @@ of a dict does not count. NaN is one value, and 0.0 is -0.0.
 from __future__ import annotations
 
 import enum
+import math
 from collections.abc import Hashable, Iterable, Iterator, Mapping, Set
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -24,8 +25,8 @@ CERTAIN = 5e-4                                          # half the last digit th
 class Share(NamedTuple):
     """Probability of one value.
 
-    `lower` and `upper` are certain bounds of a computed probability. `se` is the standard error of an estimate, None
-    if the particles are no random sample.
+    `lower` and `upper` are certain bounds of a computed probability, or 0 and 1 of an estimate whose error is unknown.
+    `se` is the standard error of another estimate, None if the particles are no random sample.
     """
 
     value: Any
@@ -42,13 +43,21 @@ class Share(NamedTuple):
         return tuple(end for end in ends if end is not None)
 
     def __str__(self) -> str:
-        """Return the probability with its standard error or bounds, where they show."""
+        """Return the probability with its standard error or bounds, where they show.
+
+        An error that goes beyond 0 or 1 is shown as the interval of one standard error within them.
+        """
         p = self.probability
         text = f"{p:.3f}" if p >= CERTAIN or not p else f"{p:.1e}"
-        if self.se is not None:
-            return f"{text} +- {self.se:.2g}"
         low, high = self.interval or (p, p)
-        return text + f" ({low:.3f} to {high:.3f})" * (high - low > CERTAIN)
+        if (low, high) == (0.0, 1.0):
+            return f"{text} (error unknown)"
+        if self.se is None:
+            return f"{text} ({low:.3f} to {high:.3f})" if high - low > CERTAIN else text
+        if self.se > min(p, 1 - p):
+            digits = max(2, 1 - math.floor(math.log10(self.se)))
+            return f"{text} ({low:.{digits}f} to {high:.{digits}f})"
+        return f"{text} +- {self.se:.2g}"
 
 
 class Probabilities(TableView, Mapping[Any, float]):

@@ -23,6 +23,7 @@ from llmppl import (
     smc_steer,
 )
 from llmppl.inference import tune
+from llmppl.inference.algorithms import jackknife_error
 from llmppl.inference.genealogy import log_ml_error, record_step, relative_variance
 from llmppl.inference.resampling import multinomial, optimal, systematic
 
@@ -209,7 +210,7 @@ class Observed(Chain):
 
 @pytest.mark.parametrize(("program", "steps"), [(Chain, 4), (Two, 2), (Observed, 3)])
 def test_the_standard_errors_of_ten_distinct_particles_cover_the_truth(program, steps):
-    """Shares in [0.60, 0.78] and [0.88, 0.98] within one and two standard errors.
+    """Shares of at least 0.60 and 0.88 within one and two standard errors, of less than twice the true error.
 
     A share of R runs is known to sqrt(0.25 / R) at most: 0.02 with 600 runs, 0.09 with 30.
     """
@@ -219,8 +220,9 @@ def test_the_standard_errors_of_ten_distinct_particles_cover_the_truth(program, 
     runs = [smc_steer(program(steps), 10, 2, rng=rng, progress=False) for rng in rngs]
     errors, ses = np.abs([p.log_ml - log_Z for p in runs]), np.array([p.log_ml_se for p in runs])
     slack = 3 * math.sqrt(0.25 / R)
-    assert 0.60 - slack < np.mean(errors <= ses) < 0.78 + slack
+    assert 0.60 - slack < np.mean(errors <= ses)
     assert 0.88 - slack < np.mean(errors <= 2 * ses)
+    assert np.median(ses) < 2 * math.sqrt(np.mean(errors**2)) * (1 + slack)
 
 
 def test_a_run_that_enumerates_everything_is_exact():
@@ -343,6 +345,65 @@ def test_the_standard_error_needs_memory_proportional_to_the_particles():
     assert peak < 1_000 * 40_000                        # a table of pairs has 8 * 40,000 bytes a candidate
 
 
+class Channel(Model):
+    """Two tokens, of which the right one is rare, and the others are wrong by different degrees."""
+
+    probs = np.array([0.03, *[0.97 / 59] * 59])
+    scores = np.array([0.0, *(-15.0 - 2.0 * np.arange(59))])
+    log_Z = 2 * math.log(probs @ np.exp(scores))
+    lm = Categorical(dict(enumerate(probs)))
+
+    def step(self):
+        self.score(float(self.scores[self.sample(self.lm)]))
+        self.s += "x"
+        if len(self.s) == 2:
+            self.finish()
+
+
+def test_a_run_that_missed_the_right_candidate_does_not_state_an_error():
+    """Both steps need a token of probability 0.03, which 8 of 60 candidates may miss."""
+    log_Z = Channel.log_Z
+    runs = [smc_steer(Channel(), 4, 2, rng=rng, progress=False) for rng in np.random.default_rng(0).spawn(60)]
+    low = [p.log_ml < log_Z - 5 for p in runs]
+    assert 10 < sum(low) < 60
+    told = [p for p in runs if p.log_ml_se is not None]
+    assert all(abs(p.log_ml - log_Z) <= 2 * p.log_ml_se for p in told)
+    silent = next(p for p in runs if p.log_ml_se is None)
+    assert "chance chose nearly all of the weight at step" in silent.log_ml_se_reason
+    found = silent.by("s")
+    assert "error unknown" in repr(found) and silent.log_ml_se_reason in repr(found)
+    assert found.shares[0].interval == (0.0, 1.0) and found.shares[0].se is None
+
+
+class Rare(Model):
+    """A value of probability 0.15, whose weight comes after six letters."""
+
+    rare = None
+
+    def step(self):
+        if self.rare is None:
+            self.rare = self.sample(Bernoulli(0.15))
+            return
+        self.s += self.sample(Categorical({"a": 0.5, "b": 0.3, "c": 0.2}))
+        if len(self.s) == 6:
+            self.score(math.log(8) * self.rare)
+            self.finish()
+
+
+def test_the_error_of_a_thinned_run_is_never_zero():
+    """Runs that lost the value have equal weights. Their error allows for families that selections lost."""
+    runs = [smc_steer(Rare(), 5, 3, rng=rng, progress=False) for rng in np.random.default_rng(1).spawn(60)]
+    lost = [p for p in runs if not any(particle.rare for particle in p)]
+    assert len(lost) > 3 and all(p.log_ml_se > 0.1 * abs(p.log_ml - math.log(2.05)) for p in lost)
+
+
+def test_repeated_runs_that_disagree_have_the_error_of_their_logs():
+    """The log of the mean of three runs hangs on one of them: the jackknife sees 30 nats, and first order 1."""
+    assert jackknife_error(np.array([-35.0, -65.0, -70.0])) > 15
+    assert jackknife_error(np.array([-1.0, -1.0])) == 0.0
+    assert jackknife_error(np.array([-1.0, -np.inf])) is None and jackknife_error(np.array([-1.0])) is None
+
+
 def test_a_run_without_chance_in_its_weights_has_no_error():
     class Certain(Chain):
         def step(self):
@@ -363,6 +424,7 @@ def test_a_missing_standard_error_has_a_reason():
     done.finish()
     for particles, reason in [
         (smc_steer(Chain(), 1, 1, seed=0, progress=False), "one candidate at every step"),
+        (smc_steer(Channel(), 4, 2, seed=0, progress=False), "chance chose nearly all of the weight at step"),
         (smc_standard(Chain(), 1, seed=0, progress=False), "one candidate at every step"),
         (smc_steer(Doomed(), 4, 2, seed=0, progress=False), "all particles died"),
         (smc_steer(done, 4, 2, seed=0, progress=False), "the program was finished before its first step"),
@@ -394,7 +456,7 @@ def test_the_mean_of_repeated_runs_is_unbiased_with_a_standard_error():
     repeats = repeat(lambda rng: smc_standard(Chain(3), 4, rng=rng), R, seed=0, progress=False)
     Zs = np.exp(repeats.log_mls)
     assert repeats.log_ml == pytest.approx(math.log(Zs.mean()))
-    assert repeats.log_ml_se == pytest.approx(Zs.std(ddof=1) / math.sqrt(R) / Zs.mean())
+    assert repeats.log_ml_se == pytest.approx(Zs.std(ddof=1) / math.sqrt(R) / Zs.mean(), rel=0.05)     # to first order
     assert abs(math.expm1(enumerate_exact(Chain(3)).log_ml - repeats.log_ml)) < 4.5 * repeats.log_ml_se
     assert f"{R} runs" in repr(repeats) and "+-" in repr(repeats)
 
