@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import time
 from typing import Annotated
 
@@ -9,6 +10,8 @@ import typer
 
 from llmppl.cli import options
 from llmppl.cli.options import Given, command
+
+PATIENCE = 1.0                                          # CPU seconds of a step, for which other requests wait
 
 
 @command("lm")
@@ -30,6 +33,7 @@ def serve(
 
         from llmppl.serving.app import make_app
         from llmppl.serving.bodies import Limits
+        from llmppl.serving.intake import timed_protocol
     except ImportError as error:
         raise ImportError(
             f"llmppl serve needs FastAPI and uvicorn ({error}): pip install 'llmppl-smc[server]'"
@@ -39,7 +43,9 @@ def serve(
     name = given.lm or "llmppl"
     start = time.perf_counter()
     typer.echo(f"{time.strftime('%H:%M:%S')} loading {given.lm or 'the model in the package'}", err=True)
-    with Service(options.load(given.lm), together=together, max_waiting=waiting) as service:
+    sys.setswitchinterval(0.0001)                       # threads that prepare requests take turns with the model
+    lm = options.load(given.lm)
+    with Service(lm, together=together, max_waiting=waiting, patience=PATIENCE) as service:
         typer.echo(f"loaded in {time.perf_counter() - start:.1f} s", err=True)
         app = make_app(service, name=name, key=key, limits=Limits(seconds=timeout))
-        uvicorn.run(app, host=host, port=port, log_level="info")
+        uvicorn.run(app, host=host, port=port, http=timed_protocol(), log_level="info")

@@ -11,6 +11,7 @@ import json
 import time
 import uuid
 from collections.abc import AsyncIterator
+from functools import partial
 from importlib import import_module
 from typing import Any
 
@@ -21,7 +22,8 @@ from starlette.exceptions import HTTPException
 
 from llmppl.lm import Context
 from llmppl.serving.answers import Answer, answers, legacy_logprobs, logprobs
-from llmppl.serving.bodies import Chat, Completion, Limits
+from llmppl.serving.bodies import Chat, Completion, Limits, check_length
+from llmppl.serving.intake import BodyTimer, Lanes
 from llmppl.serving.service import Call, Service, ServiceFull
 from llmppl.serving.tools import read_call
 from llmppl.tasks.answers import Generation
@@ -193,6 +195,8 @@ def make_app(
     version = import_module("llmppl").__version__
     app = FastAPI(title="llmppl", version=version, openapi_url=None, max_body_size=limits.bytes)
     closed = APIRouter(dependencies=[Depends(known)])
+    app.add_middleware(BodyTimer)
+    lanes = Lanes()
 
     async def failed(request: Request, error: Exception) -> JSONResponse:
         explained = _explained(error)
@@ -202,8 +206,10 @@ def make_app(
         app.add_exception_handler(kind, failed)
 
     async def answer(request: Request, body: Chat | Completion) -> Any:
-        # the constraint is compiled in another thread, so that other requests go on
-        job = await asyncio.to_thread(_Job, service, name, limits, body)
+        check_length(service.lm, body)
+        make = partial(_Job, service, name, limits, body)       # in another thread, so that other requests go on
+        constrained = body.constraint or (isinstance(body, Chat) and (body.tools or body.response_format))
+        job = await (lanes.run(make) if constrained else asyncio.to_thread(make))
         if body.stream:
             return StreamingResponse(job.events(), media_type="text/event-stream")
         try:
@@ -211,7 +217,7 @@ def make_app(
             while not (await asyncio.wait([waiting], timeout=POLL))[0]:
                 if await request.is_disconnected():
                     raise HTTPException(499, "the client has left")
-            return JSONResponse(await asyncio.to_thread(job.response, await waiting))
+            return JSONResponse(await lanes.run(partial(job.response, await waiting)))
         finally:
             job.cancel()
 

@@ -13,7 +13,7 @@ import json
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any, Literal, Self
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
@@ -23,6 +23,8 @@ from llmppl.lm import CachedTransformer, Context
 from llmppl.serving.tools import CallOrWords, calls_of
 from llmppl.tasks.generation import Method, Plan
 
+STOPS = 64                                              # strings of `stop`
+CHARACTERS = 16                                         # of a prompt, for each token that the model reads
 _FOREIGN = re.compile(r"%import(?!\s+(common|lark|python|unicode)\b)")      # of a grammar: reads a file
 ANY = object()
 # further fields of clients, with the value that changes no text
@@ -95,7 +97,7 @@ class Body(Fields):
     seed: int | None = Field(None, ge=0, lt=2**63)
     stream: bool = False
     stream_options: dict[str, Any] = {}
-    stop: str | list[str] | None = None
+    stop: str | Annotated[list[str], Field(max_length=STOPS)] | None = None
     # our own
     constraint: Constraint | None = None
     method: Method = "auto"
@@ -334,3 +336,14 @@ class Completion(Body):
     @property
     def num_top(self) -> int | None:
         return self.logprobs
+
+
+def check_length(lm: CachedTransformer, body: Chat | Completion) -> None:
+    """Raise a ValueError if a prompt is far longer than the model reads, before it is divided into tokens."""
+    if isinstance(body, Chat):
+        length = sum(len(message.plain()["content"]) for message in body.messages)
+    else:
+        length = max(map(len, [body.prompt] if isinstance(body.prompt, str) else body.prompt), default=0)
+    longest = lm.engine.max_length
+    if longest is not None and length > CHARACTERS * longest:
+        raise ValueError(f"a prompt of {length:,} characters, and the model reads {longest:,} tokens: shorten it")

@@ -1,9 +1,9 @@
 """A service: callers in threads and coroutines put runs into the lanes of one thread, where they share batches.
 
-A *call* is a run that a caller has submitted. Calls begin in their order, at most `together` of those that have used
-little time, and those go first. Up to rounding, the result of a call does not depend on the calls that run beside it.
-The *settled* text of a call is the beginning that the texts of all its particles share, without an end that begins a
-stop string. Every later particle continues one of them, so it never changes.
+A *call* is a run that a caller has submitted. Calls with few particles begin first, and others in their order, at most
+`together` of those that have used little time. Up to rounding, the result of a call does not depend on the calls that
+run beside it. The *settled* text of a call is the beginning that the texts of all its particles share, without an end
+that begins a stop string. Every later particle continues one of them, so it never changes.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import math
 import os
 import threading
 import time
-from collections import deque
+from bisect import insort
 from collections.abc import AsyncIterator, Callable, Generator, Iterator, Sequence
 from concurrent.futures import CancelledError, Future
 from dataclasses import dataclass
@@ -35,8 +35,8 @@ from llmppl.tasks.many import TOGETHER
 
 T = TypeVar("T")
 
-TURN = 0.25                                             # CPU seconds of a round, and of a call that is small
-GRACE = 0.5                                             # seconds after its time limit in which a call may end by itself
+TURN = 0.1                                              # CPU seconds of a small call, and of a round with one
+GRACE = 2.0                                             # seconds after its time limit in which a call may end by itself
 
 
 class ServiceFull(RuntimeError):
@@ -104,6 +104,7 @@ class Call(Future[T], Generic[T]):
         super().__init__()
         self.run, self.timeout, self.settles, self.seconds_waited = run, timeout, False, 0.0
         self.stops = StopStrings(())                    # that remove text from the results
+        self.size = 1                                   # number of particles and extensions
         self.interruptible, self.patience, self.grace = False, math.inf, GRACE      # set by `Service.generate`
         self._entered, self._settled = time.monotonic(), ""
         self._worker: Any = None                        # that runs the call
@@ -197,8 +198,8 @@ class Service:
     timeout : float, optional
         Default of the calls, in seconds.
     patience : float
-        Number of seconds of Python code, such as a large constraint, after which a call of `generate` fails by a
-        TimeoutError, since the others wait for it.
+        Number of CPU seconds that a call of `generate` may take between two questions to the language model, while the
+        others wait. It then fails by a TimeoutError.
 
     Examples
     --------
@@ -215,7 +216,7 @@ class Service:
         self.lm, self.timeout = language_model(lm), None if timeout is None else positive("timeout", timeout)
         self.patience = patience if patience == math.inf else positive("patience", patience)
         self.together, self.max_waiting = count("together", together), count("max_waiting", max_waiting)
-        self._waiting, self._running = deque[Call[Any]](), dict[Call[Any], None]()
+        self._waiting, self._running = list[Call[Any]](), dict[Call[Any], None]()
         self._counts = dict[str, Any](done=0, failed=0, cancelled=0, refused=0, tokens=0, cpu_seconds=0.0)
         self._closed, self._changed = False, threading.Condition()
         self._thread = threading.Thread(target=self._serve, name="llmppl service", daemon=True)
@@ -245,12 +246,12 @@ class Service:
             raise TypeError(f"a service takes one prompt at a time, so {min(of_lists)} says nothing here")
         timeout = self._timeout(timeout)
         limits = {"max_tokens": max_tokens, "budget": budget}
-        with limited(min(self.patience, timeout or math.inf)):
+        with limited(timeout or math.inf):
             plan = Plan(self.lm, constraint, method, limits, seed, options)
             program = plan.program(prompt)
         call = Call(partial(plan.answer, prompt, generator(seed, options.get("rng"))), timeout)
         call.stops, call.patience, call.interruptible = program.stops, self.patience, True
-        call.settles = plan.settles
+        call.settles, call.size = plan.settles, math.prod(plan.sizes)
         if plan.method == "exact":                      # its sums have no parts to return
             call.grace = 0.0
         return self._enter(call)
@@ -263,13 +264,13 @@ class Service:
             if self._closed:
                 raise RuntimeError("the service is closed")
             if len(self._waiting) >= self.max_waiting:
-                waiting = deque(each for each in self._waiting if not each.cancelled())
+                waiting = [each for each in self._waiting if not each.cancelled()]
                 self._counts["cancelled"] += len(self._waiting) - len(waiting)
                 self._waiting = waiting
             if len(self._waiting) >= self.max_waiting:
                 self._counts["refused"] += 1
                 raise ServiceFull(f"the service is full ({self.max_waiting} waiting): try again later")
-            self._waiting.append(call)
+            insort(self._waiting, call, key=lambda each: each.size)
             self._changed.notify_all()
         return call
 
@@ -322,7 +323,7 @@ class Service:
         """Return the next call that waits. StopIteration if there is none now."""
         with self._changed:
             while self._waiting:
-                call = self._waiting.popleft()
+                call = self._waiting.pop(0)
                 if call.set_running_or_notify_cancel():
                     self._running[call] = None
                     return partial(self._run, call), "a call of a service"

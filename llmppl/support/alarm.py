@@ -1,21 +1,25 @@
 """Alarms: a TimeoutError in a thread whose Python code takes too long.
 
-The error comes between two instructions of Python, wherever the thread is, as KeyboardInterrupt does after Ctrl-C. A
-call of C code ends first. A thread of its own looks at the alarms that are set.
+The error comes between two instructions of Python, as KeyboardInterrupt does after Ctrl-C. A call of C code, an import
+and the code of locks end first. A thread of its own looks at the alarms that are set.
 """
 
 from __future__ import annotations
 
 import ctypes
+import functools
 import math
+import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from types import FrameType
 
 from llmppl.support.locks import Lock, at_fork
 
 LOOK = 0.02                                             # seconds between two looks at the alarms
+UNSAFE = {"asyncio", "concurrent", "logging", "queue", "threading", "weakref", "_weakrefset"}
 AGAIN = 0.5                                             # seconds after which an alarm rings again
 
 
@@ -30,14 +34,18 @@ class Alarm:
     """Alarm of the thread that makes it."""
 
     def __init__(self) -> None:
-        self.thread, self.at = threading.get_ident(), math.inf
+        self.thread, self.at, self.cpu_at = threading.get_ident(), math.inf, math.inf
+        self.cpu_time: Callable[[], float] = time.process_time          # of the thread, where the system tells it
+        if hasattr(time, "pthread_getcpuclockid"):
+            self.cpu_time = functools.partial(time.clock_gettime, time.pthread_getcpuclockid(self.thread))
 
-    def set(self, seconds: float) -> None:
-        """Raise Overdue in the thread after so many seconds, unless `stop` comes first."""
-        if seconds == math.inf:
+    def set(self, seconds: float, cpu_seconds: float = math.inf) -> None:
+        """Raise Overdue in the thread after so many seconds, or so many of its CPU seconds, unless it is stopped."""
+        if seconds == cpu_seconds == math.inf:
             return
         with _lock.lock:
             self.at = time.monotonic() + seconds
+            self.cpu_at = self.cpu_time() + cpu_seconds
             _alarms.add(self)
             _start()
 
@@ -57,10 +65,10 @@ class Alarm:
 
 
 @contextmanager
-def limited(seconds: float) -> Iterator[None]:
-    """Raise Overdue in a block that takes longer than so many seconds."""
+def limited(seconds: float, cpu_seconds: float = math.inf) -> Iterator[None]:
+    """Raise Overdue in a block that takes longer than so many seconds, or CPU seconds of its thread."""
     alarm = Alarm()
-    alarm.set(seconds)
+    alarm.set(seconds, cpu_seconds)
     try:
         yield
     finally:
@@ -86,12 +94,22 @@ def _watch() -> None:
         with _lock.lock:
             for alarm in _alarms:
                 last = now
-                if now >= alarm.at:
-                    alarm.at = now + AGAIN
+                due = now >= alarm.at or alarm.cpu_time() >= alarm.cpu_at
+                if due and _may_end(sys._current_frames().get(alarm.thread)):
+                    alarm.at, alarm.cpu_at = now + AGAIN, math.inf
                     _raise_in(alarm.thread, Overdue)
             if now - last > 1:
                 _watchers.clear()
                 return
+
+
+def _may_end(frame: FrameType | None) -> bool:
+    """Return True unless the code of a frame holds locks that an error would leave locked."""
+    names = list[str]()
+    while frame is not None:
+        names.append(frame.f_globals.get("__name__", "").partition(".")[0])
+        frame = frame.f_back
+    return "importlib" not in names and not UNSAFE.intersection(names[:1])
 
 
 def _raise_in(thread: int, error: type[BaseException] | None) -> None:

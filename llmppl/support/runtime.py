@@ -138,10 +138,10 @@ class _Worker(greenlet):  # type: ignore[misc]
         self.patience = self.ends = math.inf            # set by `limit`
         self._todo, self._caller = todo, context
 
-    def time_left(self) -> float:
-        """Return the seconds that its code may take from now on. One that is late has a second for its end."""
+    def set_alarm(self) -> None:
+        """Limit its code from now on. A worker that is late has a second for its end."""
         left = self.ends - time.monotonic()
-        return min(self.patience, left if left > 0 else 1.0)
+        self.runtime.alarm.set(left if left > 0 else 1.0, self.patience)
 
     def _work(self) -> None:
         while self._todo:                               # while it waited, other workers have taken the rest
@@ -181,13 +181,13 @@ def spent() -> tuple[float, float]:
 
 
 def limit(patience: float, ends: float) -> None:
-    """Limit the caller, a function of `Runtime.each`: seconds of its code between two questions, and its last moment.
+    """Limit the caller, a function of `Runtime.each`: CPU seconds between two of its questions, and its last moment.
 
     Beyond either, Overdue is raised in its code. The moment is one of `time.monotonic`.
     """
     worker = getcurrent()
     worker.patience, worker.ends = patience, ends
-    worker.runtime.alarm.set(worker.time_left())
+    worker.set_alarm()
 
 
 class _Pause:
@@ -311,8 +311,8 @@ class Runtime:
         functions whose questions it cannot answer. An exception of a function ends all. The iterator must stay in its
         thread. A closed iterator unwinds the functions that it has begun.
 
-        With `turn`, a function that has used so many CPU seconds no longer counts for `together`, and waits until
-        rounds have room: a round takes about `turn` seconds, and begins with the functions that have used least.
+        With `turn`, a function that has used so many CPU seconds no longer counts for `together`, and takes part in a
+        round if it has room: see `_round`.
         """
         thread, todo = threading.get_ident(), iter(functions)
         workers, waiting = dict[_Worker, None](), list[_Request]()
@@ -327,7 +327,7 @@ class Runtime:
             while go_on is not None:
                 again = None
                 try:
-                    self.alarm.set(worker.time_left())
+                    worker.set_alarm()
                     try:
                         _resume(worker, waiting, go_on)
                     finally:
@@ -360,7 +360,7 @@ class Runtime:
                     waiting.remove(each)
                     error = GreenletExit if each.worker.cancelled else Overdue
                     yield from resume(each.worker, partial(each.worker.throw, error))
-                batch, waiting[:] = _round(waiting, turn)
+                batch, waiting[:] = _round(waiting, together, turn)
                 answered = dict[_Worker, Callable[[], Any]]()
                 for requests in _by_evaluator(batch):
                     answered |= _counted(requests)
@@ -371,13 +371,18 @@ class Runtime:
                 _unwind(workers)
 
 
-def _round(waiting: list[_Request], turn: float) -> tuple[list[_Request], list[_Request]]:
-    """Return the requests of the next round, whose last rounds took less than `turn` CPU seconds, and the others."""
+def _round(waiting: list[_Request], together: int, turn: float) -> tuple[list[_Request], list[_Request]]:
+    """Return the requests of the next round, and the others: at most `together`, and those that used least first.
+
+    If one has used less than `turn` CPU seconds so far, the last rounds of all took less than that.
+    """
     if turn == math.inf:
         return waiting[:], []
     ordered = sorted(waiting, key=lambda each: (min(each.worker.cpu_seconds, turn), each.worker.ends))
-    seconds = itertools.accumulate(each.worker.last for each in ordered)
-    size = max(sum(total < turn for total in seconds), 1)
+    size = together
+    if ordered and ordered[0].worker.cpu_seconds < turn:
+        seconds = itertools.accumulate(each.worker.last for each in ordered[:together])
+        size = max(sum(total < turn for total in seconds), 1)
     for each in ordered[:size]:
         each.worker.last = 0.0
     return ordered[:size], ordered[size:]

@@ -312,7 +312,6 @@ def test_streams_with_tools_and_schemas_equal_their_results(server):
         calls = [delta.tool_calls[0].function for delta in deltas if delta.tool_calls]
         made = [each.function for each in choice.message.tool_calls or ()]
         assert [(each.name, each.arguments) for each in calls] == [(each.name, each.arguments) for each in made]
-        assert len(said) > 1 or "tools" in more
 
 
 def test_tools_reach_a_template_that_reads_them(server):

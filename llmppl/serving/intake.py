@@ -1,0 +1,104 @@
+"""Intake of requests: time limits on connections and bodies, and lanes in which requests are prepared.
+
+A request with a small body passes those with large ones, and one that is prepared quickly passes those that take long.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import math
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from typing import Any, TypeVar
+
+from starlette.exceptions import HTTPException
+
+from llmppl.support.alarm import Overdue, limited
+
+T = TypeVar("T")
+
+READING = 10.0                                          # seconds in which a header, and in which a body, must arrive
+LARGE = 50_000                                          # bytes of a body that is parsed alone
+QUICK, SLOW = 0.05, 5.0                                 # CPU seconds to prepare a request, first beside others
+HAS_BODY = {b"content-length", b"transfer-encoding"}
+
+
+class BodyTimer:
+    """ASGI application that refuses bodies which do not arrive in time, and passes on one large body at a time."""
+
+    def __init__(self, app: Any) -> None:
+        self.app, self.turn = app, asyncio.Lock()
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        if scope["type"] != "http":
+            await self.app(scope, receive, send)
+            return
+        more, size = not HAS_BODY.isdisjoint(name for name, _ in scope["headers"]), 0
+        end = asyncio.get_running_loop().time() + READING
+
+        async def receive_in_time() -> Any:
+            nonlocal more, size
+            if not more:
+                return await receive()
+            try:
+                async with asyncio.timeout_at(end):
+                    message = await receive()
+            except TimeoutError:
+                raise HTTPException(408, f"the body has not arrived within {READING:g} s") from None
+            more = message.get("more_body", False)
+            size += len(message.get("body", b""))
+            if size > LARGE and not more:
+                async with self.turn:
+                    await asyncio.sleep(0)
+            return message
+
+        async def send_in_time(message: Any) -> None:
+            if more and message["type"] == "http.response.start":       # the rest of the body is not read
+                message["headers"] = [*message["headers"], (b"connection", b"close")]
+            await send(message)
+
+        await self.app(scope, receive_in_time, send_in_time)
+
+
+class Lanes:
+    """Threads in two lanes: a quick one, and one for what takes longer."""
+
+    def __init__(self) -> None:
+        self.lanes = [(ThreadPoolExecutor(2, "llmppl quick"), QUICK), (ThreadPoolExecutor(1, "llmppl slow"), SLOW)]
+
+    async def run(self, make: Callable[[], T]) -> T:
+        """Return `make()`. It begins again in the second lane if it takes too long for the first one."""
+        for threads, seconds in self.lanes:
+            with suppress(Overdue):
+                return await asyncio.get_running_loop().run_in_executor(threads, _within, seconds, make)
+        raise TimeoutError("the request takes too long to prepare: make it smaller, or raise its timeout")
+
+
+def _within(seconds: float, make: Callable[[], T]) -> T:
+    with limited(math.inf, seconds):
+        return make()
+
+
+def timed_protocol() -> type[asyncio.Protocol]:
+    """Return the protocol of uvicorn, which closes connections that bring no whole header in time."""
+    from uvicorn.protocols.http.auto import AutoHTTPProtocol
+
+    class TimedProtocol(AutoHTTPProtocol):  # type: ignore[misc, valid-type]
+        def connection_made(self, transport: Any) -> None:
+            super().connection_made(transport)
+            self.look()
+
+        def look(self, *before: Any) -> None:
+            """Close the connection if it waits for the same header as at the last look."""
+            if self.transport.is_closing():
+                return
+            waits = self.cycle is None or self.cycle.response_complete
+            if waits and before == (self.cycle,):
+                self.transport.close()
+            else:
+                later = functools.partial(self.look, self.cycle if waits else self)
+                self.loop.call_later(READING, later)
+
+    return TimedProtocol

@@ -1,0 +1,192 @@
+"""Hostile requests beside small ones: a real server answers the small ones soon, and gives the others a reason."""
+
+import contextlib
+import http.client
+import json
+import os
+import random
+import re
+import socket
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import pytest
+from helpers.common import HANG, repetitions
+
+pytest.importorskip("uvicorn", reason="llmppl serve needs FastAPI and uvicorn: pip install 'llmppl-smc[server]'")
+
+SMALL = [
+    {"prompt": "Once", "max_tokens": 3},
+    {"prompt": "The cat was", "max_tokens": 4, "constraint": {"regex": " [a-z]+"}},
+    {"prompt": "He was", "constraint": {"choice": [" happy", " sad"]}},
+]
+TALK = {"messages": [{"role": "user", "content": "Hi"}]}
+HOSTILE = {                                             # path after /v1/, and body
+    "stops": {"prompt": "a", "stop": [f"{i}x" for i in range(80_000)], "method": "importance", "N": 256},
+    "long stops": {"prompt": "a", "stop": ["a" * 9000 + str(i) for i in range(60)], "max_tokens": 200, "timeout": 2},
+    "particles": {"prompt": "Once", "method": "importance", "N": 256, "max_tokens": 900, "timeout": 4},
+    "steering": {"prompt": "Once", "method": "steer", "N": 64, "K": 4, "max_tokens": 900, "timeout": 4},
+    "choice": {"prompt": "x", "constraint": {"choice": [f"o{i}" for i in range(20_000)]}, "timeout": 3},
+    "long choice": {"prompt": "x", "constraint": {"choice": ["ab " * i for i in range(1, 300)]}, "timeout": 3},
+    "regex": {"prompt": "x", "constraint": {"regex": "(a|b)*a(a|b){16}"}, "timeout": 3},
+    "words": {"prompt": "x", "constraint": {"regex": "|".join(f"w{i}[a-z]*" for i in range(9000))}, "timeout": 3},
+    "counted": {"prompt": "x", "constraint": {"regex": "(.{0,900}x){9}"}, "timeout": 3},
+    "lookahead": {"prompt": "x", "constraint": {"regex": "".join(f"(?=.*{c})" for c in "abcdefghij") + ".*"}},
+    "grammar": {"prompt": "x", "constraint": {"grammar": 'start: a\na: a a | "x" | "y"\n'}, "timeout": 3},
+    "terminals": {"prompt": "x", "timeout": 3, "constraint": {
+        "grammar": "start: (" + " | ".join(f"T{i}" for i in range(900)) + ")+\n"
+        + "".join(f'T{i}: "a{i}" /[a-z]+/\n' for i in range(900))}},
+    "schema": {"prompt": "x", "timeout": 3, "constraint": {"json_schema": {"anyOf": [
+        {"type": "object", "properties": {f"a{i}": {"type": "string"}, "b": {"type": "integer"}}, "required": ["b"]}
+        for i in range(400)]}}},
+    "enum": {"prompt": "x", "timeout": 3, "constraint": {"json_schema": {"enum": [f"x{i}" for i in range(40_000)]}}},
+    "pattern": {"prompt": "x", "timeout": 3, "max_tokens": 200,
+                "constraint": {"json_schema": {"type": "string", "pattern": "^(a+)+(b|c)*$", "minLength": 90}}},
+    "unique": {"prompt": "x", "timeout": 3, "constraint": {
+        "json_schema": {"type": "array", "items": {"enum": list(range(60))}, "uniqueItems": True, "minItems": 30}}},
+    "deep schema": {"prompt": "x", "constraint": {"json_schema": json.loads('{"items":' * 200 + "{}" + "}" * 200)}},
+    "prompt": {"prompt": "hello " * 150_000},
+    "prompts": {"prompt": ["a " * 2000] * 64, "max_tokens": 900, "timeout": 3},
+    "choices": {"prompt": "Once", "n": 64, "max_tokens": 900, "timeout": 3},
+    "nonsense": {"prompt": 3, "n": -1, "max_tokens": 10**30},
+    "tools": {**TALK, "timeout": 3, "tools": [
+        {"type": "function", "function": {"name": f"f{i}", "parameters": {"type": "object"}}} for i in range(900)]},
+    "messages": {"messages": [{"role": "user", "content": "hi " * 90}] * 900},
+}  # fmt: skip
+POST = b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
+RAW = {
+    "half a header": POST + b"Content-",
+    "half a body": POST + b'Content-Length: 9000\r\n\r\n{"pro',
+    "a large body": POST + b"Content-Length: 999999999\r\n\r\n" + b"[" * 9000,
+    "a large body in chunks": POST + b"Transfer-Encoding: chunked\r\n\r\n"
+    + (b"ffff\r\n" + b"[" * 0xFFFF + b"\r\n") * 20,
+    "no HTTP": b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03" + b"\xff" * 90,
+    "nested brackets": POST + b"Content-Length: 90000\r\n\r\n" + b"[" * 90_000,
+}  # fmt: skip
+
+
+class Served:
+    """`llmppl serve` with the embedded model, in a process of its own."""
+
+    def __init__(self, log):
+        command = [sys.executable, "-m", "llmppl", "serve", "--port", "0", "--timeout", "100"]
+        self.log = log
+        with log.open("w") as file:
+            self.process = subprocess.Popen(command, stderr=file, stdout=file)
+        while not (found := re.search(r"running on http://127.0.0.1:(\d+)", log.read_text())):
+            assert self.process.poll() is None, log.read_text()
+            time.sleep(0.05)
+        self.port = int(found[1])
+
+    def cpu_seconds(self):
+        fields = Path(f"/proc/{self.process.pid}/stat").read_text().rpartition(")")[2].split()
+        return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+    def memory(self):
+        """Return the resident memory in MB."""
+        return int(re.search(r"VmRSS:\s+(\d+)", Path(f"/proc/{self.process.pid}/status").read_text())[1]) / 1024
+
+    def post(self, body, read=True, wait=HANG):
+        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=wait)
+        path = "/v1/chat/completions" if "messages" in body else "/v1/completions"
+        with contextlib.closing(connection):
+            connection.request("POST", path, json.dumps(body).encode(), {"content-type": "application/json"})
+            reply = connection.getresponse()
+            return reply.status, reply.read() if read else b""
+
+    def send(self, data, wait):
+        """Send bytes, and return what comes until the server closes the connection."""
+        found = b""
+        with socket.create_connection(("127.0.0.1", self.port), timeout=wait) as connection:
+            with contextlib.suppress(BrokenPipeError, ConnectionResetError):
+                connection.sendall(data)
+                while more := connection.recv(65536):
+                    found += more
+        return found
+
+
+@pytest.fixture(scope="module")
+def served(tmp_path_factory):
+    if not Path("/proc/self/stat").exists():
+        pytest.skip("the CPU time of the server is read from /proc")
+    made = Served(tmp_path_factory.mktemp("served") / "log")
+    made.post(SMALL[1])
+    yield made
+    made.process.terminate()
+    made.process.wait(HANG)
+    assert "Traceback" not in made.log.read_text()
+
+
+def attack(served, number, threads, seed=0):
+    """Send hostile requests from threads, and small ones beside them. Return statuses, and the CPU seconds of each."""
+    rng, lock = random.Random(seed), threading.Lock()
+    todo = [rng.choice([*HOSTILE, *RAW]) for _ in range(number)]
+    statuses, waits = [], []
+
+    def hostile(rng):
+        while True:
+            with lock:
+                if not todo:
+                    return
+                name = todo.pop()
+            if name in RAW:
+                with contextlib.suppress(TimeoutError):
+                    served.send(RAW[name], wait=rng.choice([0.05, 1, 15]))
+                continue
+            body = {**HOSTILE[name], "seed": rng.randrange(100), "stream": rng.random() < 0.3}
+            if rng.random() < 0.2:                      # the client leaves
+                with contextlib.suppress(TimeoutError):
+                    served.post(body, wait=rng.choice([0.1, 1]))
+                continue
+            start = time.monotonic()
+            status, _ = served.post(body)
+            statuses.append((name, status, time.monotonic() - start))
+
+    workers = [threading.Thread(target=hostile, args=(random.Random(i),)) for i in range(threads)]
+    for worker in workers:
+        worker.start()
+    while any(worker.is_alive() for worker in workers):
+        for body in SMALL:
+            before = served.cpu_seconds()
+            status, found = served.post(body)
+            waits.append(served.cpu_seconds() - before)
+            assert status == 200, found
+    for worker in workers:
+        worker.join()
+    return statuses, waits
+
+
+def test_small_requests_are_answered_beside_hostile_ones(served):
+    statuses, waits = attack(served, repetitions(500, 24), threads=repetitions(32, 8))
+    assert {status for _, status, _ in statuses} <= {200, 400, 408, 413, 422, 429}, statuses
+    assert max(waits) < 2, sorted(waits)[-9:]
+
+
+def test_bodies_and_prompts_are_refused_by_their_length(served):
+    for name, status in (("a large body in chunks", b"413"), ("no HTTP", b"400")):
+        assert served.send(RAW[name], wait=HANG).split()[1] == status, name
+    for name in ("stops", "prompt", "messages"):
+        before = served.cpu_seconds()
+        status, found = served.post(HOSTILE[name])
+        assert status == 400 and served.cpu_seconds() - before < 0.5, (name, found)
+
+
+@pytest.mark.slow
+def test_half_open_connections_end(served):
+    ended = {name: served.send(RAW[name], wait=HANG) for name in ("half a header", "half a body", "no HTTP")}
+    assert ended["half a header"] == b"" and ended["half a body"].split()[1] == b"408"
+    assert ended["no HTTP"].split()[1] == b"400"
+
+
+@pytest.mark.slow
+def test_memory_stays_flat_under_hostile_requests(served):
+    """Send the same requests for 20 minutes: the caches are full after the first quarter."""
+    end, memory = time.monotonic() + repetitions(1200, 60), []
+    while time.monotonic() < end:
+        attack(served, 60, threads=16, seed=len(memory))
+        memory.append(served.memory())
+    quarter = max(memory[: len(memory) // 4 + 1])
+    assert max(memory) < 1.25 * quarter + 50, memory
