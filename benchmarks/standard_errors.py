@@ -51,7 +51,7 @@ from llmppl import (
     smc_steer,
 )
 from llmppl.distributions import logsumexp
-from llmppl.inference.algorithms import jackknife_error
+from llmppl.inference.algorithms import error_of_mean
 from llmppl.inference.genealogy import MIN_FAMILIES, StepRecord, relative_variance
 from llmppl.models.spans import Span
 
@@ -547,8 +547,9 @@ def coverage(model: Model, log_Z: float, method: str, N: int, options: argparse.
                 if share.se is not None:
                     covered.append(abs(share.probability - truth.get(share.value, 0.0)) <= 2 * share.se + 1e-9)
     errors, se, old, given = np.abs(np.array(log_mls) - log_Z), np.array(ses), np.array(before), ~np.isnan(ses)
-    triples = np.array(log_mls)[: len(log_mls) // 3 * 3].reshape(-1, 3)
-    repeated = [(abs(logsumexp(each) - math.log(3) - log_Z), jackknife_error(each)) for each in triples]
+    R = len(log_mls) // 3
+    triples = zip(np.array(log_mls)[: 3 * R].reshape(R, 3), np.nan_to_num(se)[: 3 * R].reshape(R, 3), strict=True)
+    repeated = [(abs(logsumexp(each) - math.log(3) - log_Z), error_of_mean(each, own)) for each, own in triples]
     return {
         "given": float(given.mean()),
         "within 2 se": float(np.mean(errors[given] <= 2 * se[given] + 1e-9)),
@@ -581,11 +582,12 @@ def main() -> None:
     parser.add_argument("--K", type=int, default=3)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--programs", choices=sets, default="named")
+    parser.add_argument("--only", nargs="+", metavar="NAME", help="these programs of the set")
     parser.add_argument("--out", help="a file of JSON lines, one for each program, method and N, added at its end")
     options = parser.parse_args()
     torch.set_num_threads(1)
     print(machine("torch", "numpy", note=f"K={options.K}, seed {options.seed}"))
-    programs = sets[options.programs]()
+    programs = {name: each for name, each in sets[options.programs]().items() if name in (options.only or [name])}
     truth = {name: log_Z() for name, (_, log_Z) in programs.items()}
     for method in options.methods:
         for N in options.particles:

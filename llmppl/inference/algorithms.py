@@ -193,8 +193,8 @@ class Repeats(Generic[M]):
     runs : tuple of R Particles, whose `stats` are None, since the runs share their work
     log_mls : (R,) float, the log Z-hat of each run
     log_ml : float, log of the mean Z-hat, which is unbiased for Z
-    log_ml_se : float or None, standard error of `log_ml` by the jackknife over the runs, widened by Student's t for few
-        runs; None if fewer than two runs are alive
+    log_ml_se : float or None, standard error of `log_ml` by the jackknife over the runs; for few runs it is wider, by
+        Student's t and the errors of the runs; None if fewer than two runs are alive
     stats : Stats, of all runs together
 
     Examples
@@ -276,17 +276,24 @@ def repeat(
             show(len(done), [*done.values()])
     runs = tuple(done[index] for index in range(R))
     log_mls, log_ml = _log_mean(runs)
-    return Repeats(runs, log_mls, log_ml, jackknife_error(log_mls), runtime.stats)
+    own = np.array([particles.log_ml_se or 0.0 for particles in runs])
+    return Repeats(runs, log_mls, log_ml, error_of_mean(log_mls, own), runtime.stats)
 
 
-def jackknife_error(log_mls: NDArray[np.float64]) -> float | None:
-    """Return the standard error of the log of the mean. Half the 95 % quantile of Student's t widens few runs."""
+def error_of_mean(log_mls: NDArray[np.float64], own: NDArray[np.float64]) -> float | None:
+    """Return the standard error of the log of the mean of R >= 2 estimates with errors of their own, (R,) each.
+
+    It is the jackknife, times half the 95 % quantile of Student's t. The own errors count for few runs, which may agree
+    by chance.
+    """
     R = log_mls.size
     if np.count_nonzero(log_mls > -np.inf) < 2:
         return None
     without = np.array([logsumexp(np.delete(log_mls, i)) for i in range(R)])
     widened = 1 + 0.9 / (R - 1) + 2.8 / (R - 1) ** 2
-    return float(widened * math.sqrt(R - 1) * np.std(without))
+    shares = np.exp(log_mls - logsumexp(log_mls))
+    variance = (R - 1) * widened**2 * np.var(without) + 2 / (R - 1) * np.sum((shares * own) ** 2)
+    return float(math.sqrt(variance))
 
 
 def _log_mean(runs: Sequence[Particles[Any]]) -> tuple[NDArray[np.float64], float]:

@@ -23,7 +23,7 @@ from llmppl import (
     smc_steer,
 )
 from llmppl.inference import tune
-from llmppl.inference.algorithms import jackknife_error
+from llmppl.inference.algorithms import error_of_mean
 from llmppl.inference.genealogy import log_ml_error, record_step, relative_variance
 from llmppl.inference.resampling import multinomial, optimal, systematic
 
@@ -399,9 +399,11 @@ def test_the_error_of_a_thinned_run_is_never_zero():
 
 def test_repeated_runs_that_disagree_have_the_error_of_their_logs():
     """The log of the mean of three runs hangs on one of them: the jackknife sees 30 nats, and first order 1."""
-    assert jackknife_error(np.array([-35.0, -65.0, -70.0])) > 15
-    assert jackknife_error(np.array([-1.0, -1.0])) == 0.0
-    assert jackknife_error(np.array([-1.0, -np.inf])) is None and jackknife_error(np.array([-1.0])) is None
+    none = np.zeros(3)
+    assert error_of_mean(np.array([-35.0, -65.0, -70.0]), none) > 15
+    assert error_of_mean(np.full(3, -1.0), none) == 0.0
+    assert error_of_mean(np.full(3, -1.0), none + 0.3) == pytest.approx(0.3 / math.sqrt(3))
+    assert error_of_mean(np.array([-1.0, -np.inf]), none[:2]) is None is error_of_mean(none[:1], none[:1])
 
 
 def test_a_run_without_chance_in_its_weights_has_no_error():
@@ -456,7 +458,7 @@ def test_the_mean_of_repeated_runs_is_unbiased_with_a_standard_error():
     repeats = repeat(lambda rng: smc_standard(Chain(3), 4, rng=rng), R, seed=0, progress=False)
     Zs = np.exp(repeats.log_mls)
     assert repeats.log_ml == pytest.approx(math.log(Zs.mean()))
-    assert repeats.log_ml_se == pytest.approx(Zs.std(ddof=1) / math.sqrt(R) / Zs.mean(), rel=0.05)     # to first order
+    assert repeats.log_ml_se == pytest.approx(Zs.std(ddof=1) / math.sqrt(R) / Zs.mean(), rel=0.15)     # to first order
     assert abs(math.expm1(enumerate_exact(Chain(3)).log_ml - repeats.log_ml)) < 4.5 * repeats.log_ml_se
     assert f"{R} runs" in repr(repeats) and "+-" in repr(repeats)
 
