@@ -329,7 +329,7 @@ def _reading(path: Path) -> Iterator[None]:
     """Turn an error of SQLite into an OSError if the file cannot be read, and into a ValueError if it is damaged."""
     try:
         yield
-    except sqlite3.DatabaseError as error:
+    except (sqlite3.DatabaseError, UnicodeDecodeError) as error:        # the second from a damaged name of a table
         code = getattr(error, "sqlite_errorcode", 0) & 0xFF
         if code in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_IOERR, sqlite3.SQLITE_CANTOPEN):
             raise OSError(errno.EIO, str(error), str(path)) from error
