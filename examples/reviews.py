@@ -4,8 +4,9 @@ The program starts itself as a worker that calls `generate(lm, prompts, Review, 
 worker twice, after a fifth and two fifths of the answers, and starts it again. The reviews are composed from phrases,
 so the right records are known.
 
-What to look for: no review is missing or answered twice, whatever the kills. `--method greedy` costs a third or less of
-the tokens, and gives no confidences. With `best_of`, a field of high probability is more often right.
+What to look for: no review is missing or answered twice, whatever the kills. Eight reviews on SmolLM2 have 18 of 24
+fields right by both methods. `--method greedy` takes 60 tokens and 1.2 CPU seconds a record, and `best_of`, which has
+confidences, 159 and 2.6. The model is sure of wrong fields, too: 12 of 17 above .9 are right, and 6 of the other 7.
 
     python examples/reviews.py [--reviews 200] [--method best_of] [--lm smollm2] [--quick]
 """

@@ -26,16 +26,26 @@ if TYPE_CHECKING:
 
 STEERING = "particles", "factor", "seed", "max_tokens", "temperature", "lm"
 CONTINUING = "method", "regex", "grammar", "json_schema", "stop", "chat"
-SIZES: Any = {"particles": None, "factor": None, "max_tokens": None}        # by default those of the method
-FREE_TOKENS = 40                                        # at most, of a text without a constraint
-MAX_ROWS = 20                                           # of a summary of results
+SIZES: Any = {
+    "particles": None,
+    "factor": None,
+    "max_tokens": None,
+}  # by default those of the method
+FREE_TOKENS = 40  # at most, of a text without a constraint
+MAX_ROWS = 20  # of a summary of results
 HEADS = " index  weight  log Z-hat  likeliest text, or error"
-Export = Annotated[Path | None, typer.Option(metavar="OUT", dir_okay=False, help="Write all results to this file.")]
+Export = Annotated[
+    Path | None,
+    typer.Option(metavar="OUT", dir_okay=False, help="Write all results to this file."),
+]
 
 
 @command(*STEERING, *CONTINUING, "json", "trace", **SIZES)
 def generate(
-    prompt: Annotated[str, typer.Argument(help="Text to continue; - is standard input.")], given: Given
+    prompt: Annotated[
+        str, typer.Argument(help="Text to continue; - is standard input.")
+    ],
+    given: Given,
 ) -> None:
     """Continue a prompt, optionally by a pattern, a grammar or a schema.
 
@@ -54,7 +64,11 @@ def generate(
         typer.echo(json.dumps(answer.as_dict()) if given.json else repr(answer))
         return
     program = job.program(prompt)
-    _steer(f"{prompt!r} {'is answered' if given.chat else 'goes on'}{limit}", program, given)
+    _steer(
+        f"{prompt!r} {'is answered' if given.chat else 'goes on'}{limit}",
+        program,
+        given,
+    )
 
 
 class Continuation:
@@ -71,7 +85,10 @@ class Continuation:
         sized = given.particles or given.factor or getattr(given, "trace", None)
         self.method: Any = "steer" if given.method == "auto" and sized else given.method
         traced = getattr(given, "trace", None)
-        usage_error(traced and self.method != "steer", "--trace records steering: give --method steer.")
+        usage_error(
+            traced and self.method != "steer",
+            "--trace records steering: give --method steer.",
+        )
         self.max_tokens = given.max_tokens
         if given.max_tokens is None and self.constraint is None:
             self.max_tokens = FREE_TOKENS
@@ -86,29 +103,46 @@ class Continuation:
         lm, given = lm or self.lm(), self.given
         begin: Any = lm.chat(prompt) if given.chat else prompt
         return ConstrainedText(
-            lm, begin, self.constraint, max_tokens=self.max_tokens, rule=self.rule, stop=given.stop or ()
+            lm,
+            begin,
+            self.constraint,
+            max_tokens=self.max_tokens,
+            rule=self.rule,
+            stop=given.stop or (),
         )
 
-    def answer(self, lm: CachedTransformer, prompt: str, rng: np.random.Generator) -> Generation:
+    def answer(
+        self, lm: CachedTransformer, prompt: str, rng: np.random.Generator
+    ) -> Generation:
         """Return the answer to a prompt."""
         from llmppl.tasks import generate
 
         given = self.given
-        options = {"N": given.particles, "K": given.factor, "stop": given.stop, "max_tokens": self.max_tokens}
+        options = {
+            "N": given.particles,
+            "K": given.factor,
+            "stop": given.stop,
+            "max_tokens": self.max_tokens,
+        }
         if self.rule.temperature != 1:
             options["rule"] = self.rule
         options = {name: value for name, value in options.items() if value}
         begin: Any = lm.chat(prompt) if given.chat else prompt
         try:
-            answer: Generation = generate(lm, begin, self.constraint, method=self.method, rng=rng, **options)
-        except TypeError as error:                      # a method without this option
+            answer: Generation = generate(
+                lm, begin, self.constraint, method=self.method, rng=rng, **options
+            )
+        except TypeError as error:  # a method without this option
             raise ValueError(str(error)) from None
         return answer
 
 
 @command(*STEERING, "json", "trace", factor=10)
 def infill(
-    template: Annotated[str, typer.Argument(help="A text with [BLANK] for each hole; - is standard input.")],
+    template: Annotated[
+        str,
+        typer.Argument(help="A text with [BLANK] for each hole; - is standard input."),
+    ],
     given: Given,
 ) -> None:
     """Fill the holes of a text. Leave no space before a hole, because its filling begins with the space.
@@ -118,13 +152,22 @@ def infill(
     from llmppl.models.programs import Infilling
 
     template, rule = options.given_text(template), options.rule(given)
-    program = Infilling(options.load(given.lm), template, end="prefix", max_tokens=given.max_tokens, rule=rule)
+    program = Infilling(
+        options.load(given.lm),
+        template,
+        end="prefix",
+        max_tokens=given.max_tokens,
+        rule=rule,
+    )
     _steer(f"{template!r} with its holes filled", program, given)
 
 
 @command(*STEERING, "until_sentence", "json", "trace")
 def intersect(
-    prompts: Annotated[list[str], typer.Argument(metavar="PROMPT", help="Texts with the same continuation.")],
+    prompts: Annotated[
+        list[str],
+        typer.Argument(metavar="PROMPT", help="Texts with the same continuation."),
+    ],
     given: Given,
 ) -> None:
     """Find text that is likely after every one of several prompts.
@@ -134,21 +177,50 @@ def intersect(
     from llmppl.models.programs import PromptIntersection, ends_sentence
 
     rule, until = options.rule(given), ends_sentence if given.until_sentence else None
-    program = PromptIntersection(options.load(given.lm), prompts, until=until, max_tokens=given.max_tokens, rule=rule)
+    program = PromptIntersection(
+        options.load(given.lm),
+        prompts,
+        until=until,
+        max_tokens=given.max_tokens,
+        rule=rule,
+    )
     _steer(" and ".join(map(repr, prompts)) + " go on alike", program, given)
 
 
 @command("lm")
 def demo(given: Given) -> None:
     """Run three small programs at temperature 0.7: short words, a text with holes, two prompts at once."""
-    every = {**vars(given), "particles": 5, "seed": 7, "temperature": 0.7, "json": False, "trace": None, "factor": 10}
+    every = {
+        **vars(given),
+        "particles": 5,
+        "seed": 7,
+        "temperature": 0.7,
+        "json": False,
+        "trace": None,
+        "factor": 10,
+    }
     every["method"] = "steer"
-    words = {"regex": "( [A-Za-z]{1,5}[,.]?)+", "grammar": None, "json_schema": None, "stop": None, "chat": False}
-    generate("Once upon a time, there was a little girl", Given(**every | words | {"max_tokens": 24, "factor": 3}))
+    words = {
+        "regex": "( [A-Za-z]{1,5}[,.]?)+",
+        "grammar": None,
+        "json_schema": None,
+        "stop": None,
+        "chat": False,
+    }
+    generate(
+        "Once upon a time, there was a little girl",
+        Given(**every | words | {"max_tokens": 24, "factor": 3}),
+    )
     typer.echo()
-    infill("The dog was very[BLANK] because he had lost his[BLANK].", Given(**every, max_tokens=40))
+    infill(
+        "The dog was very[BLANK] because he had lost his[BLANK].",
+        Given(**every, max_tokens=40),
+    )
     typer.echo()
-    prompts = ["The little boy went to the park and", "The old king went to the sea and"]
+    prompts = [
+        "The little boy went to the park and",
+        "The old king went to the sea and",
+    ]
     intersect(prompts, Given(**every, max_tokens=40, until_sentence=True))
 
 
@@ -163,14 +235,20 @@ def _steer(title: str, program: Program, given: Given) -> None:
     stopped = ""
     try:
         with recorder or nullcontext():
-            particles = smc_steer(program, given.particles or 8, given.factor or 3, seed=seed, on_step=recorder)
+            particles = smc_steer(
+                program,
+                given.particles or 8,
+                given.factor or 3,
+                seed=seed,
+                on_step=recorder,
+            )
     except KeyboardInterrupt as error:
-        particles = getattr(error, "particles", None)   # type: ignore[assignment]
+        particles = getattr(error, "particles", None)  # type: ignore[assignment]
         if not particles or not particles.steps:
             raise
         stopped = f"interrupted after step {len(particles.steps)}: texts that had not ended are cut"
     try:
-        particles.best                                  # noqa: B018  (its error names the causes of death)
+        particles.best  # noqa: B018  (its error names the causes of death)
     except ValueError as error:
         leave(1, str(error))
     options.show(title, particles, given.json)
@@ -185,8 +263,15 @@ def _steer(title: str, program: Program, given: Given) -> None:
 
 @command(*STEERING, *CONTINUING, "resume", "workers", **SIZES)
 def many(
-    prompts: Annotated[Path, typer.Argument(help="A prompt per line; in .jsonl files its field prompt.", **FILE)],
-    out: Annotated[Path, typer.Argument(metavar="RESULTS", help="File of the results.")],
+    prompts: Annotated[
+        Path,
+        typer.Argument(
+            help="A prompt per line; in .jsonl files its field prompt.", **FILE
+        ),
+    ],
+    out: Annotated[
+        Path, typer.Argument(metavar="RESULTS", help="File of the results.")
+    ],
     given: Given,
 ) -> None:
     """Continue each prompt of a file, as `generate` does, and write the results to another file.
@@ -200,11 +285,19 @@ def many(
     from llmppl.tasks.many import TOGETHER, lanes, recorded
 
     job, texts = Continuation(given), _prompts(prompts)
-    program = {name: value for name, value in vars(given).items() if name not in ("seed", "resume", "workers")}
+    program = {
+        name: value
+        for name, value in vars(given).items()
+        if name not in ("seed", "resume", "workers")
+    }
     program |= {"grammar": given.grammar and given.grammar.read_text(encoding="utf-8")}
-    program |= {"json_schema": given.json_schema and options.schema_text(given.json_schema)}
+    program |= {
+        "json_schema": given.json_schema and options.schema_text(given.json_schema)
+    }
     if given.workers == 1:
-        run_all: Any = functools.partial(lanes, functools.partial(job.answer, job.lm()), TOGETHER)
+        run_all: Any = functools.partial(
+            lanes, functools.partial(job.answer, job.lm()), TOGETHER
+        )
     else:
         from llmppl.tasks.ray import on_workers
 
@@ -216,11 +309,17 @@ def many(
             collections.deque(results, maxlen=0)
     except KeyboardInterrupt:
         made = len(load_results(out))
-        leave(INTERRUPTED, f"interrupted: {made} of {len(texts)} results are in {out}; --resume goes on")
+        leave(
+            INTERRUPTED,
+            f"interrupted: {made} of {len(texts)} results are in {out}; --resume goes on",
+        )
     failed = [each.value is None for each in load_results(out)]
     typer.echo(f"{out}: {len(failed)} results, {sum(failed)} failed")
     if any(failed):
-        leave(1, f"{sum(failed)} of {len(failed)} tasks failed; llmppl results {out} says of what")
+        leave(
+            1,
+            f"{sum(failed)} of {len(failed)} tasks failed; llmppl results {out} says of what",
+        )
 
 
 def _prompts(file: Path) -> list[str]:
@@ -233,13 +332,17 @@ def _prompts(file: Path) -> list[str]:
         how = 'write UTF-8, and {"prompt": "..."} on each line of a .jsonl file'
         raise ValueError(f"{file}: {how} ({type(error).__name__}: {error})") from None
     if not all(lines):
-        raise ValueError(f"{file} has an empty line: write JSON lines, in which a prompt may be empty")
+        raise ValueError(
+            f"{file} has an empty line: write JSON lines, in which a prompt may be empty"
+        )
     return lines
 
 
 @command()
 def results(
-    file: Annotated[Path, typer.Argument(help="A file of `llmppl many` or run_many.", **FILE)],
+    file: Annotated[
+        Path, typer.Argument(help="A file of `llmppl many` or run_many.", **FILE)
+    ],
     given: Given,
     jsonl: Export = None,
     csv: Export = None,
@@ -258,11 +361,18 @@ def results(
         loaded.to_jsonl(jsonl)
     if csv is not None:
         loaded.to_pandas().to_csv(csv, index=False)
-    rows = [(_row(each), each.error is not None, each.cpu_seconds, each.tokens) for each in loaded]
-    lines, failed, cpu_seconds, tokens = zip(*rows, strict=True) if rows else ([], [], [], [])
+    rows = [
+        (_row(each), each.error is not None, each.cpu_seconds, each.tokens)
+        for each in loaded
+    ]
+    lines, failed, cpu_seconds, tokens = (
+        zip(*rows, strict=True) if rows else ([], [], [], [])
+    )
     typer.echo(f"{file}: {len(rows)} results, {sum(failed)} failed")
     typer.echo(f"{sum(tokens)} tokens, {sum(cpu_seconds):.1f} s of CPU", err=True)
-    more = [f"... and {len(rows) - MAX_ROWS} more: --jsonl and --csv write all"] * (len(rows) > MAX_ROWS)
+    more = [f"... and {len(rows) - MAX_ROWS} more: --jsonl and --csv write all"] * (
+        len(rows) > MAX_ROWS
+    )
     typer.echo("\n".join(["", HEADS, *lines[:MAX_ROWS], *more] if rows else []))
 
 
@@ -280,5 +390,7 @@ def _row(result: Result) -> str:
     elif result.error:
         text = result.error.rstrip().rpartition("\n")[2]
     else:
-        text = "no text is left" + "".join(f"; {death}" for death in getattr(result.particles, "deaths", [])[:1])
+        text = "no text is left" + "".join(
+            f"; {death}" for death in getattr(result.particles, "deaths", [])[:1]
+        )
     return f"{result.index:6}  {weight:>6}  {log_ml:>9}  {one_line(text)}"

@@ -23,8 +23,8 @@ from llmppl.support.arguments import is_type
 from llmppl.support.locks import cached_property
 from llmppl.support.values import decode, encode
 
-MAX_ALTERNATIVES = 5                                    # that are shown
-UNSURE = 0.25                                           # a larger standard error says nothing about a probability
+MAX_ALTERNATIVES = 5  # that are shown
+UNSURE = 0.25  # a larger standard error says nothing about a probability
 Parse = Callable[[str], Any]
 _CONTENTS = "value", "text", "ended", "cut", "log_prob", "posterior", "particle"
 _OF_SHARE = "probability", "lower", "upper", "se"
@@ -78,14 +78,22 @@ class Generation:
     particle: Any
 
     def __init__(
-        self, prompt: Any, method: str, call: str, tokens: int = 0, seconds: float = 0.0, error: str = ""
+        self,
+        prompt: Any,
+        method: str,
+        call: str,
+        tokens: int = 0,
+        seconds: float = 0.0,
+        error: str = "",
     ) -> None:
         self.prompt = prompt
         self.method, self.call = method, call
         self.tokens, self.seconds = tokens, seconds
         self.error = error
 
-    def take(self, posterior: Any, particle: Any, parse: Parse | None, *, weighs: bool) -> None:
+    def take(
+        self, posterior: Any, particle: Any, parse: Parse | None, *, weighs: bool
+    ) -> None:
         """Set the contents from a posterior and the particle of the answer; None is the best of a Choice.
 
         `parse` returns the value of a text, None without a constraint; `weighs` is True if weights are probabilities.
@@ -98,7 +106,9 @@ class Generation:
             self.log_prob = math.log(posterior[self.value]) + float(posterior.log_mass)
             return
         self.text, self.cut = str(particle), particle.cut
-        self.ended = str(particle.ended or ("context" if particle._limit_ else posterior.limit))
+        self.ended = str(
+            particle.ended or ("context" if particle._limit_ else posterior.limit)
+        )
         self.log_prob = float(particle.log_joint)
         self.value = None if self.cut and parse else self._value(self.text)
 
@@ -107,6 +117,7 @@ class Generation:
 
     def _by(self, field: str | None = None) -> Probabilities:
         """Return the probabilities of the values of the particles, or of a field of these."""
+
         def value_in(particle: Any) -> Any:
             text = str(particle)
             return _part(field, f"{text} [cut]" if particle.cut else self._value(text))
@@ -153,7 +164,11 @@ class Generation:
     @property
     def probability(self) -> float | None:
         se = self.probability_se
-        return None if self._share is None or se is None or se > UNSURE else self._share.probability
+        return (
+            None
+            if self._share is None or se is None or se > UNSURE
+            else self._share.probability
+        )
 
     @property
     def probability_se(self) -> float | None:
@@ -168,7 +183,9 @@ class Generation:
         elif not unknown and all(particle.cut for particle in self.posterior):
             unknown = "no sample has ended"
         if unknown or not values:
-            return Fields({}, values, f"no fields: {unknown or 'the answer is no record'}")
+            return Fields(
+                {}, values, f"no fields: {unknown or 'the answer is no record'}"
+            )
         header = plural(len(values), "field")
         if self._apart:
             header += f"; the answer is {self._apart}"
@@ -191,13 +208,18 @@ class Generation:
             data["beams"] = [beam.as_dict() for beam in self.alternatives]
         else:
             data["alternatives"] = shares_data(self.alternatives, self._texts())
-        data["fields"] = {name: shares_data(of, self._texts(name)) for name, of in self.fields.items()}
+        data["fields"] = {
+            name: shares_data(of, self._texts(name)) for name, of in self.fields.items()
+        }
         return data
 
     def _texts(self, field: str | None = None) -> dict[Any, str]:
         """Return the text of one particle for each value, or for each value of a field."""
         if isinstance(self.posterior, Choice):
-            return {key_of(option): self.posterior.text_of(option) for option in self.posterior}
+            return {
+                key_of(option): self.posterior.text_of(option)
+                for option in self.posterior
+            }
         texts = dict[Any, str]()
         for particle in self.posterior:
             if not particle.cut:
@@ -205,7 +227,7 @@ class Generation:
                 texts.setdefault(key_of(_part(field, self._value(text))), text)
         return texts
 
-    def __reduce__(self) -> tuple[Any, ...]:            # as a loaded answer
+    def __reduce__(self) -> tuple[Any, ...]:  # as a loaded answer
         return loaded, (self.as_dict(), self.prompt, vars(self).get("_parse"))
 
     # ---- attributes that there are not
@@ -216,12 +238,18 @@ class Generation:
             if name in _CONTENTS:
                 if vars(self).get("error"):
                     raise ValueError(self.error)
-                raise AttributeError(f"a loaded answer has no {name}: alternatives and fields have its probabilities")
+                raise AttributeError(
+                    f"a loaded answer has no {name}: alternatives and fields have its probabilities"
+                )
             how = "the answer is value, its confidence is probability"
-            raise AttributeError(f"Generation has no {name!r}: {how}, and a field of a record is answer.value.{name}")
+            raise AttributeError(
+                f"Generation has no {name!r}: {how}, and a field of a record is answer.value.{name}"
+            )
 
     def __getitem__(self, name: object) -> Any:
-        raise TypeError(f"an answer has no items: {place_of(self.value, name)} is a field of its record")
+        raise TypeError(
+            f"an answer has no items: {place_of(self.value, name)} is a field of its record"
+        )
 
     # ---- as a table
 
@@ -230,7 +258,14 @@ class Generation:
 
     def __repr__(self) -> str:
         tables = [["", *text_table(*each)] for each in self._tables()]
-        return "\n".join([self._header(), *(line for table in tables for line in table), "", *self._footer()])
+        return "\n".join(
+            [
+                self._header(),
+                *(line for table in tables for line in table),
+                "",
+                *self._footer(),
+            ]
+        )
 
     def _repr_html_(self) -> str:
         tables = "".join(html_table(*each) for each in self._tables())
@@ -263,7 +298,12 @@ class Generation:
 class Fields(TableView, dict[str, Probabilities]):
     """Posterior probabilities of the values of each field. The table shows those of the answer's own values."""
 
-    def __init__(self, fields: Mapping[str, Probabilities], values: Mapping[str, Any], header: str) -> None:
+    def __init__(
+        self,
+        fields: Mapping[str, Probabilities],
+        values: Mapping[str, Any],
+        header: str,
+    ) -> None:
         super().__init__(fields)
         self._values, self.header = values, header
 
@@ -305,13 +345,22 @@ class Generations(TableView, list[Generation]):
         rows = []
         for each in self:
             row = {name: None if each.error else getattr(each, name) for name in names}
-            rows.append({**row, "tokens": each.tokens, "seconds": each.seconds, "error": each.error})
+            rows.append(
+                {
+                    **row,
+                    "tokens": each.tokens,
+                    "seconds": each.seconds,
+                    "error": each.error,
+                }
+            )
         return rows
 
     if not TYPE_CHECKING:
 
         def __getattr__(self, name: str) -> Any:
-            raise AttributeError(f"Generations has no {name!r}: it is a list of answers, as in answers[0].{name}")
+            raise AttributeError(
+                f"Generations has no {name!r}: it is a list of answers, as in answers[0].{name}"
+            )
 
     def _header(self) -> str:
         failed = sum(bool(each.error) for each in self)
@@ -340,7 +389,9 @@ def fields_of(value: Any) -> dict[str, Any]:
     """Return the fields of a record with their values: of a model of pydantic, a dataclass, a dict or a named tuple."""
     if isinstance(value, dict):
         return {name: each for name, each in value.items() if isinstance(name, str)}
-    names: Any = getattr(type(value), "model_fields", None) or getattr(value, "_fields", ())
+    names: Any = getattr(type(value), "model_fields", None) or getattr(
+        value, "_fields", ()
+    )
     if dataclasses.is_dataclass(value):
         names = [field.name for field in dataclasses.fields(value)]
     return {name: getattr(value, name) for name in names}
@@ -379,7 +430,10 @@ def shares_data(of: Probabilities, texts: Mapping[Any, str]) -> list[dict[str, A
     """Return the values with their probabilities, and the text of each where it is known."""
     rows = []
     for share in of.shares:
-        row = {"value": as_data(share.value), **{name: getattr(share, name) for name in _OF_SHARE}}
+        row = {
+            "value": as_data(share.value),
+            **{name: getattr(share, name) for name in _OF_SHARE},
+        }
         if key_of(share.value) in texts:
             row["text"] = str(texts[key_of(share.value)])
         rows.append(row)
@@ -398,12 +452,21 @@ def parser_of(constraint: Any) -> Parse | None:
     return parse
 
 
-def loaded(data: Mapping[str, Any], prompt: Any, parse: Parse | None = None) -> Generation:
+def loaded(
+    data: Mapping[str, Any], prompt: Any, parse: Parse | None = None
+) -> Generation:
     """Return the answer of `as_dict`. `parse` makes the values from their texts; by default, a record is a dict."""
-    answer = Generation(prompt, *(data[name] for name in ("method", "call", "tokens", "seconds", "error")))
+    answer = Generation(
+        prompt,
+        *(data[name] for name in ("method", "call", "tokens", "seconds", "error")),
+    )
     if answer.error:
         return answer
-    vars(answer).update({name: data[name] for name in ("text", "ended", "cut", "log_prob")}, _data=data, _parse=parse)
+    vars(answer).update(
+        {name: data[name] for name in ("text", "ended", "cut", "log_prob")},
+        _data=data,
+        _parse=parse,
+    )
     data = decode(data)
 
     def value_in(row: Mapping[str, Any], field: str | None = None) -> Any:
@@ -411,8 +474,13 @@ def loaded(data: Mapping[str, Any], prompt: Any, parse: Parse | None = None) -> 
             return row["value"]
         return _part(field, parse(row["text"]))
 
-    def shares_in(rows: Iterable[Mapping[str, Any]], field: str | None = None) -> Probabilities:
-        shares = [Share(value_in(row, field), *(row[name] for name in _OF_SHARE)) for row in rows]
+    def shares_in(
+        rows: Iterable[Mapping[str, Any]], field: str | None = None
+    ) -> Probabilities:
+        shares = [
+            Share(value_in(row, field), *(row[name] for name in _OF_SHARE))
+            for row in rows
+        ]
         return Probabilities(shares, plural(len(shares), "value"))
 
     note, value = data["note"], value_in(data)
@@ -425,14 +493,22 @@ def loaded(data: Mapping[str, Any], prompt: Any, parse: Parse | None = None) -> 
     else:
         alternatives = shares_in(data["alternatives"])
     known, fields = bool(alternatives) and "beams" not in data, data["fields"]
-    header = plural(len(fields), "field") if fields else f"no fields: {note or 'the answer is no record'}"
+    header = (
+        plural(len(fields), "field")
+        if fields
+        else f"no fields: {note or 'the answer is no record'}"
+    )
     share = None
     if data["probability_se"] is not None:
         share = alternatives.share(value)._replace(se=data["probability_se"])
     vars(answer).update(
         value=value,
         alternatives=alternatives,
-        fields=Fields({name: shares_in(rows, name) for name, rows in fields.items()}, fields_of(value), header),
+        fields=Fields(
+            {name: shares_in(rows, name) for name, rows in fields.items()},
+            fields_of(value),
+            header,
+        ),
         _share=share,
         _apart=note if known else "",
     )

@@ -16,7 +16,16 @@ import time
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping
 from enum import EnumMeta
-from typing import Any, Literal, NamedTuple, TypedDict, Unpack, get_args, get_origin, overload
+from typing import (
+    Any,
+    Literal,
+    NamedTuple,
+    TypedDict,
+    Unpack,
+    get_args,
+    get_origin,
+    overload,
+)
 
 import numpy as np
 from numpy.typing import NDArray
@@ -40,8 +49,10 @@ from llmppl.tasks.answers import Generation, Generations, parser_of
 from llmppl.tasks.many import TOGETHER, lanes, recorded
 from llmppl.tasks.results import load_results
 
-Method = Literal["auto", "sample", "greedy", "beam", "best_of", "importance", "steer", "exact"]
-MAX_TOKENS = 160                                        # of a free text
+Method = Literal[
+    "auto", "sample", "greedy", "beam", "best_of", "importance", "steer", "exact"
+]
+MAX_TOKENS = 160  # of a free text
 
 
 class _Way(NamedTuple):
@@ -56,12 +67,12 @@ WAYS = {
     "sample": _Way(importance_sampling, {}),
     "greedy": _Way(beam_search, {}),
     "beam": _Way(beam_search, {"N": 5, "K": 5}),
-    "best_of": _Way(importance_sampling, {"N": 20}, weighs=True),       # and greedy decoding
+    "best_of": _Way(importance_sampling, {"N": 20}, weighs=True),  # and greedy decoding
     "importance": _Way(importance_sampling, {"N": 20}, weighs=True),
     "steer": _Way(smc_steer, {"N": 10, "K": 3}, weighs=True),
     "exact": _Way(choose, {}, weighs=True),
 }
-_ONE = {"sample": (1,), "greedy": (1, 1)}               # N and K of the others
+_ONE = {"sample": (1,), "greedy": (1, 1)}  # N and K of the others
 _OF_PROGRAM = "max_tokens", "end", "complete", "mask", "min_tokens", "stop", "rule"
 _OF_CHOOSE = {"end", "rule"}
 _OF_FILE = {"to", "resume", "version", "key"}
@@ -72,7 +83,10 @@ _GUESSES = {
     "retries": "nothing is retried, since masks allow only texts of the constraint",
     "n": "N is the number of samples, and posterior has them",
     "stream": "llmppl.serving.Service streams the text of a call",
-    **dict.fromkeys(("response_model", "output_type", "schema", "regex", "grammar", "choices"), _TYPE),
+    **dict.fromkeys(
+        ("response_model", "output_type", "schema", "regex", "grammar", "choices"),
+        _TYPE,
+    ),
 }
 
 
@@ -104,23 +118,56 @@ class GenerateOptions(TypedDict, total=False):
 
 @overload
 def generate(
-    lm: CachedTransformer, prompt: str | Context, constraint: Any = None, *, method: Method = "auto",
-    max_tokens: int | None = None, budget: int | None = None, timeout: float | None = None, seed: int | None = None,
+    lm: CachedTransformer,
+    prompt: str | Context,
+    constraint: Any = None,
+    *,
+    method: Method = "auto",
+    max_tokens: int | None = None,
+    budget: int | None = None,
+    timeout: float | None = None,
+    seed: int | None = None,
     **options: Unpack[GenerateOptions],
-) -> Generation: ...  # fmt: skip
+) -> Generation: ...
 @overload
 def generate(
-    lm: CachedTransformer, prompt: list[str] | list[Context], constraint: Any = None, *, method: Method = "auto",
-    max_tokens: int | None = None, budget: int | None = None, timeout: float | None = None, seed: int | None = None,
+    lm: CachedTransformer,
+    prompt: list[str] | list[Context],
+    constraint: Any = None,
+    *,
+    method: Method = "auto",
+    max_tokens: int | None = None,
+    budget: int | None = None,
+    timeout: float | None = None,
+    seed: int | None = None,
     **options: Unpack[GenerateOptions],
-) -> Generations: ...  # fmt: skip
-@list_options(GenerateOptions, {"end": "boundary", "stop": (), "rule": NO_RULE, "min_tokens": 0, "power": 1.0,
-                                "temperature": 1.0, "together": TOGETHER, "resume": False, "version": ""})  # fmt: skip
+) -> Generations: ...
+@list_options(
+    GenerateOptions,
+    {
+        "end": "boundary",
+        "stop": (),
+        "rule": NO_RULE,
+        "min_tokens": 0,
+        "power": 1.0,
+        "temperature": 1.0,
+        "together": TOGETHER,
+        "resume": False,
+        "version": "",
+    },
+)
 def generate(
-    lm: CachedTransformer, prompt: Any, constraint: Any = None, *, method: Method = "auto",
-    max_tokens: int | None = None, budget: int | None = None, timeout: float | None = None, seed: int | None = None,
+    lm: CachedTransformer,
+    prompt: Any,
+    constraint: Any = None,
+    *,
+    method: Method = "auto",
+    max_tokens: int | None = None,
+    budget: int | None = None,
+    timeout: float | None = None,
+    seed: int | None = None,
     **options: Unpack[GenerateOptions],
-) -> Generation | Generations:  # fmt: skip
+) -> Generation | Generations:
     """Generate a text, a choice or a record after a prompt.
 
     Parameters
@@ -172,23 +219,42 @@ def generate(
     >>> generate(lm, "He was", [" happy", " sad"], seed=0).value
     ' happy'
     """
-    on_answer = function("on_answer", options.pop("on_answer", lambda answer: None), "print", takes=1)
+    on_answer = function(
+        "on_answer", options.pop("on_answer", lambda answer: None), "print", takes=1
+    )
     limits = {"max_tokens": max_tokens, "budget": budget, "timeout": timeout}
-    plan = Plan(language_model(lm), constraint, one_of("method", method, get_args(Method)), limits, seed, options)
+    plan = Plan(
+        language_model(lm),
+        constraint,
+        one_of("method", method, get_args(Method)),
+        limits,
+        seed,
+        options,
+    )
     rng = generator(seed, options.get("rng"))
     if not is_list(prompt):
         if of_file := options.keys() & _OF_FILE:
-            raise TypeError(f"generate takes {min(of_file)} with a list of prompts: give [prompt]")
+            raise TypeError(
+                f"generate takes {min(of_file)} with a list of prompts: give [prompt]"
+            )
         return next(Runtime().each([(lambda: plan.answer(prompt, rng), "generate")], 1))
     if "rng" in options:
         seed = int(rng.integers(2**63))
-    run_all = functools.partial(lanes, plan.answer, count("together", options.get("together", TOGETHER)))
-    kept: Any = {name: options[name] for name in ("to", "resume", "key", "progress") if name in options}
+    run_all = functools.partial(
+        lanes, plan.answer, count("together", options.get("together", TOGETHER))
+    )
+    kept: Any = {
+        name: options[name]
+        for name in ("to", "resume", "key", "progress")
+        if name in options
+    }
     made = dict[int, Generation]()
-    for result in recorded(run_all, prompt, plan.identity(options.get("version", "")), seed=seed, **kept):
+    for result in recorded(
+        run_all, prompt, plan.identity(options.get("version", "")), seed=seed, **kept
+    ):
         made[result.index] = result.answer or plan.missing(result)
         on_answer(made[result.index])
-    if len(made) < len(prompt):                         # the file has the others
+    if len(made) < len(prompt):  # the file has the others
         for result in load_results(kept["to"], plan.options):
             if result.index < len(prompt):
                 made.setdefault(result.index, result.answer)
@@ -197,36 +263,65 @@ def generate(
 
 def is_list(prompt: Any) -> bool:
     """Check whether this is a list of prompts. A list of messages is one prompt."""
-    return isinstance(prompt, list | tuple) and not (prompt and isinstance(prompt[0], Mapping))
+    return isinstance(prompt, list | tuple) and not (
+        prompt and isinstance(prompt[0], Mapping)
+    )
 
 
 class Plan:
     """Arguments of `generate` that do not depend on the prompt: the algorithm and the options of the program."""
 
     def __init__(
-        self, lm: CachedTransformer, constraint: Any, method: str, limits: dict[str, Any], seed: int | None,
+        self,
+        lm: CachedTransformer,
+        constraint: Any,
+        method: str,
+        limits: dict[str, Any],
+        seed: int | None,
         options: GenerateOptions,
-    ) -> None:  # fmt: skip
+    ) -> None:
         if unknown := options.keys() - GenerateOptions.__annotations__.keys():
-            raise unknown_option("generate", unknown, inspect.signature(generate).parameters, _GUESSES)
-        given = {name: value for name, value in {**limits, **options}.items() if value is not None}
+            raise unknown_option(
+                "generate", unknown, inspect.signature(generate).parameters, _GUESSES
+            )
+        given = {
+            name: value
+            for name, value in {**limits, **options}.items()
+            if value is not None
+        }
         given = {name: value for name, value in given.items() if name not in _OF_LIST}
         if "temperature" in given:
             if "rule" in given:
-                raise ValueError("generate takes temperature or rule: put the temperature into the rule")
+                raise ValueError(
+                    "generate takes temperature or rule: put the temperature into the rule"
+                )
             given["rule"] = Rule(given.pop("temperature"))
         self.lm, self.options = lm, constraint
         if isinstance(constraint, Mapping):
             if constraint.keys() & {"type", "properties", "$ref", "anyOf"}:
-                raise TypeError("a dict maps labels to texts: give JsonSchema(schema) for a JSON schema")
+                raise TypeError(
+                    "a dict maps labels to texts: give JsonSchema(schema) for a JSON schema"
+                )
             constraint = [*constraint.values()]
-        self.constraint, self.seed, self.parse = constraint, seed, parser_of(self.options)
-        self.is_function = callable(constraint) and not is_type(constraint) and not hasattr(constraint, "index")
+        self.constraint, self.seed, self.parse = (
+            constraint,
+            seed,
+            parser_of(self.options),
+        )
+        self.is_function = (
+            callable(constraint)
+            and not is_type(constraint)
+            and not hasattr(constraint, "index")
+        )
         self.method = self._chosen(given) if method == "auto" else method
         self.way = WAYS[self.method]
         # greedy decoding by default: if a validator refuses its text, samples follow
         self.otherwise = None
-        if method == "auto" and self.method == "greedy" and not is_greedy(given.get("rule", NO_RULE)):
+        if (
+            method == "auto"
+            and self.method == "greedy"
+            and not is_greedy(given.get("rule", NO_RULE))
+        ):
             self.otherwise = Plan(lm, self.options, "best_of", limits, seed, options)
         self._take(given)
 
@@ -243,20 +338,40 @@ class Plan:
         if (listed or get_origin(constraint) is Literal) and given.keys() <= _OF_CHOOSE:
             return "exact"
         is_record = is_type(constraint) or isinstance(constraint, JsonSchema)
-        return "greedy" if is_record and not given.keys() & {"N", "power"} else "best_of"
+        return (
+            "greedy" if is_record and not given.keys() & {"N", "power"} else "best_of"
+        )
 
     def _take(self, given: dict[str, Any]) -> None:
         """Check the options against the method, and keep them."""
         untaken = {"N", "K"} - self.way.sizes.keys()
         if self.way.run is beam_search:
             untaken |= {"power"}
-        wrong = given.keys() - _OF_CHOOSE if self.method == "exact" else given.keys() & untaken
+        wrong = (
+            given.keys() - _OF_CHOOSE
+            if self.method == "exact"
+            else given.keys() & untaken
+        )
         if wrong:
-            raise TypeError(f"generate with method={self.method!r} takes no {min(wrong)}")
-        self.sizes = _ONE.get(self.method) or [given.get(name, default) for name, default in self.way.sizes.items()]
-        self.limits: dict[str, Any] = {name: given[name] for name in ("budget", "timeout", "power") if name in given}
-        self.program_options = {name: given[name] for name in _OF_PROGRAM if name in given}
-        if self.constraint is None or self.is_function or given.get("complete") is False:
+            raise TypeError(
+                f"generate with method={self.method!r} takes no {min(wrong)}"
+            )
+        self.sizes = _ONE.get(self.method) or [
+            given.get(name, default) for name, default in self.way.sizes.items()
+        ]
+        self.limits: dict[str, Any] = {
+            name: given[name]
+            for name in ("budget", "timeout", "power")
+            if name in given
+        }
+        self.program_options = {
+            name: given[name] for name in _OF_PROGRAM if name in given
+        }
+        if (
+            self.constraint is None
+            or self.is_function
+            or given.get("complete") is False
+        ):
             self.program_options.setdefault("max_tokens", MAX_TOKENS)
 
     @property
@@ -269,7 +384,9 @@ class Plan:
         return self.lm.chat(prompt) if isinstance(prompt, list | tuple) else prompt
 
     def program(self, prompt: Any) -> ConstrainedText:
-        return ConstrainedText(self.lm, self.context(prompt), self.constraint, **self.program_options)
+        return ConstrainedText(
+            self.lm, self.context(prompt), self.constraint, **self.program_options
+        )
 
     def answer(self, prompt: Any, rng: np.random.Generator) -> Generation:
         """Return the answer to one prompt, as a function of `Runtime.each`. ValueError if no text is left."""
@@ -279,19 +396,35 @@ class Plan:
         except NoBeam as error:
             if self.otherwise is not None:
                 return self.otherwise.answer(prompt, rng)
-            more = "method='best_of' or 'steer' follows" if self.method == "greedy" else "a larger N or K follows"
+            more = (
+                "method='best_of' or 'steer' follows"
+                if self.method == "greedy"
+                else "a larger N or K follows"
+            )
             died = f"every text that it followed {error.reason}"
-            raise ValueError(f"generate found no text by {self.method!r}: {died}; {more} more") from None
+            raise ValueError(
+                f"generate found no text by {self.method!r}: {died}; {more} more"
+            ) from None
         if particle is None and self.method != "exact":
             raise ValueError(f"generate found no text: {posterior._causes()}")
-        answer = Generation(prompt, self.method, self.call, round(spent()[1] - before), time.perf_counter() - start)
+        answer = Generation(
+            prompt,
+            self.method,
+            self.call,
+            round(spent()[1] - before),
+            time.perf_counter() - start,
+        )
         answer.take(posterior, particle, self.parse, weighs=self.way.weighs)
         return answer
 
-    def _run(self, prompt: Any, rng: np.random.Generator, start: float, before: float) -> tuple[Any, Any]:
+    def _run(
+        self, prompt: Any, rng: np.random.Generator, start: float, before: float
+    ) -> tuple[Any, Any]:
         """Return the posterior and the particle of the answer; None for the best of `choose`, or if none is left."""
         if self.way.run is choose:
-            return choose(self.lm, self.context(prompt), self.options, **self.program_options), None
+            return choose(
+                self.lm, self.context(prompt), self.options, **self.program_options
+            ), None
         program = self.program(prompt)
         if self.way.run is beam_search:
             beams = beam_search(program, *self.sizes, **self.limits)
@@ -302,7 +435,7 @@ class Plan:
         limits = {name: value for name, value in self.limits.items() if name != "power"}
         try:
             texts = [beam_search(program, 1, 1, **limits).best]
-        except NoBeam:                                  # a validator refuses the text
+        except NoBeam:  # a validator refuses the text
             texts = []
         rest = dict(self.limits)
         if "timeout" in rest:
@@ -312,15 +445,23 @@ class Plan:
         if min(rest.get("timeout", 1), rest.get("budget", 1)) > 0:
             found = importance_sampling(program, *self.sizes, rng=rng, **rest)
         else:
-            found = Particles((), limit="timeout" if rest.get("timeout", 1) <= 0 else "budget")
+            found = Particles(
+                (), limit="timeout" if rest.get("timeout", 1) <= 0 else "budget"
+            )
         texts = [*found, *texts]
-        ranked = zip(texts, log_joints(texts), strict=True)             # while the cache has their tokens
-        return found, max(ranked, key=lambda each: (not each[0].cut, each[1]), default=(None,))[0]
+        ranked = zip(
+            texts, log_joints(texts), strict=True
+        )  # while the cache has their tokens
+        return found, max(
+            ranked, key=lambda each: (not each[0].cut, each[1]), default=(None,)
+        )[0]
 
     def missing(self, result: Any) -> Generation:
         """Return the answer of a result of `run_many` that has an error."""
         error = str(result.error).rstrip().rpartition("\n")[2]
-        return Generation(result.task, self.method, self.call, result.tokens, result.seconds, error)
+        return Generation(
+            result.task, self.method, self.call, result.tokens, result.seconds, error
+        )
 
     def identity(self, version: str) -> Identity:
         """Return the identity of a file of answers: the method, the options, and the constraint as text."""
@@ -328,24 +469,62 @@ class Plan:
         if is_type(constraint):
             constraint = constraint_of(constraint)
         source = getattr(constraint, "schema", getattr(constraint, "text", constraint))
-        options = {**self.program_options, **self.limits, "N and K": self.sizes, "the constraint": source}
-        told = {name: re.sub(" at 0x[0-9a-f]+", "", repr(value)) for name, value in options.items()}
-        return identity(constraint if self.is_function else generate, version, method=self.method, **told)
+        options = {
+            **self.program_options,
+            **self.limits,
+            "N and K": self.sizes,
+            "the constraint": source,
+        }
+        told = {
+            name: re.sub(" at 0x[0-9a-f]+", "", repr(value))
+            for name, value in options.items()
+        }
+        return identity(
+            constraint if self.is_function else generate,
+            version,
+            method=self.method,
+            **told,
+        )
 
     @property
     def call(self) -> str:
         """The call of the library, as a user would write it."""
-        options = [f"{name}={shown(value, 40)}" for name, value in self.program_options.items()]
+        options = [
+            f"{name}={shown(value, 40)}" for name, value in self.program_options.items()
+        ]
         constraint = self.options if self.way.run is choose else self.constraint
-        name = inspect.formatannotation(constraint) if is_type(constraint) else shown(constraint, 60)
-        name = getattr(constraint, "__name__", name) if isinstance(constraint, type) else name
-        inside = ", ".join(["lm", "prompt", *([] if constraint is None else [name]), *options])
+        name = (
+            inspect.formatannotation(constraint)
+            if is_type(constraint)
+            else shown(constraint, 60)
+        )
+        name = (
+            getattr(constraint, "__name__", name)
+            if isinstance(constraint, type)
+            else name
+        )
+        inside = ", ".join(
+            ["lm", "prompt", *([] if constraint is None else [name]), *options]
+        )
         if self.way.run is choose:
             return f"choose({inside})"
-        seeded = {} if self.way.run is beam_search or self.seed is None else {"seed": self.seed}
-        outside = [*map(str, self.sizes), *(f"{name}={value}" for name, value in (self.limits | seeded).items())]
-        call = f"{self.way.run.__name__}(ConstrainedText({inside}), {', '.join(outside)})"
-        return f"{call}, beam_search(ConstrainedText({inside}), 1, 1)" if self.method == "best_of" else call
+        seeded = (
+            {}
+            if self.way.run is beam_search or self.seed is None
+            else {"seed": self.seed}
+        )
+        outside = [
+            *map(str, self.sizes),
+            *(f"{name}={value}" for name, value in (self.limits | seeded).items()),
+        ]
+        call = (
+            f"{self.way.run.__name__}(ConstrainedText({inside}), {', '.join(outside)})"
+        )
+        return (
+            f"{call}, beam_search(ConstrainedText({inside}), 1, 1)"
+            if self.method == "best_of"
+            else call
+        )
 
 
 def _heaviest(found: Particles[Any]) -> Any:
@@ -356,5 +535,9 @@ def _heaviest(found: Particles[Any]) -> Any:
     for key, weight in zip(keys, weights, strict=True):
         totals[key] += weight
     order = range(len(found))
-    best = max(order, key=lambda i: (not found[i].cut, totals[keys[i]], weights[i]), default=None)
+    best = max(
+        order,
+        key=lambda i: (not found[i].cut, totals[keys[i]], weights[i]),
+        default=None,
+    )
     return None if best is None else found[best]

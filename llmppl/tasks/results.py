@@ -35,13 +35,21 @@ from llmppl.support.arguments import shown
 from llmppl.support.files import Owned, own_errors
 from llmppl.support.identity import VERSION, Identity, difference, digest, task_digest
 from llmppl.support.values import decode, encode
-from llmppl.tasks.answers import Fields, Generation, Parse, as_data, fields_of, loaded, parser_of
+from llmppl.tasks.answers import (
+    Fields,
+    Generation,
+    Parse,
+    as_data,
+    fields_of,
+    loaded,
+    parser_of,
+)
 
 if TYPE_CHECKING:
     import pandas
 
 Resume = bool | Literal["force"]
-FORMAT = 3                                              # "user_version" of the file; 0 before llmppl 0.3
+FORMAT = 3  # "user_version" of the file; 0 before llmppl 0.3
 _TABLES = f"""
 begin;
 pragma user_version = {FORMAT};
@@ -59,11 +67,32 @@ _CONTENTS = (
     "select rowid, identity from run",
     _RESULTS,
 )
-_OF_PROGRAM = {                                         # attributes of ready-made programs
-    *("constraint", "context", "contexts", "end", "ended", "finished", "fragments", "labels", "mask", "max_tokens"),
-    *("min_tokens", "must_end_by", "num_tokens", "prior", "proposal", "s", "state", "stop", "until"),
+_OF_PROGRAM = {  # attributes of ready-made programs
+    *(
+        "constraint",
+        "context",
+        "contexts",
+        "end",
+        "ended",
+        "finished",
+        "fragments",
+        "labels",
+        "mask",
+        "max_tokens",
+    ),
+    *(
+        "min_tokens",
+        "must_end_by",
+        "num_tokens",
+        "prior",
+        "proposal",
+        "s",
+        "state",
+        "stop",
+        "until",
+    ),
 }
-_SHOWN_TASK = 1000                                      # characters of a task that is no plain data
+_SHOWN_TASK = 1000  # characters of a task that is no plain data
 
 
 @dataclass(frozen=True)
@@ -93,7 +122,9 @@ class Result:
 
     index: int
     task: Any
-    particles: Particles[Any] | Any = None              # | Any: checkers cannot know that one of the three is there
+    particles: Particles[Any] | Any = (
+        None  # | Any: checkers cannot know that one of the three is there
+    )
     matches: list[Any] | Any = None
     error: str | None = None
     seconds: float = 0.0
@@ -115,21 +146,34 @@ class Result:
         if self.answer is not None:
             found: Fields = self.answer.fields
             return found
-        return {name: self.particles.field(f"[{name!r}]") for name in fields_of(self.value)} if self.particles else {}
+        return (
+            {
+                name: self.particles.field(f"[{name!r}]")
+                for name in fields_of(self.value)
+            }
+            if self.particles
+            else {}
+        )
 
     @property
     def probability(self) -> float | None:
         if self.answer is not None:
             known: float | None = self.answer.probability
             return known
-        return self.particles.answers().shares[0].probability if self.particles else None
+        return (
+            self.particles.answers().shares[0].probability if self.particles else None
+        )
 
     def __repr__(self) -> str:
         lists = {"particles": self.particles, "matches": self.matches}
-        found = [f"{len(each)} {name}, " for name, each in lists.items() if each is not None]
+        found = [
+            f"{len(each)} {name}, " for name, each in lists.items() if each is not None
+        ]
         if self.answer is not None:
             found.append(f"{shown(self.value, 60)}, ")
-        error = "" if self.error is None else self.error.rstrip().rpartition("\n")[2] + ", "
+        error = (
+            "" if self.error is None else self.error.rstrip().rpartition("\n")[2] + ", "
+        )
         return f"Result({self.index}, {shown(self.task, 60)}, {error}{''.join(found)}{self.seconds:.2f} s)"
 
     def as_dict(self) -> dict[str, Any]:
@@ -138,9 +182,16 @@ class Result:
         Particles are a list of dicts, with `log_ml`, `log_ml_se` and `deaths` beside it. `log_ml` is None if no
         particle is left.
         """
-        found = {name: value for name, value in vars(self).items() if value is not None and name != "answer"}
+        found = {
+            name: value
+            for name, value in vars(self).items()
+            if value is not None and name != "answer"
+        }
         if self.matches is not None:
-            found["matches"] = [each if isinstance(each, dict) else each.as_dict() for each in self.matches]
+            found["matches"] = [
+                each if isinstance(each, dict) else each.as_dict()
+                for each in self.matches
+            ]
         if self.particles is not None:
             found["log_ml"] = self.particles.log_ml if self.particles else None
             found["log_ml_se"] = self.particles.log_ml_se
@@ -164,14 +215,23 @@ def _loaded(record: str, parse: Parse | None = None) -> Result:
     found = decode(data)
     if answer is not None:
         found["answer"] = loaded(answer, found["task"], parse)
-    log_ml_se, deaths = found.pop("log_ml_se", None), [Death(**each) for each in found.pop("deaths", ())]
+    log_ml_se, deaths = (
+        found.pop("log_ml_se", None),
+        [Death(**each) for each in found.pop("deaths", ())],
+    )
     if found.pop("log_ml", ...) is not ...:
         saved = [SavedParticle(**each) for each in found["particles"]]
         for particle in saved:
             if parse is not None and not particle.cut:
                 particle.attributes["parsed"] = parse(particle.text)
-        reason = "" if log_ml_se is not None else "the run had none, and a file does not say why"
-        found["particles"] = Particles(saved, deaths=deaths, accuracy=lambda: (log_ml_se, reason))
+        reason = (
+            ""
+            if log_ml_se is not None
+            else "the run had none, and a file does not say why"
+        )
+        found["particles"] = Particles(
+            saved, deaths=deaths, accuracy=lambda: (log_ml_se, reason)
+        )
     return Result(**found)
 
 
@@ -195,15 +255,24 @@ class ResultFile:
     """
 
     def __init__(
-        self, path: str | os.PathLike[str], *, seed: int | None = None, resume: Resume = False,
-        program: Identity | None = None, key: Callable[[Any], str] | None = None,
-    ) -> None:  # fmt: skip
+        self,
+        path: str | os.PathLike[str],
+        *,
+        seed: int | None = None,
+        resume: Resume = False,
+        program: Identity | None = None,
+        key: Callable[[Any], str] | None = None,
+    ) -> None:
         self.path = path_of("to", path)
         if self.path.suffix in (".jsonl", ".json", ".csv", ".parquet"):
-            how = "load_results('results.db').to_jsonl(path) or .to_pandas() exports them"
-            raise ValueError(f"{self.path}: results are an SQLite file, as to='results.db'; then {how}")
+            how = (
+                "load_results('results.db').to_jsonl(path) or .to_pandas() exports them"
+            )
+            raise ValueError(
+                f"{self.path}: results are an SQLite file, as to='results.db'; then {how}"
+            )
         self._key = key
-        self._digests = dict[int, str]()                # of tasks that run
+        self._digests = dict[int, str]()  # of tasks that run
         self._owned = Owned(self.path, "", "-wal")
         try:
             self._db = _connect(self.path, "rwc")
@@ -229,8 +298,12 @@ class ResultFile:
         """Read the tasks that are done and the last run. Make the tables, and add a row if this run is another."""
         rows, before, tables = list[Any](), Identity(), _tables(self._db)
         if tables:
-            rows = self._db.execute("select task_index, digest, failed from result").fetchall()
-            last = self._db.execute("select identity from run order by rowid desc").fetchone()
+            rows = self._db.execute(
+                "select task_index, digest, failed from result"
+            ).fetchall()
+            last = self._db.execute(
+                "select identity from run order by rowid desc"
+            ).fetchone()
             before = json.loads(last[0])
         if tables and _format(self._db) != FORMAT:
             writer = before.get("the version of llmppl", "0.2")
@@ -273,7 +346,7 @@ class ResultFile:
                     "tasks in the same order (more may follow), or write to another file"
                 )
             if failed:
-                self._digests[index] = found            # before the task can change
+                self._digests[index] = found  # before the task can change
                 yield index, task
 
     def written(self, results: Iterable[Result]) -> Iterator[Result]:
@@ -288,8 +361,15 @@ class ResultFile:
 
     def _put(self, result: Result) -> None:
         failed = int(result.error is not None)
-        row = result.index, self._digests.pop(result.index), failed, json.dumps(result.as_dict())
-        old = self._db.execute(f"{_RESULTS} where task_index = ?", (result.index,)).fetchone()
+        row = (
+            result.index,
+            self._digests.pop(result.index),
+            failed,
+            json.dumps(result.as_dict()),
+        )
+        old = self._db.execute(
+            f"{_RESULTS} where task_index = ?", (result.index,)
+        ).fetchone()
         if old is not None:
             self._total ^= _number(old)
         self._total ^= _number(row)
@@ -297,7 +377,10 @@ class ResultFile:
         self._put_total()
 
     def _put_total(self) -> None:
-        self._db.execute("insert or replace into total(rowid, digest) values (1, ?)", (f"{self._total:032x}",))
+        self._db.execute(
+            "insert or replace into total(rowid, digest) values (1, ?)",
+            (f"{self._total:032x}",),
+        )
 
     def close(self) -> None:
         """Release the file. If nobody reads it, the write-ahead log becomes part of it."""
@@ -315,7 +398,9 @@ def _connect(path: Path, mode: str) -> sqlite3.Connection:
     """Open a file of results. Raise a ValueError if it has other contents."""
     uri = f"{path.absolute().as_uri()}?mode={mode}"
     with _reading(path):
-        db = sqlite3.connect(uri, uri=True, check_same_thread=False)    # the collector may close it elsewhere
+        db = sqlite3.connect(
+            uri, uri=True, check_same_thread=False
+        )  # the collector may close it elsewhere
         tables = _tables(db)
         if tables and not tables >= {"run", "result", "particle"}:
             raise sqlite3.DatabaseError("it has other tables")
@@ -333,7 +418,11 @@ def _reading(path: Path) -> Iterator[None]:
         code = getattr(error, "sqlite_errorcode", 0) & 0xFF
         if code in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_IOERR, sqlite3.SQLITE_CANTOPEN):
             raise OSError(errno.EIO, str(error), str(path)) from error
-        why = f"{error}; llmppl 0.1 wrote lines of JSON" if code == sqlite3.SQLITE_NOTADB else str(error)
+        why = (
+            f"{error}; llmppl 0.1 wrote lines of JSON"
+            if code == sqlite3.SQLITE_NOTADB
+            else str(error)
+        )
         raise ValueError(
             f"{path} is no file of results of run_many, or damaged ({why}), and is left as it is"
         ) from None
@@ -355,8 +444,12 @@ def _check(path: Path, db: sqlite3.Connection) -> None:
             raise sqlite3.DatabaseError(intact)
         found = _format(db)
         if found not in (0, FORMAT):
-            raise sqlite3.DatabaseError(f"a later llmppl wrote it in the format {found}, and this is {FORMAT}")
-        if found == FORMAT and db.execute("select digest from total").fetchall() != [(f"{_total(db):032x}",)]:
+            raise sqlite3.DatabaseError(
+                f"a later llmppl wrote it in the format {found}, and this is {FORMAT}"
+            )
+        if found == FORMAT and db.execute("select digest from total").fetchall() != [
+            (f"{_total(db):032x}",)
+        ]:
             raise sqlite3.DatabaseError("its contents are not those of its digest")
         db.rollback()
 
@@ -393,7 +486,7 @@ class Results:
 
     def __init__(self, path: str | os.PathLike[str], constraint: Any = None) -> None:
         self.path, self._parse = path_of("path", path), parser_of(constraint)
-        self.path.stat()                                # or a FileNotFoundError
+        self.path.stat()  # or a FileNotFoundError
         with closing(_connect(self.path, "rw")) as db:
             _check(self.path, db)
 
@@ -413,7 +506,11 @@ class Results:
     def __getitem__(self, place: int) -> Result:
         """Return the result at a place in the file."""
         place = range(len(self))[place]
-        record = next(self._rows(f"select record from result order by task_index limit 1 offset {place}"))
+        record = next(
+            self._rows(
+                f"select record from result order by task_index limit 1 offset {place}"
+            )
+        )
         return _loaded(record, self._parse)
 
     def to_pandas(self) -> pandas.DataFrame:
@@ -429,7 +526,12 @@ class Results:
     def to_jsonl(self, path: str | os.PathLike[str]) -> None:
         """Write a line of JSON for each task, `Result.as_dict`, to another file."""
         with path_of("path", path).open("w", encoding="utf-8") as file:
-            file.writelines(f"{record}\n" for record in self._rows("select record from result order by task_index"))
+            file.writelines(
+                f"{record}\n"
+                for record in self._rows(
+                    "select record from result order by task_index"
+                )
+            )
 
     def __repr__(self) -> str:
         failed = next(self._rows("select sum(failed) from result"))
@@ -463,15 +565,29 @@ def _rows_of(result: Result) -> list[dict[str, Any]]:
     rows = list[dict[str, Any]]()
     if result.answer is not None:
         answer = result.answer
-        known = {name: getattr(answer, name) for name in ("text", "probability", "probability_se", "ended", "method")}
+        known = {
+            name: getattr(answer, name)
+            for name in ("text", "probability", "probability_se", "ended", "method")
+        }
         rows.append({**known, **_columns("value", as_data(answer.value))})
     for each in result.matches or ():
         rows.append(each if isinstance(each, dict) else each.as_dict())
     if result.particles is not None:
         common["log_ml"] = result.particles.log_ml
-        for p, weight in zip(result.particles, result.particles.weights.tolist(), strict=True):
-            row = {"text": p.text, "weight": weight, "log_weight": p.log_weight, "cut": p.cut}
-            values = {name: each for name, each in p.attributes.items() if name not in _OF_PROGRAM}
+        for p, weight in zip(
+            result.particles, result.particles.weights.tolist(), strict=True
+        ):
+            row = {
+                "text": p.text,
+                "weight": weight,
+                "log_weight": p.log_weight,
+                "cut": p.cut,
+            }
+            values = {
+                name: each
+                for name, each in p.attributes.items()
+                if name not in _OF_PROGRAM
+            }
             row |= _columns("value", values.pop("parsed", p.text))
             rows.append({**values, **row})
     return [{**common, **row} for row in rows] or [common]
