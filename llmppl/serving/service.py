@@ -30,7 +30,7 @@ from llmppl.support.alarm import Overdue, limited
 from llmppl.support.arguments import count, function, generator, positive
 from llmppl.support.runtime import Runtime, limit, pause, spent, watching
 from llmppl.tasks.answers import Generation
-from llmppl.tasks.generation import GenerateOptions, Method, Plan
+from llmppl.tasks.generation import OF_LIST, GenerateOptions, Method, Plan
 from llmppl.tasks.many import TOGETHER
 
 T = TypeVar("T")
@@ -242,7 +242,7 @@ class Service:
 
         The thread of the caller checks the arguments and compiles the constraint.
         """
-        if of_lists := options.keys() & {"together", "progress", "on_answer"}:
+        if of_lists := options.keys() & OF_LIST:
             raise TypeError(f"a service takes one prompt at a time, so {min(of_lists)} says nothing here")
         timeout = self._timeout(timeout)
         limits = {"max_tokens": max_tokens, "budget": budget}

@@ -76,7 +76,7 @@ _ONE = {"sample": (1,), "greedy": (1, 1)}  # N and K of the others
 _OF_PROGRAM = "max_tokens", "end", "complete", "mask", "min_tokens", "stop", "rule"
 _OF_CHOOSE = {"end", "rule"}
 _OF_FILE = {"to", "resume", "version", "key"}
-_OF_LIST = {"together", "progress", "on_answer", "rng", *_OF_FILE}
+OF_LIST = {"together", "progress", "on_answer", *_OF_FILE}
 _TYPE = "the third argument is the type or another constraint"
 _GUESSES = {
     "max_retries": "nothing is retried, since masks allow only texts of the constraint",
@@ -289,7 +289,7 @@ class Plan:
             for name, value in {**limits, **options}.items()
             if value is not None
         }
-        given = {name: value for name, value in given.items() if name not in _OF_LIST}
+        given = {name: value for name, value in given.items() if name not in OF_LIST | {"rng"}}
         if "temperature" in given:
             if "rule" in given:
                 raise ValueError(

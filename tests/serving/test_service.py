@@ -119,6 +119,8 @@ def test_wrong_arguments_are_errors_of_the_caller(service):
         service.generate("a", 3.5)
     with pytest.raises(TypeError, match="together"):
         service.generate("a", together=3)
+    with pytest.raises(TypeError, match="one prompt at a time, so to says nothing"):
+        service.generate("a", to="answers.db")
     with pytest.raises(TypeError, match="takes no"):
         service.generate("a", WORDS, method="sample", K=3)
     with pytest.raises(TypeError, match="run"):
