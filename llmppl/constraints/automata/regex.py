@@ -21,7 +21,7 @@ from functools import cache, lru_cache
 from importlib import import_module
 from typing import Any
 
-from llmppl.constraints.automata.budget import Budget, TooLarge
+from llmppl.constraints.automata.budget import REMEDY, Budget, TooLarge
 
 from llmppl.constraints.automata.characters import (  # isort: skip
     category, characters, general_category, include_intersection, negated, properties,
@@ -94,7 +94,7 @@ class _Builder:
 
     def __init__(self, pattern: str, flags: int, to_end: bool) -> None:
         self.pattern, self.to_end = pattern, to_end
-        self.nfa = NFA(budget := Budget(f"regex {shown(pattern)}"))
+        self.nfa = NFA(budget := Budget(f"regex {shown(pattern)}", f"{REMEDY}, or a Pattern, which has no automaton"))
         self.intersection_budget = Budget("an intersection", whole=budget)      # intersections may fail
         self.complete = to_end                      # True if `follow` is finished, up to the end of the text
         self.firsts = dict.fromkeys([ACCEPT] * to_end, NOTHING)     # characters that states read first, where known

@@ -16,7 +16,7 @@ from jsonschema import ValidationError, validators
 from jsonschema.exceptions import best_match
 
 from llmppl.constraints.automata.formats import format_language
-from llmppl.constraints.json.ecma import found
+from llmppl.constraints.json.ecma import found, matcher
 from llmppl.constraints.json.keywords import KEYWORDS, pointer
 from llmppl.constraints.json.references import draft_of, lookup
 from llmppl.constraints.json.shapes import is_number
@@ -98,7 +98,7 @@ def _is_regex(text: str) -> bool:
 
 
 def _pattern(validator: Any, pattern: str, value: Any, schema: Any) -> Iterator[ValidationError]:
-    if validator.is_type(value, "string") and value not in found(pattern):
+    if validator.is_type(value, "string") and value not in matcher(pattern):
         yield ValidationError("")
 
 

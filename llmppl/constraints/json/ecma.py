@@ -8,11 +8,15 @@ from __future__ import annotations
 
 import re
 from functools import lru_cache
+from importlib import import_module
+from typing import Any
 
 from llmppl.constraints.automata.budget import TooLarge
 from llmppl.constraints.automata.dfa import DFA
 from llmppl.constraints.automata.regex import Regex
 
+regex: Any = import_module("regex")                 # it has no types
+MAX_SECONDS = 2
 _SPACES = r"\t-\r \xa0\u1680\u2000-\u200a\u2028\u2029\u202f\u205f\u3000\ufeff"
 _NO_SPACES = (
     r"\x00-\x08\x0e-\x1f!-\x9f\xa1-\u167f\u1681-\u1fff\u200b-\u2027\u202a-\u202e\u2030-\u205e\u2060-\u2fff\u3001-\ufefe"
@@ -36,17 +40,40 @@ _PAIR = re.compile(r"\\u([dD][89abAB]..)\\u([dD][c-fC-F]..)")
 def found(pattern: str) -> DFA:
     """Return the texts in which an ECMA-262 pattern is found; a leading `(?i)` ignores case.
 
-    Raises ValueError if the pattern has an error, or a construct that no automaton or only another dialect has.
+    Raises ValueError if the pattern has an error, or a construct that no automaton or only another dialect has, and
+    TooLarge if the automaton is.
     """
     try:
         return Regex(_translated(pattern))
     except TooLarge as error:
-        reason = f"too large: {error.count}; {error.remedy}"
+        raise TooLarge(f"the pattern {pattern!r} (ECMA-262, unicode mode)", error.count, error.remedy) from None
     except RecursionError:
         reason = "its groups are nested too deep"
     except ValueError as error:
         reason = re.sub(r" at position \d+$", "", str(error).partition("\n")[0])
     raise ValueError(f"the pattern {pattern!r} (ECMA-262, unicode mode): {reason}")
+
+
+class Backtracking:
+    """Texts in which a pattern is found, by the package regex: for a pattern whose automaton is too large."""
+
+    def __init__(self, pattern: str) -> None:
+        self._pattern = regex.compile(_translated(pattern))
+
+    def __contains__(self, text: object) -> bool:
+        try:
+            return bool(self._pattern.fullmatch(text, timeout=MAX_SECONDS))
+        except TimeoutError:
+            raise ValueError(f"the pattern takes more than {MAX_SECONDS} s to read the finished text") from None
+
+
+@lru_cache(1024)
+def matcher(pattern: str) -> DFA | Backtracking:
+    """Return the same texts for a test of whole ones."""
+    try:
+        return found(pattern)
+    except TooLarge:
+        return Backtracking(pattern)
 
 
 def _translated(pattern: str) -> str:
@@ -70,6 +97,7 @@ def _translated(pattern: str) -> str:
 
 
 _PLAIN = {".": r"[^\n\r\u2028\u2029]", "^": r"\A", "$": r"\Z", "|": "|", ")": ")"}
+_IN_CLASS = {r"\s": _SPACES, r"\S": _NO_SPACES, r"\d": "0-9", r"\w": "0-9A-Za-z_"}
 _KINDS = {r"\s": f"[{_SPACES}]", r"\S": f"[^{_SPACES}]"}
 
 
@@ -80,7 +108,7 @@ def _written(token: re.Match[str]) -> str:
         case "class":
             return _class(text)
         case "kind":
-            return _KINDS.get(text) or f"(?a:{text})"
+            return _KINDS.get(text) or (text if text[1] in "pP" else f"(?a:{text})")
         case "edge":                                # Python's \B is not in an empty text before 3.14
             return r"(?a:\b)" if text == r"\b" else r"(?:(?a:\B)|\A\Z)"
         case "plain":
@@ -99,10 +127,11 @@ def _class(text: str) -> str:
     inside = ""
     for member, after_kind, before_kind in zip(members, kinds, kinds[2:], strict=False):
         if member.lastgroup == "kind":
-            inside += {r"\s": _SPACES, r"\S": _NO_SPACES}.get(member[0], member[0])
+            inside += _IN_CLASS.get(member[0], member[0])
         else:
             inside += "-" if member[0] == "-" and not (after_kind or before_kind) else _character(member)
-    return f"{'(?a:' * any(kinds)}[{'^' * negated}{inside}]{')' * any(kinds)}"
+    found = f"[{'^' * negated}{inside}]"
+    return f"(?a:{found})" if re.search(r"\\[DW]", text) else found
 
 
 def _character(token: re.Match[str]) -> str:

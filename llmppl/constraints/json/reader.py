@@ -15,7 +15,7 @@ from typing import Any, NamedTuple, cast
 
 from llmppl.constraints.automata.formats import format_language
 from llmppl.constraints.json import shapes
-from llmppl.constraints.json.ecma import found
+from llmppl.constraints.json.ecma import Backtracking, matcher
 from llmppl.constraints.json.keywords import check_keywords, pointer
 from llmppl.constraints.json.objects import classes
 from llmppl.constraints.json.references import DRAFTS, draft_of, lookup
@@ -49,7 +49,7 @@ OWN = PLAIN.keys() | set(                           # keywords for values of one
     "additionalProperties unevaluatedProperties propertyNames".split()
 )
 # Keywords that are left out, in this order, if the automaton is too large.
-LARGE = "multipleOf", "minimum maximum exclusiveMinimum exclusiveMaximum minLength maxLength", ""
+LARGE = "multipleOf", "minimum maximum exclusiveMinimum exclusiveMaximum minLength maxLength", "pattern format", ""
 LIMITS = {                                          # remarks
     "number": f"numbers without bounds have at most {MAX_DIGITS} digits before the point, {2 * MAX_DIGITS} as integers,"
               f" and {MAX_FRACTION} after it; minimum and maximum would bound them",
@@ -297,11 +297,14 @@ class Reader:
         return shape
 
     def _checked(self, schema: Any, place: Place) -> Any:
-        """Return the keywords of a string, without a format that no shape holds."""
+        """Return the keywords of a string, without a pattern or format that no shape holds."""
         try:
-            found(schema.get("pattern", ""))
+            is_large = isinstance(matcher(schema.get("pattern", "")), Backtracking)
         except ValueError as error:
             raise ValueError(f"JSON schema at {place.pointer}, 'pattern': {error}") from None
+        if is_large:
+            self._leave_out(place, "pattern")
+            schema = {key: value for key, value in schema.items() if key != "pattern"}
         if schema.get("format") == "regex":
             self._leave_out(place, "format")
         is_known = format_language(schema.get("format", "date")) is not None

@@ -21,7 +21,7 @@ from fractions import Fraction
 from typing import Any
 
 from llmppl.constraints.automata.formats import FORMATS, digits_between, either, ipv6, same_length, signed
-from llmppl.constraints.json.ecma import found
+from llmppl.constraints.json.ecma import matcher
 from llmppl.constraints.json.keywords import likely, nodes
 from llmppl.constraints.json.scalars import num_decimals
 from llmppl.support.arguments import is_hashable, shown
@@ -203,8 +203,9 @@ def _type_schema() -> Any:
                 try:
                     if not isinstance(given, str) and given.flags & ~re.UNICODE:
                         raise ValueError
-                    node["pattern"] = _in_ecma(text)
-                    found(node["pattern"])
+                    pattern = _in_ecma(text)
+                    matcher(pattern)
+                    node["pattern"] = pattern
                 except ValueError:
                     self._warn(f"the pattern {text!r}")
             return node

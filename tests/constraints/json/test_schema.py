@@ -367,6 +367,34 @@ def test_edits_count_swapped_neighbours_once():
     assert found["abc", "bca"] == 2 and found["", "abc"] == 3
 
 
+LARGE = {                                           # patterns, a text, and another one; their automata are too large
+    r"^https?:\/\/(www\.)?[-a-zA-Z0-9@:%._\+~#=]{1,256}\.[a-zA-Z0-9()]{1,6}\b([-a-zA-Z0-9()@:%_\+.~#?&//=]*)$":
+        ("http://www.example.org/a?b=1", "http://example"),
+    "x.{25}y": ("ax" + "b" * 25 + "y", "ax" + "b" * 24 + "y"),
+    r"^(\p{L}{1,90}\d?){1,100}$": ("aé1b", "a11"), r"^([\p{L}\d_]{1,90},?){1,100}$": ("aé1,_", "aé1.b"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("pattern", LARGE)
+def test_a_pattern_that_is_too_large_is_checked_on_the_finished_text(pattern):
+    inside, outside = LARGE[pattern]
+    schema = {"type": "object", "properties": {"a": {"type": "string", "pattern": pattern}}, "required": ["a"]}
+    constraint = JsonSchema(schema)
+    assert constraint.unmasked == ["#/properties/a, 'pattern' is checked on the finished text"]
+    assert constraint.index(BYTES).after(json.dumps({"a": outside}, ensure_ascii=False))
+    assert constraint.parse(json.dumps({"a": inside})) == {"a": inside}
+    with pytest.raises(ValueError, match="'pattern' does not hold"):
+        constraint.parse(json.dumps({"a": outside}))
+
+
+def test_a_string_without_room_in_a_mask_can_be_completed_in_time():
+    pattern = r"^[^\\.\s]{1,32}(\\.[^\\.\s]{1,32}){1,3}$"
+    schema = {"type": "string", "pattern": pattern.replace("\\\\", "\\"), "maxLength": 128}
+    constraint = JsonSchema(schema)
+    assert constraint.unmasked == ["#, 'maxLength' is checked on the finished text"]
+    assert constraint.index(BYTES).tokens_to_accept(constraint.index(BYTES).after('"a')) == 3
+
+
 def alternatives(depth, path=None):
     """Return objects with one of two names, inside each other; with a path, every name is another one."""
     if not depth:
