@@ -81,7 +81,7 @@ def check_engine(
     """
     checker = _Checker(engine, reference, list(ids), size, tolerance, contexts, np.random.default_rng(seed))
     for check in (
-        checker.unequal_lengths, checker.earlier_places, checker.given_tokens, checker.forks, checker.many_at_once,
+        checker.unequal_lengths, checker.earlier_places, checker.forks, checker.many_at_once,
         checker.the_longest, checker.released, checker.interrupts, checker.through_the_cache, checker.threads,
     ):  # fmt: skip
         start, checker.name = time.perf_counter(), check.__name__.replace("_", " ")
@@ -172,23 +172,6 @@ class _Checker:
         contexts = self._distinct([5, 9, 7])
         asked = [(i, n) for i, each in enumerate(contexts) for n in range(1, len(each) + 1) if n % 3 or n == len(each)]
         self._ask(contexts, [asked[k] for k in self.rng.permutation(len(asked))])
-
-    def given_tokens(self) -> None:
-        """Check log-probabilities of given tokens, if the engine computes them itself."""
-        contexts, starts = self._distinct([self._most, self._most - 3, 9]), [1, 4, 2]
-        for ids, start in zip(contexts, starts, strict=False):
-            for n in range(start, len(ids)):
-                self._truth(ids[:n])
-        found = self.engine.log_probs(contexts, starts[: len(contexts)])
-        for ids, start, given in zip(contexts, starts, found or [], strict=False):
-            right = np.array([self._truth(ids[:n])[ids[n]] for n in range(start, len(ids))])
-            self._need(given.shape == right.shape, f"{len(given)} log-probabilities of {len(right)} tokens")
-            off = float(np.abs(given - right).max())
-            said = f"a log-probability is off by {off:.2g}, more than {self.tolerance:g}"
-            self._need(off <= self.tolerance, f"of the tokens {ids} from place {start} on, {said}")
-            self.report.distance = max(self.report.distance, off)
-        said = f"they are normalised over {self.engine.size} ids, and the vocabulary has {self.size}"
-        self._need(found is None or self.engine.size == self.size, said)
 
     def forks(self) -> None:
         """Check contexts that continue others, or part of them, over many calls."""

@@ -18,7 +18,6 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 BLOCK = 256                                             # values summed together
-_FEW = 8                                                # if at most 1 value in 8 is allowed, these are read one by one
 _LEAST = -700.0                                         # np.exp is ten times slower if it underflows
 _FAINT = 1e-250                                         # a smaller sum is computed again, relative to its top
 
@@ -147,8 +146,7 @@ class ArrayTable(Table):
     @property
     def log_sums(self) -> Floats:
         if self._log_sums is None:
-            few = self.mask is not None and np.count_nonzero(self.mask) * _FEW <= len(self.mask)
-            self._log_sums = self._sums_of_few() if few else self._sums()
+            self._log_sums = self._sums()
         return self._log_sums
 
     def _sums(self) -> Floats:
@@ -182,22 +180,8 @@ class ArrayTable(Table):
         log_sums[faint] = logsumexp(self.read(np.flatnonzero(faint)))
         return log_sums
 
-    def _sums_of_few(self) -> Floats:
-        assert self.mask is not None
-        places = np.flatnonzero(self.mask)
-        log_weights = self.array[places].astype(np.float64)
-        blocks, starts = np.unique(places // BLOCK, return_index=True)
-        log_sums = np.full(-(-len(self.array) // BLOCK), -np.inf)
-        if places.size:
-            tops = np.maximum.reduceat(log_weights, starts)
-            tops[tops == -np.inf] = 0.0
-            weights = np.exp(log_weights - np.repeat(tops, np.diff(starts, append=len(places))))
-            with np.errstate(divide="ignore"):
-                log_sums[blocks] = tops + np.log(np.add.reduceat(weights, starts))
-        return log_sums
-
     def read(self, blocks: Ints) -> Floats:
-        log_weights: Floats = np.full((len(blocks), BLOCK), -np.inf)
+        log_weights = np.full((len(blocks), BLOCK), -np.inf)
         for row, block in zip(log_weights, blocks.tolist(), strict=True):
             inside = slice(block * BLOCK, (block + 1) * BLOCK)
             values = self.array[inside]

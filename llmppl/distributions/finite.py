@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import contextlib
 import math
-import sys
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import dataclass
@@ -36,7 +35,6 @@ else:
 
     T_co = TypeVar("T_co", covariant=True)
 
-_NUCLEUS = 512, 4096, sys.maxsize                       # numbers of the most probable values that top_p sorts
 DecisionRule = Callable[[Any], Any]                     # from a Finite to one over the same values
 
 
@@ -293,16 +291,7 @@ class Finite(Distribution[T_co]):
         """Return this distribution conditioned on the `k` most probable values; among equals, the first ones."""
         k = arguments.count("top_k: k", k)
 
-        def compute() -> Floats:
-            log_weights = self.log_weights()
-            if k >= len(log_weights):
-                return log_weights
-            least = np.partition(log_weights, len(log_weights) - k)[len(log_weights) - k]
-            keep = log_weights > least
-            keep[np.flatnonzero(log_weights == least)[: k - int(keep.sum())]] = True
-            return np.where(keep, log_weights, -np.inf)
-
-        return self.derive(compute, lambda: f"{self!r}.top_k({k})", key=("k", k))
+        return self.derive(lambda: _most_probable(self.log_weights(), k), lambda: f"{self!r}.top_k({k})", key=("k", k))
 
     def top_p(self, p: float) -> Finite[T_co]:
         """Return this distribution conditioned on the smallest set of most probable values with probability >= `p`."""
@@ -310,19 +299,8 @@ class Finite(Distribution[T_co]):
 
         def compute() -> Floats:
             log_probs = self.log_probs()
-            for most in _NUCLEUS:                       # sorting all values takes ten times longer
-                values = np.arange(len(log_probs))
-                if most < len(log_probs):
-                    values = np.flatnonzero(log_probs > np.partition(log_probs, -most)[-most])
-                values = values[np.argsort(-log_probs[values], kind="stable")]
-                probs = np.exp(log_probs[values])
-                cumulated = np.cumsum(probs)
-                if len(values) == len(log_probs) or (len(values) and cumulated[-1] >= p):
-                    break
-            kept = values[cumulated - probs < p]
-            log_weights: Floats = np.full(len(log_probs), -np.inf)
-            log_weights[kept] = log_probs[kept]
-            return log_weights
+            cumulated = np.cumsum(np.exp(np.sort(log_probs)[::-1]))
+            return _most_probable(log_probs, int(cumulated.searchsorted(p)) + 1)
 
         return self.derive(compute, lambda: f"{self!r}.top_p({p:g})", key=("p", p))
 
@@ -416,6 +394,16 @@ def weighable(proposal: Proposal, logs: Floats) -> Floats:
             f"the log-weight {logs[at]}: it is finite, or -inf for what cannot happen"
         )
     return logs
+
+
+def _most_probable(log_weights: Floats, k: int) -> Floats:
+    """Return `log_weights` with -inf for all but the `k` largest; among equals, the first ones stay."""
+    if k >= len(log_weights):
+        return log_weights
+    least = np.partition(log_weights, -k)[-k]
+    keep = log_weights > least
+    keep[np.flatnonzero(log_weights == least)[: k - int(keep.sum())]] = True
+    return np.where(keep, log_weights, -np.inf)
 
 
 def is_frozen(array: np.ndarray) -> bool:

@@ -200,7 +200,7 @@ def probabilities(name: str, probs: ArrayLike) -> Floats:
             f"{name} must be a list of probabilities, not {arguments.shown(probs)}: values go with their probabilities "
             "in a dict, as in Categorical({'a': 0.5, 'b': 0.5})"
         )
-    array: Floats = given.astype(np.float64)
+    array = given.astype(np.float64)
     total = float(array.sum())
     if not (np.all(np.isfinite(array)) and array.min() >= 0.0):
         raise ValueError(f"{name} must be probabilities, not {array.tolist()}")

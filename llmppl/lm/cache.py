@@ -19,7 +19,7 @@ import weakref
 from collections import OrderedDict
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
-from itertools import chain, repeat
+from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -27,11 +27,9 @@ from numpy.typing import NDArray
 
 from llmppl.distributions import Table
 from llmppl.lm.engine import SlotEngine
-from llmppl.support.arguments import shown
 
 SLOT_OVERHEAD, ROW_OVERHEAD, NODE_OVERHEAD = 768, 640, 400      # bytes of Python objects for each, measured
 _ROW_DIVISOR = 8                                        # 1/8 of the budget is reserved for rows
-_MAX_LINES = 60                                         # of a drawing
 
 
 class Node:
@@ -254,15 +252,11 @@ class Store:
 
 
 class Trie:
-    """Tree of all contexts of one language model. `print(trie)` draws its first contexts, with marks for the kept data.
+    """Tree of all contexts of one language model. `print(trie)` shows its size."""
 
-    A line is a run of tokens without a branch. `▪` is a token whose keys and values are kept, and `▫` one without. `◆`
-    marks a kept next-token row, which ends a line, too.
-    """
-
-    def __init__(self, tokens: list[bytes], store: Store) -> None:
+    def __init__(self, store: Store) -> None:
         self.root = Node(None, -1)
-        self.store, self._tokens = store, tokens
+        self.store = store
 
     def __len__(self) -> int:
         """Return the number of nodes without the root."""
@@ -275,21 +269,3 @@ class Trie:
             f"next-token rows of {store.rows_used} ({store.row_bytes / 1e6:.1f} MB); "
             f"{store.bytes / 1e6:.1f} of {store.budget / 1e6:.1f} MB>"
         )
-
-    def __str__(self) -> str:
-        lines, stack = [repr(self)], [(node, "", "") for node in reversed(self.root.children)]
-        while stack and len(lines) <= _MAX_LINES:
-            node, lead, below = stack.pop()
-            run = [node]
-            while len(node.children) == 1 and node.row is None:
-                (node,) = node.children
-                run.append(node)
-            text = b"".join(self._tokens[each.token] or b"<%d>" % each.token for each in run).decode("utf-8", "replace")
-            marks = "".join("▫▪"[each.slot >= 0] for each in run) + " ◆" * (node.row is not None)
-            lines.append(f"{lead}{shown(text, 72)} {marks}")
-            leads = chain([("└─ ", "   ")], repeat(("├─ ", "│  ")))         # last child first
-            further = zip(reversed(node.children), leads, strict=False)
-            stack.extend((child, below + first, below + others) for child, (first, others) in further)
-        if stack:
-            lines.append(f"... and {sum(len(node.subtree()) for node, *_ in stack)} contexts more")
-        return "\n".join(lines)

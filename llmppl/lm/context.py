@@ -133,7 +133,7 @@ class Context(Shared):
     def next_token(self) -> NextToken:
         """Return the distribution of the next token: the same object for every caller while it lives."""
         ref = self.node.next_token
-        dist: NextToken | None = None if ref is None else ref()
+        dist = None if ref is None else ref()
         if dist is None:
             dist = NextToken(self)
             self.node.next_token = weakref.ref(dist)

@@ -7,7 +7,6 @@ Sums are in float64, as in numpy's tables.
 
 from __future__ import annotations
 
-import weakref
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -74,23 +73,18 @@ class Device(Evaluator):
 
     stats : function that returns the stats of the calling thread
     unknown : ids with log-weight -inf
-    mask_bytes : most bytes of masks on the device; the least recently used are evicted
     """
 
     patient = False
 
-    def __init__(self, stats: Callable[[], Stats], size: int, unknown: NDArray[np.int64], mask_bytes: int) -> None:
-        self.size, self._stats, self._max_masks = size, stats, mask_bytes // size
-        self._masks: dict[int, tuple[weakref.ref[Any], torch.Tensor]] = {}      # by id, least recently used first
+    def __init__(self, stats: Callable[[], Stats], size: int, unknown: NDArray[np.int64]) -> None:
+        self.size, self._stats = size, stats
         self._unknown = torch.from_numpy(unknown)
 
     def tables_of_logits(
-        self, logits: torch.Tensor, describe: Callable[[int], str], tokens: Sequence[list[int]], kept: Sequence[bool]
+        self, logits: torch.Tensor, describe: Callable[[int], str], kept: Sequence[bool]
     ) -> list[DeviceTable]:
-        """Return tables as `llmppl.lm.engine.tables_of_logits` does. Each knows the log-weights of its `tokens`.
-
-        Tables that are not `kept` share one tensor.
-        """
+        """Return tables as `llmppl.lm.engine.tables_of_logits` does. Those that are not `kept` share one tensor."""
         rows = logits.new_full((len(logits), self.size + -self.size % BLOCK), -torch.inf)
         rows[:, : min(self.size, logits.shape[1])] = logits[:, : self.size]
         self._unknown = self._unknown.to(rows.device)   # moves once
@@ -102,13 +96,7 @@ class Device(Evaluator):
             rows[i] -= check_top(float(host[0, i]), describe(i))
         log_sums = self._log_sums(rows, [None] * len(rows))
         own = [row.clone() if keep else row for row, keep in zip(rows, kept, strict=True)]
-        tables = [DeviceTable(self, row, log_sums=sums) for row, sums in zip(own, log_sums, strict=True)]
-        places = [i * rows.shape[1] + token for i, each in enumerate(tokens) for token in each]
-        if places:
-            values = iter(self.to_host(rows.take(torch.tensor(places, device=rows.device))).tolist())
-            for table, each in zip(tables, tokens, strict=True):
-                table.known |= zip(each, values, strict=False)
-        return tables
+        return [DeviceTable(self, row, log_sums=sums) for row, sums in zip(own, log_sums, strict=True)]
 
     def to_host(self, tensor: torch.Tensor) -> Any:
         """Return the tensor as an ndarray, and count its bytes."""
@@ -162,24 +150,15 @@ class Device(Evaluator):
         parts = []
         for first in range(0, len(rows), step):
             weights = torch.stack([*rows[first : first + step]]).double()           # a copy, changed in place
-            for i, mask in enumerate(masks[first : first + step]):
+            forbidden = dict[int, torch.Tensor]()       # by mask, which several rows may share
+            for row, mask in zip(weights, masks[first : first + step], strict=True):
                 if mask is not None:
-                    weights[i, : self.size].masked_fill_(self._forbidden(mask, weights.device), -torch.inf)
+                    if id(mask) not in forbidden:
+                        forbidden[id(mask)] = torch.from_numpy(~mask).to(row.device)
+                    row[: self.size].masked_fill_(forbidden[id(mask)], -torch.inf)
             weights = weights.view(len(weights), -1, BLOCK)
             tops = weights.amax(2)
             tops.masked_fill_(tops == -torch.inf, 0.0)
             parts.append(weights.sub_(tops[..., None]).exp_().sum(2).log_().add_(tops))
         log_sums: Floats = self.to_host(torch.cat(parts))
         return log_sums
-
-    def _forbidden(self, mask: Mask, device: torch.device) -> torch.Tensor:
-        """Return `~mask` on the device. It stays there while the mask lives and there is room."""
-        key = id(mask)
-        entry = self._masks.pop(key, None)              # put back as the last
-        if entry is None:
-            entry = weakref.ref(mask, lambda _: self._masks.pop(key, None)), torch.from_numpy(~mask).to(device)
-        self._masks[key] = entry
-        if len(self._masks) > self._max_masks:
-            for old in [*self._masks][: -self._max_masks or None]:
-                self._masks.pop(old, None)
-        return entry[1]

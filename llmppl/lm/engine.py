@@ -44,8 +44,6 @@ class Engine(ABC):
         Longest context it can read. llmppl refuses longer ones before it calls the engine.
     eos_ids : sequence of int
         Tokens that end a text, besides those that the tokenizer names.
-    size : int or None
-        Number of ids that it gives logits of. An engine with `log_probs` sets it.
     reads_empty : bool
         True if `forward` answers an empty context, asked (i, 0). A prompt may then be empty without a BOS token.
     tokens : int
@@ -65,7 +63,6 @@ class Engine(ABC):
     name: str = ""
     max_length: int | None = None
     eos_ids: Sequence[int] = ()
-    size: int | None = None
     reads_empty: bool = False
     tokens: int = 0
     owner: weakref.ref[Any]             # evaluator of the CachedTransformer, which sets it
@@ -88,14 +85,6 @@ class Engine(ABC):
         (len(asked), >= V) float32 or float64, an ndarray or a torch tensor on any device
             Logits, not normalised; -inf for a token that cannot follow.
         """
-
-    def log_probs(self, contexts: list[list[int]], starts: list[int]) -> list[NDArray[np.float64]] | None:
-        """Return the log-probabilities of given tokens: for each i, of `contexts[i][j]` for j = starts[i] >= 1, ...
-
-        They are normalised over all `size` ids of the engine, so llmppl calls this only if each id is a token of the
-        vocabulary. None, as for most engines, means that logits of `forward` are as cheap.
-        """
-        return None
 
     def release(self, contexts: list[list[int]]) -> None:               # noqa: B027
         """Note that nobody holds these contexts, or continuations of them, any more. They may still be asked for.
@@ -167,8 +156,7 @@ class FunctionEngine(Engine):
     reads_empty = True
 
     def __init__(self, function: Callable[[list[int]], Any], size: int) -> None:
-        self.function = function
-        self.size: int = size
+        self.function, self.size = function, size
 
     def forward(self, contexts: list[list[int]], asked: list[tuple[int, int]]) -> NDArray[Any]:
         self.tokens += sum(n for _, n in asked)

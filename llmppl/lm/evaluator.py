@@ -14,12 +14,11 @@ import itertools
 import warnings
 import weakref
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from threading import get_ident
 from time import perf_counter
 from typing import Any
-from weakref import WeakKeyDictionary
 
 import numpy as np
 from numpy.typing import NDArray
@@ -80,15 +79,13 @@ class CachedEvaluator:
         self.engine, self.vocab, self.max_batch_tokens = engine, vocab, max_batch_tokens
         self.slots = engine if isinstance(engine, SlotEngine) else None
         self.store = Store(cache_bytes, self.slots)
-        self.trie = Trie(vocab.tokens, self.store)
+        self.trie = Trie(self.store)
         self._lock = Lock()
         self._valid = True                              # False in a call, and after one that did not end
         self._stats = defaultdict[int, Stats](Stats)    # by thread identifier, which Python uses again
         self._prefetches = defaultdict[int, list[_Prefetch]](list)      # of the next round of each thread
-        self._ids = WeakKeyDictionary[Node, list[int]]()        # tokens of the whole contexts of the last round
         self._round = 0
         self._unknown = np.flatnonzero(~vocab.known)
-        self._scores = type(engine).log_probs is not Engine.log_probs and engine.size == len(vocab) - len(self._unknown)
         self._cache_bytes = cache_bytes
         self._device: Any = None
         self._releases = type(engine).release is not Engine.release
@@ -169,9 +166,8 @@ class CachedEvaluator:
         self._round += 1
         self._release()
         alive = [context() for asker, context in prefetches if asker() is not None]
-        scored = self._score(questions) if self._scores else 0
         pending = PendingRound([*((each.node,) for each in alive if each is not None), *questions])
-        computed = len(pending.children) + scored
+        computed = len(pending.children)
         while pending.children:
             self._forward(pending)
         stats = self._stats[get_ident()]
@@ -181,22 +177,6 @@ class CachedEvaluator:
         stats.tokens += self.engine.tokens - tokens
         stats.seconds_lm += perf_counter() - start
         return [[child.log_prob for child in rest] if rest else pending.rows[node] for node, *rest in questions]
-
-    def _score(self, questions: list[Question]) -> int:
-        """Set log-probabilities of strings by `engine.log_probs`; return the number of strings."""
-        starts: dict[Node, int] = {}
-        for _, *children in questions:
-            missing = [child.depth - 1 for child in children if child.log_prob is None and child.depth > 1]
-            if missing and len(children) > 1:
-                starts[children[-1]] = min(missing[0], starts.get(children[-1], missing[0]))
-        scores = self.engine.log_probs([end.tokens() for end in starts], [*starts.values()]) if starts else None
-        if scores is None:
-            return 0
-        for end, log_probs in zip(starts, scores, strict=True):
-            for node, log_prob in zip(end.path(), reversed(log_probs.tolist()), strict=False):
-                if node.log_prob is None:
-                    node.log_prob = log_prob
-        return len(starts)
 
     def _release(self) -> None:
         """Tell the engine about the contexts that nobody holds any more."""
@@ -225,7 +205,7 @@ class CachedEvaluator:
 
     def _chains(self, needs: Iterable[Node]) -> list[Chain]:
         """Return the chains that can run now: each continues a node with a slot, or the root."""
-        claimed: set[Node] = set()
+        claimed = set()
         chains = []
         for end in sorted(needs, key=lambda node: -node.depth):
             chain, node = [], end
@@ -274,20 +254,17 @@ class CachedEvaluator:
         most = max(1, _MAX_ANSWER // (4 * len(self.vocab)))
         needs = sorted(pending.children, key=lambda node: node.depth)[:most]
         min_depth, needed = needs[0].depth, set(needs)
-        new = WeakKeyDictionary[Node, list[int]]()
-        asked: dict[Node, tuple[int, int]] = {}
+        contexts = list[list[int]]()
+        asked = {}
         for end in sorted(needs, key=lambda node: -node.depth):
             if end in asked:                            # a prefix of a longer context
                 continue
-            before = None if end.parent is None else self._ids.get(end.parent)
-            asked[end], node = (len(new), end.depth), end
-            new[end] = end.tokens() if before is None else [*before, end.token]
+            asked[end], node = (len(contexts), end.depth), end
+            contexts.append(end.tokens())
             while node.depth > min_depth:               # prefixes that are needed, too
                 node = node.parent                      # type: ignore[assignment]   # only the root has none
                 if node in needed:
                     asked.setdefault(node, (asked[end][0], node.depth))
-        self._ids = new
-        contexts = list(new.values())
         self._resolve(engine.forward(contexts, [*asked.values()]), asked, pending)
 
     def _allocate_slots(self, chains: list[Chain]) -> NDArray[np.int64]:
@@ -317,16 +294,15 @@ class CachedEvaluator:
 
         keeps = [pending.keeps(node) for node in nodes]
         if isinstance(logits, np.ndarray):
-            rows: Sequence[Table] = tables_of_logits(logits, len(self.vocab), self._unknown, describe)
+            rows = tables_of_logits(logits, len(self.vocab), self._unknown, describe)
         else:
             if self._device is None:
                 from llmppl.lm.device import Device
 
-                masks = max(0, min(self._cache_bytes // 64, self._cache_bytes - self.store.slab_bytes))
-                self.store.budget -= masks
-                self._device = Device(lambda: self._stats[get_ident()], len(self.vocab), self._unknown, masks)
-            tokens = [[child.token for child in pending.children[node]] for node in nodes]
-            rows = self._device.tables_of_logits(logits, describe, tokens, keeps)
+                self._device = Device(lambda: self._stats[get_ident()], len(self.vocab), self._unknown)
+            rows = self._device.tables_of_logits(logits, describe, keeps)
+            answers = zip(nodes, rows, strict=True)
+            self._device.look_up([(row, child.token) for node, row in answers for child in pending.children[node]])
         for node, row, keep in zip(nodes, rows, keeps, strict=True):
             pending.resolve(node, row)
             if keep:

@@ -55,7 +55,7 @@ class CachedTransformer(Shared):
     ----------
     vocab : Vocabulary
     trie : Trie
-        `print(lm.trie)` draws the cached contexts.
+        `print(lm.trie)` shows the size of the cache.
 
     Examples
     --------
@@ -342,7 +342,7 @@ def _further_eos(tokenizer: Any, ids: Iterable[int]) -> list[int]:
 
 def _conversation(messages: str | Iterable[Message], system: str | None) -> list[dict[str, Any]]:
     """Return the messages as a list of dicts, with `system` first."""
-    listed: list[Any] = [{"role": "user", "content": messages}] if isinstance(messages, str) else [*messages]
+    listed = [{"role": "user", "content": messages}] if isinstance(messages, str) else [*messages]
     if system is not None:
         listed.insert(0, {"role": "system", "content": arguments.text("system", system)})
     wrong = [each for each in listed if not (isinstance(each, Mapping) and {"role"} <= each.keys() != {"role"})]

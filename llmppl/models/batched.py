@@ -89,7 +89,7 @@ class Batched(Shared, Evaluator, Generic[A, B]):
         stats.calls += 1
         stats.arguments += len(questions)
         try:
-            answers: Any = self.function(list(questions))
+            answers = self.function(list(questions))
             is_list = isinstance(answers, Iterable) and not isinstance(answers, (str, bytes, Mapping, Set))
             listed = list(answers) if is_list else []
         except Exception as error:

@@ -12,7 +12,7 @@ import itertools
 import math
 import operator
 import re
-from bisect import bisect_left, bisect_right
+from bisect import bisect_left
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Literal, TypedDict, Unpack
 
@@ -38,38 +38,26 @@ BLANK = "[BLANK]"
 
 
 class StopStrings(Shared):
-    """Strings that end a text, in sorted lists, so that a search takes the logarithm of their number.
-
-    One list has the strings. The other has their bytes backwards: those that end a text so far are beginnings of its
-    bytes backwards, and the longest is the last one before these in the list, or begins it.
-    """
+    """Strings that end a text, sorted and as a set of bytes, so that a search does not read all of them."""
 
     def __init__(self, strings: Sequence[str]) -> None:
         self._strings = sorted(strings)
-        self._backwards = sorted({string.encode()[::-1] for string in strings})
-        self._longest = max(map(len, self._backwards), default=0)
-        self._beginning = list[int]()                   # place of the longest other string that begins each, or -1
-        places = [-1]
-        for place, string in enumerate(self._backwards):
-            while places[-1] >= 0 and not string.startswith(self._backwards[places[-1]]):
-                places.pop()
-            self._beginning.append(places[-1])
-            places.append(place)
+        self._encoded = {string.encode() for string in strings}
+        self._lengths = sorted({len(data) for data in self._encoded}, reverse=True)
 
     def first(self, data: bytes, num_new: int) -> tuple[int, int] | None:
         """Return start and end of the first string to end in the last `num_new` bytes, the longest of several."""
         for end in range(len(data) - num_new + 1, len(data) + 1):
-            before = data[max(end - self._longest, 0) : end][::-1]
-            place = bisect_right(self._backwards, before) - 1
-            while place >= 0 and not before.startswith(self._backwards[place]):
-                place = self._beginning[place]
-            if place >= 0:
-                return end - len(self._backwards[place]), end
+            for length in self._lengths:
+                start = end - length
+                if start >= 0 and data[start:end] in self._encoded:
+                    return start, end
         return None
 
     def settled(self, text: str, num_settled: int) -> str:
         """Return `text` without the longest end after `num_settled` characters that begins one of the strings."""
-        for start in range(max(num_settled, len(text) - self._longest), len(text)):
+        longest = self._lengths[0] if self._lengths else 0
+        for start in range(max(num_settled, len(text) - longest), len(text)):
             place = bisect_left(self._strings, text[start:])
             if place < len(self._strings) and self._strings[place].startswith(text[start:]):
                 return text[:start]
@@ -139,7 +127,7 @@ class Program(Model):
         self.max_tokens: int | None = arguments.optional_count("max_tokens", max_tokens)
         if self.max_tokens is not None and self.max_tokens < self.min_tokens:
             raise ValueError(f"min_tokens must be at most max_tokens={max_tokens}, not {min_tokens}")
-        stops: Any = stop if isinstance(stop, Iterable) and not isinstance(stop, (str, bytes)) else [stop]
+        stops = stop if isinstance(stop, Iterable) and not isinstance(stop, (str, bytes)) else [stop]
         self.stop = tuple(arguments.text("each of stop", text) for text in stops)
         if "" in self.stop:
             raise ValueError('stop must be a text of at least one character, not ""')
@@ -153,7 +141,7 @@ class Program(Model):
 
     def next_token(self, context: Context) -> TokenDistribution:
         """Return the target's distribution of the token after `context`. A greedy rule applies later, to the masked."""
-        dist: TokenDistribution = self.transformer(context)
+        dist = self.transformer(context)
         return dist if self.rule is NO_RULE or is_greedy(self.rule) else self.rule(dist)
 
     def before_min_tokens(self) -> bool:
@@ -569,7 +557,7 @@ class PromptIntersection(Program):
     def step(self) -> None:
         first, *others = map(self.next_token, self.contexts)
         whole = self.proposal == "product" or is_greedy(self.rule)
-        proposal: Finite = product(first, *others) if whole else first
+        proposal = product(first, *others) if whole else first
         if self.before_min_tokens():
             proposal = proposal.masked(first.support.not_eos)
         if greedy := is_greedy(self.rule):

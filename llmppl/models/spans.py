@@ -28,7 +28,7 @@ from llmppl.constraints.constraint import Index
 from llmppl.constraints.values import index_of
 from llmppl.constraints.vocabulary import EOS, Text, Token, Vocabulary
 from llmppl.distributions import NO_RULE, DecisionRule, Finite, is_greedy
-from llmppl.lm import Context, TokenDistribution
+from llmppl.lm import Context
 from llmppl.support import arguments
 from llmppl.support.options import readable_tuple
 from llmppl.support.runtime import mask_timer
@@ -131,7 +131,7 @@ class Guide(Shared):
     @property
     def name(self) -> str:
         """Short name of the constraint."""
-        index: Any = self.index
+        index = self.index
         if index is None:
             return "the text" if self.function is None else arguments.name_of(self.function)
         made_from = getattr(index, "constraint", None) or getattr(index, "recognizer", index)
@@ -254,7 +254,7 @@ def extend(model: Any, context: Context, extent: Extent, rule: DecisionRule) -> 
     arguments.function("rule", rule, "Rule(top_k=40)")
     text, log_prob, state, num_tokens = Text(), 0.0, extent.start, 0
     while num_tokens != extent.cut_after and not model.finished:
-        dist: TokenDistribution = model.transformer(context)
+        dist = model.transformer(context)
         if rule is not NO_RULE and not is_greedy(rule):
             dist = rule(dist)
         token = extent.draw(model, "extend", dist, state, num_tokens, rule)

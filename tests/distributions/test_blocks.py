@@ -245,47 +245,6 @@ def test_reading_a_whole_distribution_gives_numpy_and_counts_the_copy():
     assert product(dist, dist).log_probs().shape == (1000,)
 
 
-def test_a_mask_moves_to_the_device_once_and_is_freed_with_it():
-    lm = kept(large_lm(1000))
-    mask = half(lm.vocab, 3)
-    mask.setflags(write=False)
-    for tokens in ([1], [2], [3]):
-        assert math.isfinite(lm.at(tokens).next_token().masked(mask).log_total())
-    keeper = lm.evaluator._device
-    assert len(keeper._masks) == 1
-    del mask
-    assert not keeper._masks
-
-
-def test_masks_on_a_device_share_the_budget_and_leave_by_age():
-    V, budget = 1000, 64 * 3500                         # three masks
-    lm = kept(large_lm(V, cache_bytes=budget))
-    alive = [half(lm.vocab, seed) for seed in range(20)]
-    for mask in alive:
-        mask.setflags(write=False)                      # else it is copied
-    for i, mask in enumerate(alive):
-        for each in (alive[0], mask):                   # the first is never the least recently used
-            dist = lm.at([3, i]).next_token()
-            total = np.logaddexp.reduce(dist.log_probs()[each])
-            assert dist.masked(each).log_total() - dist.log_total() == pytest.approx(total, abs=1e-9)
-        there = lm.evaluator._device._masks
-        held = sum(tensor.numel() * tensor.element_size() for _, tensor in there.values())
-        assert 0 < held <= budget // 64 and id(alive[0]) in there and id(mask) in there
-        assert lm.store.bytes + held <= budget
-    assert len(there) == 3
-
-
-def test_a_mask_that_does_not_fit_is_applied_without_being_kept():
-    lm = kept(large_lm(1000, cache_bytes=1000))
-    mask = half(lm.vocab, 0)
-    mask.setflags(write=False)
-    with pytest.warns(UserWarning, match="cache_bytes=1000 does not hold the contexts"):
-        dist = lm.at([1, 2]).next_token()
-        total = np.logaddexp.reduce(dist.log_probs()[mask])
-    assert dist.masked(mask).log_total() - dist.log_total() == pytest.approx(total, abs=1e-9)
-    assert not lm.evaluator._device._masks
-
-
 class Launches(TorchDispatchMode):
     """Counter of operations that are no views, and of the most bytes that their results held at a time."""
 

@@ -160,40 +160,6 @@ class OfOneThread(Keeping):
         return super().forward(contexts, asked)
 
 
-class Scoring(Keeping):
-    """Engine with `log_probs` for four or more tokens."""
-
-    size_of_head = SIZE
-
-    def __init__(self):
-        super().__init__()
-        self.size, self.scored = self.size_of_head, []
-
-    def forward(self, contexts, asked):
-        self.calls.append((contexts, asked))
-        self.tokens += sum(n for _, n in asked)
-        return np.stack([logits_of(contexts[i][:n]) for i, n in asked])
-
-    def log_probs(self, contexts, starts):
-        if sum(map(len, contexts)) - sum(starts) < 4:
-            return None
-        self.scored.append(([list(each) for each in contexts], list(starts)))
-        self.tokens += sum(map(len, contexts))
-        return [
-            np.array([log_probs_of(ids[:j])[ids[j]] for j in range(start, len(ids))])
-            for ids, start in zip(contexts, starts, strict=True)
-        ]
-
-
-class ScoresShifted(Scoring):
-    def log_probs(self, contexts, starts):
-        return super().log_probs(contexts, [start - 1 for start in starts])
-
-
-class ScoresWithAnotherHead(Scoring):
-    size_of_head = SIZE + 5
-
-
 @pytest.mark.parametrize(
     ("engine", "sentence"),
     [
@@ -205,8 +171,6 @@ class ScoresWithAnotherHead(Scoring):
         (CountsTwice, "none more than once"),
         (KeepsWhatWasReleased, "released: after the tokens"),
         (HalfDone, "interrupts: after the tokens"),
-        (ScoresShifted, r"given tokens: \d+ log-probabilities of \d+ tokens"),
-        (ScoresWithAnotherHead, "given tokens: they are normalised over 16 ids, and the vocabulary has 11"),
         (RefusesTheLongest, None),
         (OfOneThread, r"threads: RuntimeError\('no loop here'\)"),
     ],
@@ -214,35 +178,6 @@ class ScoresWithAnotherHead(Scoring):
 def test_wrong_engines_are_found(engine, sentence):
     with pytest.raises(AssertionError if sentence else IndexError, match=sentence):
         check(engine())
-
-
-def test_an_engine_that_scores_is_called_only_for_strings():
-    report = check(Scoring())
-    assert report.distance < 1e-12
-    engine = Scoring()
-    lm = CachedTransformer(engine, LETTERS)
-    start, end = at(lm, [1, 2]), at(lm, [1, 2, 3, 4, 5, 6])
-    other = at(lm, [7, 8])
-    right = sum(log_probs_of([*range(1, n)])[n] for n in range(3, 7))
-    found = {}
-    together([lambda: found.update(string=end.log_prob_since(start)), lambda: found.update(row=other.log_probs())])
-    assert np.isclose(found["string"], right)
-    assert np.allclose(found["row"], log_probs_of([7, 8]))
-    assert engine.scored == [([[1, 2, 3, 4, 5, 6]], [2])]
-    assert [contexts for contexts, _ in engine.calls] == [[[7, 8]]]
-    assert lm.stats.rounds == 1 and lm.stats.tokens == engine.tokens == 8
-    longer = end + lm.vocab[7] + lm.vocab[8]
-    right = sum(log_probs_of([*range(1, n)])[n] for n in (7, 8))
-    assert np.isclose(longer.log_prob_since(end), right)                # too few: by rows
-    assert len(engine.scored) == 1 and len(engine.calls) == 2
-
-
-def test_an_engine_with_ids_beyond_the_vocabulary_is_called_for_rows():
-    """The engine's own normalisation includes these ids."""
-    engine = ScoresWithAnotherHead()
-    lm = CachedTransformer(engine, LETTERS)
-    at(lm, [1, 2, 3, 4, 5, 6, 7]).log_prob_since(at(lm, [1]))
-    assert engine.scored == [] and len(engine.calls) == 1
 
 
 # --- what an engine is asked and told ---------------------------------------------------------------------------------

@@ -115,7 +115,7 @@ def _sample_rows(model: Any, vocab: Vocabulary) -> NDArray[np.int64]:
     top = min(len(vocab), model.get_input_embeddings().weight.shape[0])
     ids = [i for i in range(top) if vocab.known[i] and i not in vocab.special_ids]
     rng = np.random.default_rng(0)                      # among equal tokens a wrong order would go unnoticed
-    rows: NDArray[np.int64] = rng.choice(ids if len(ids) > 1 else top, (2, size))
+    rows = rng.choice(ids if len(ids) > 1 else top, (2, size))
     rows[1, : size // 2] = rows[0, : size // 2]
     return rows
 
@@ -185,7 +185,7 @@ def _window(config: Any) -> int | None:
 
 
 def _max_length(config: Any) -> int | None:
-    longest: int | None = getattr(config, "max_position_embeddings", getattr(config, "max_seq_len", None))
+    longest = getattr(config, "max_position_embeddings", getattr(config, "max_seq_len", None))
     return longest
 
 
@@ -403,7 +403,7 @@ class Layer(CacheLayerMixin):                           # type: ignore[no-untype
 
     def _write_and_read(self, name: str, new: torch.Tensor, forward: ForwardPass) -> Any:
         """Write (B, H, Q, D) of new tokens, and return (B, H, T, D) of whole contexts."""
-        tensor: torch.Tensor | None = getattr(self, name)
+        tensor = getattr(self, name)
         if tensor is None:
             tensor = new.new_empty((new.shape[1], self.store.capacity, new.shape[3]))
             setattr(self, name, tensor)

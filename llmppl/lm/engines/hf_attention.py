@@ -48,7 +48,7 @@ def share(
     saves at least `least` reads of a slot.
     """
     order: list[int] = []
-    parts: list[Part] = []
+    parts = []
 
     def common(rows: NDArray[np.int64], start: int) -> int:
         """Return the end of the columns, from `start` on, in which all `rows` have equal slots."""

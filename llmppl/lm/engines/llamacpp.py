@@ -121,7 +121,7 @@ class LlamaCpp(Engine):
         if cache_type is None:
             cache_type = "f16" if self.quantised else "f32"
         self.size: int = self._c.llama_vocab_n_tokens(self._c.llama_model_get_vocab(self._model))
-        trained: int = self._c.llama_model_n_ctx_train(self._model)
+        trained = self._c.llama_model_n_ctx_train(self._model)
         if n_ctx is None:
             n_ctx = max(256, min(cache_bytes // _cell_bytes(self._c, self._model, cache_type), _CELLS))
         self.cells = -(-n_ctx // 256) * 256             # as llama.cpp rounds it
@@ -207,7 +207,7 @@ class LlamaCpp(Engine):
         """Run as many of the first `items` as fit, write their rows of `logits`, and return the other items."""
         self._group += 1
         self._spare: list[_Entry] = []                  # cached tokens that run again, each in a sequence of its own
-        rows: list[tuple[bytes, int, int | None]] = []  # context, row, index in `_spare`
+        rows = []  # context, row, index in `_spare`
         for context, row in items:
             spare = len(self._spare)
             if not self._fit(context):

@@ -96,7 +96,7 @@ class NumpyLlama(SlotEngine):
         index = np.zeros(batch.tokens.shape, np.int64)
         index[row, column] = np.arange(len(row))
         asked = index[tuple(np.array(batch.asked, np.int64).reshape(-1, 2).T)]
-        logits: Floats = self._normal(x[asked], self.norm) @ self.embedding.T
+        logits = self._normal(x[asked], self.norm) @ self.embedding.T
         return logits
 
     def _normal(self, x: Floats, weight: Floats) -> Floats:

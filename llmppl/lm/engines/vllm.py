@@ -23,7 +23,6 @@ from threading import Event
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 from transformers import AutoTokenizer
 
 from llmppl.lm.embedded import PATH as EMBEDDED
@@ -132,7 +131,6 @@ class VllmEngine(Engine):
         model = self._llm.model_config
         self.name = f"{model.model} by vLLM in {str(model.dtype).removeprefix('torch.')}"
         self.size = model.get_vocab_size()
-        self._block = self._llm.vllm_config.cache_config.block_size
         self.max_length = model.max_model_len - 1       # vLLM needs room for the token that it chooses
         ends = (getattr(model.hf_text_config, _EOS, None), model.try_get_generation_config().get(_EOS))
         self.eos_ids = [int(i) for each in ends if each is not None for i in np.atleast_1d(each)]
@@ -145,27 +143,10 @@ class VllmEngine(Engine):
 
     def forward(self, contexts: list[list[int]], asked: list[tuple[int, int]]) -> Any:
         params = [SamplingParams(**_ONE, extra_args={_NAME: number}) for number in range(len(asked))]
-        return self._request([contexts[i][:n] for i, n in asked], params, self._take)
-
-    def log_probs(self, contexts: list[list[int]], starts: list[int]) -> list[NDArray[np.float64]] | None:
-        """Return vLLM's own log-probabilities; None if logits of `forward` are cheaper.
-
-        vLLM reads whole contexts for them, no kept prefix. Logits of `forward` cost about half a block per token.
-        """
-        whole = sum(map(len, contexts))
-        if sum(len(ids) - start for ids, start in zip(contexts, starts, strict=True)) * self._block / 2 < whole:
-            return None
-        outputs = self._request(contexts, [SamplingParams(**_ONE, prompt_logprobs=0)] * len(contexts), list)
-        return [
-            np.array([outputs[i].prompt_logprobs[j][ids[j]].logprob for j in range(start, len(ids))])
-            for i, (ids, start) in enumerate(zip(contexts, starts, strict=True))
-        ]
-
-    def _request(self, prompts: list[list[int]], params: list[Any], read: Callable[[list[Any]], Any]) -> Any:
-        """Run requests of `prompts`, and return `read(outputs)`."""
+        prompts = [contexts[i][:n] for i, n in asked]
         stop = Event()
         try:
-            return self._call(self._run, prompts, params, read, stop)
+            return self._call(self._run, prompts, params, stop)
         except BaseException:
             stop.set()
             raise
@@ -201,9 +182,8 @@ class VllmEngine(Engine):
                 raise
             raise RuntimeError(f"vLLM's engine {self._ended}: load the model again") from error
 
-    def _run(self, prompts: list[list[int]], params: list[Any], read: Callable[[list[Any]], Any], stop: Event) -> Any:
-        requests: list[str] = []
-        answers: dict[str, Any] = {}
+    def _run(self, prompts: list[list[int]], params: list[Any], stop: Event) -> Any:
+        requests = []
         try:
             for number, (ids, of_prompt) in enumerate(zip(prompts, params, strict=True)):
                 requests.append(self._llm.add_request(str(number), tokens_input(ids), of_prompt))
@@ -212,16 +192,11 @@ class VllmEngine(Engine):
                     raise InterruptedError("the round was given up")
                 for output in self._llm.step():
                     self.tokens += len(output.prompt_token_ids) - (output.num_cached_tokens or 0)
-                    answers[output.request_id] = output
-            return read([answers[str(number)] for number in range(len(prompts))])
+            by_worker = self._llm.collective_rpc(_take, args=(len(prompts), self._to_host))
+            return next(rows for rows in by_worker if rows is not None)
         except BaseException:
             self._abort(requests)
             raise
-
-    def _take(self, answers: list[Any]) -> Any:
-        """Return (len(answers), >= V) logits of requests, from the worker that has them."""
-        by_worker = self._llm.collective_rpc(_take, args=(len(answers), self._to_host))
-        return next(rows for rows in by_worker if rows is not None)
 
     def _abort(self, requests: list[str]) -> None:
         """Remove all traces of a failed round. vLLM counts its blocks as kept even if they were not written."""

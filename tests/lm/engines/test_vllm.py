@@ -322,24 +322,6 @@ def test_both_interfaces_of_vllm_take_the_marked_rows(engine):
     assert module._take(None, 0, True) is None
 
 
-def test_long_strings_are_scored_by_vllm_itself_and_short_ones_by_rows(lm, engine):
-    """vLLM reads whole contexts for log-probabilities; a row costs half a block for each token."""
-    logits = plain(PATH)
-
-    def truth(ids, start):
-        rows = [logits(ids[:n]) for n in range(start, len(ids))]
-        return sum(row[i] - np.logaddexp.reduce(row) for row, i in zip(rows, ids[start:], strict=True))
-
-    text = "Once upon a time there was a dog. He saw a cat and ran to the park."
-    ids = [int(token) for token in lm.context(text).tokens]
-    before = engine.tokens
-    assert abs(lm.at(ids).log_prob_since(lm.at(ids[:4])) - truth(ids, 4)) <= 1e-4 * len(ids)
-    assert engine.tokens - before == len(ids)           # and no row, which would read more
-    long, more = ids * 4, [*ids * 4, ids[5], ids[6]]
-    assert engine.log_probs([more], [len(long)]) is None
-    assert abs(lm.at(more).log_prob_since(lm.at(long)) - truth(more, len(long))) <= 1e-4
-
-
 # --- a constraint in its own decoding ---------------------------------------------------------------------------------
 
 YEARS = " [0-9]{1,2} years old and (happy|sad)[.]"
