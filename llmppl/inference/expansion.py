@@ -15,7 +15,7 @@ import math
 import time
 import warnings
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass
 from typing import Any, Literal, TypeVar
 
 import numpy as np
@@ -40,6 +40,7 @@ from llmppl.support.runtime import Runtime, spent, unwatched, warn, watching
 M = TypeVar("M", bound=Model)
 
 
+@dataclass(eq=False)
 class Extension:
     """A candidate of a step: a particle that runs the step, or one that is only carried along.
 
@@ -63,14 +64,17 @@ class Extension:
     4
     """
 
-    def __init__(
-        self, particle: Any, parent: int, group: int, *, pick: Pick | None = None, log_kept: float = 0.0,
-        moving: bool = True,
-    ) -> None:  # fmt: skip
-        self.particle, self.parent, self.group = particle, parent, group
-        self.pick, self.log_kept, self.moving = pick, log_kept, moving
-        self.log_start: float = particle.log_weight - particle.log_twist
-        self.copies = int(moving)
+    particle: Any
+    parent: int
+    group: int
+    _: KW_ONLY
+    pick: Pick | None = None
+    log_kept: float = 0.0
+    moving: bool = True
+
+    def __post_init__(self) -> None:
+        self.log_start: float = self.particle.log_weight - self.particle.log_twist
+        self.copies = int(self.moving)
 
     @property
     def key(self) -> Hashable | None:
@@ -91,6 +95,7 @@ class Extension:
 # ---- partial steps
 
 
+@dataclass(eq=False)
 class Branch:
     """One run of a step of a copy of `start`, with its first choices given by `picks`.
 
@@ -102,8 +107,10 @@ class Branch:
     suspended : bool, True if the step stopped at a choice
     """
 
-    def __init__(self, start: Any, asker: str = "", picks: tuple[Pick, ...] = (), log_q: float = 0.0) -> None:
-        self.start, self.picks, self.log_q, self.asker = start, picks, log_q, asker
+    start: Any
+    asker: str = ""
+    picks: tuple[Pick, ...] = ()
+    log_q: float = 0.0
 
     def run(self) -> None:
         """Run the step to its end, or to its first choice after the picks."""

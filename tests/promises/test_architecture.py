@@ -74,8 +74,8 @@ MAX_WALK = 1.1                                          # times the moves that d
 # comprehensions in 1,000 code lines, code lines above 100 characters. A commit that raises one says why, beside it.
 # The aims are 200,000 tokens in all, and 9.5 tokens in a line of each folder.
 CEILINGS = {
-    "llmppl": (237_336, 11.6, 43, 66, 1_928),
-    "llmppl/.": (9_738, 12.4, 24, 97, 80),
+    "llmppl": (236_779, 11.6, 43, 66, 1_928),
+    "llmppl/.": (9_349, 12.4, 24, 97, 80),
     "llmppl/cli": (4_980, 8.4, 34, 31, 33),
     "llmppl/constraints": (3_302, 10.1, 37, 31, 32),
     "llmppl/constraints/automata": (20_469, 12.2, 31, 78, 146),
@@ -84,8 +84,8 @@ CEILINGS = {
     "llmppl/constraints/masks": (7_988, 11.6, 40, 29, 45),
     "llmppl/constraints/vocabulary": (15_406, 12.2, 34, 51, 119),
     "llmppl/distributions": (7_142, 10.8, 50, 37, 53),
-    "llmppl/inference": (17_457, 12.4, 40, 94, 155),
-    "llmppl/inference/resuming": (2_193, 10.3, 19, 47, 24),
+    "llmppl/inference": (17_404, 12.4, 40, 94, 155),
+    "llmppl/inference/resuming": (2_171, 10.3, 19, 47, 24),
     "llmppl/lm": (12_225, 10.8, 31, 61, 106),
     "llmppl/lm/embedded": (119, 6.7, 1, 1, 1),
     "llmppl/lm/engines": (18_312, 12.2, 47, 60, 184),
@@ -93,7 +93,7 @@ CEILINGS = {
     "llmppl/queries": (18_880, 11.5, 42, 58, 150),
     "llmppl/report": (6_667, 11.2, 50, 108, 59),
     "llmppl/serving": (10_291, 10.7, 48, 41, 70),
-    "llmppl/support": (8_861, 9.7, 28, 37, 56),
+    "llmppl/support": (8_768, 9.7, 28, 37, 56),
     "llmppl/tasks": (12_421, 11.0, 50, 53, 101),
     "tests": (320_000, 12.6, 16, 80, 2_400),                # room for the tests of mended defects
 }

@@ -30,7 +30,6 @@ from llmppl.support.identity import difference, identity
 from llmppl.support.values import decode, encode
 
 FORMAT = 8
-LAST_OF_0_1, OF_0_2 = 6, 7                              # earlier formats
 SHARE = 50                                              # time between two writes, in durations of a write
 _WEIGHTS = (
     "_log_weight_", "_log_twist_", "_power_", "_cut_", "_limit_", "_death_", "_attribution_", "finished"
@@ -105,8 +104,11 @@ class Checkpoint:
     # ---- writing
 
     def _write(self) -> None:
-        start, run = time.perf_counter(), self._run
-        tree, places, particles = list[Any](), dict[int, int](), list[Any]()
+        start = time.perf_counter()
+        run = self._run
+        tree = list[Any]()
+        places = dict[int, int]()
+        particles = list[Any]()
         for particle in run.particles:
             weights = {name: getattr(particle, name) for name in _WEIGHTS}
             at = _add(tree, places, particle._noted_)
@@ -118,8 +120,8 @@ class Checkpoint:
             "rng": state_of(run.rng),
             "particles": particles,
             "choices": tree,
-            "steps": [vars(record) for record in run.records],
-            "deaths": [vars(each) for each in run.deaths],
+            "steps": list(map(vars, run.records)),
+            "deaths": list(map(vars, run.deaths)),
             "recorded": None if self._recorder is None else self._recorder.lines,
         }
         try:
@@ -247,13 +249,10 @@ def _parsed(path: Any, data: bytes) -> dict[str, Any]:
         raise ValueError(f"{path} is no checkpoint of llmppl, and is left as it is; give another path")
     found = int(head[1])
     if found != FORMAT:
-        if found <= LAST_OF_0_1:
-            writer = "llmppl 0.1"
-        elif found == OF_0_2:
-            writer = "llmppl 0.2"
-        else:
-            writer = "a later llmppl"
-        why = f"{writer} wrote it in the format {found}, and this is {FORMAT}"
+        writer = "an earlier"
+        if found > FORMAT:
+            writer = "a later"
+        why = f"{writer} llmppl wrote it in the format {found}, and this is {FORMAT}"
         raise ValueError(f"{path} is no checkpoint of this llmppl ({why}), and is left as it is; give another path")
     rest = data[head.end() :]
     if head[2] != _digest(rest).encode():
