@@ -24,7 +24,8 @@ import itertools
 import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from statistics import NormalDist
 from typing import Any, overload
 
@@ -37,7 +38,6 @@ from llmppl.report.tables import TableView
 from llmppl.support import arguments
 
 Array = NDArray[Any]                                # (C,) int64 counts or float64 probabilities
-Test = tuple[float, float, int]                     # p, statistic, df
 Side = Iterable[str] | Mapping[str, int] | Probabilities | Any      # | Any: Exact
 Choices = Sequence[Probabilities]                   # one for each template
 
@@ -45,6 +45,7 @@ MAX_CELLS = 1_000_000                               # cells of the tables drawn 
 Z = NormalDist().inv_cdf(0.975)                   # of a two-sided interval at 95 %
 MAX_GROUPS = 7
 ROUNDING = 1e-9                                     # relative difference below which statistics are equal
+TINY = 1e-100                                       # in place of a standard deviation of 0
 
 
 class Exact:
@@ -143,9 +144,10 @@ class Comparison(TableView):
         return [dict(zip(columns, row, strict=True)) for row in zip(self.categories, *sides, strict=True)]
 
     def _bars(self) -> list[list[tuple[float, ...]]]:
-        sides = zip(self.shares, (self.num_a, self.num_b), strict=True)
-        bars = [[(p, *_wilson(p, num or math.inf, Z)) for p in shares.tolist()] for shares, num in sides]
-        return [*map(list, zip(*bars, strict=True))]
+        bars = list[list[tuple[float, ...]]]()
+        for a, b in np.column_stack(self.shares).tolist():
+            bars.append([(a, *_wilson(a, self.num_a or math.inf)), (b, *_wilson(b, self.num_b or math.inf))])
+        return bars
 
 
 @dataclass(frozen=True, repr=False, eq=False)
@@ -188,19 +190,19 @@ class PairedComparison(TableView):
         """
         differences = self.probabilities - self.probabilities[:, :1]
         errors = differences.std(axis=0, ddof=1) / math.sqrt(len(differences))
+        columns = np.stack([self.probabilities.mean(axis=0), differences.mean(axis=0), errors], axis=-1).tolist()
         rows = list[dict[str, Any]]()
         for c, option in enumerate(self.options):
-            for g, name in enumerate(self.names):
-                mean, difference = self.probabilities[:, g, c].mean(), differences[:, g, c].mean()
-                row = option, name, float(mean), float(difference), float(errors[g, c])
-                rows.append(dict(zip(("option", "group", "mean", "difference", "se"), row, strict=True)))
+            for name, numbers in zip(self.names, columns, strict=True):
+                mean, difference, se = numbers[c]
+                rows.append({"option": option, "group": name, "mean": mean, "difference": difference, "se": se})
         return rows
 
     def _table(self) -> tuple[list[str], list[list[str]]]:
-        text = "{:.1f} %|{:+.1f} % +- {:.1f}|{}|{}"
         rows = list[list[str]]()
-        for option, name, *numbers in map(dict.values, self.records()):
-            rows.append(text.format(*(100 * x for x in numbers), name, arguments.shown(option)).split("|", 3))
+        for row in self.records():
+            difference = f"{100 * row['difference']:+.1f} % +- {100 * row['se']:.1f}"
+            rows.append([f"{100 * row['mean']:.1f} %", difference, row["group"], arguments.shown(row["option"])])
         return ["mean", f"minus {self.names[0]}", "group", "option"], rows
 
 
@@ -244,8 +246,7 @@ def compare(
     sides: Mapping[str, Any] = {"a": a, "b": b}
     if b is None and isinstance(a, Mapping) and not isinstance(a, Probabilities):
         sides = a
-    kinds = {name: _is_paired(side) for name, side in sides.items()}
-    if len(sides) > 1 and all(kinds.values()):
+    if len(sides) > 1 and all(map(_is_paired, sides.values())):
         return _paired(sides, permutations, rng)
     if len(sides) != 2 or any(side is None or isinstance(side, int) for side in sides.values()):
         raise TypeError(
@@ -259,20 +260,17 @@ def compare(
         return -joint, text
 
     categories = tuple(sorted(of_a | of_b, key=rank))
-    left, right = _column(of_a, num_a, categories), _column(of_b, num_b, categories)
+    left = _column(of_a, num_a, categories)
+    right = _column(of_b, num_b, categories)
     test: Any = None, None, None
-    interval: Any = None
-    if num_a and num_b:
-        test = _homogeneity(left, right, permutations, rng)
-    elif num_a:
-        test = _goodness(left, right, permutations, rng)
+    if num_a:
+        test = _test(left, num_a, right, num_b, permutations, rng)
     elif num_b:
-        test = _goodness(right, left, permutations, rng)
-    if num_a or num_b:
-        shares = left / (num_a or 1), right / (num_b or 1)
-        interval = _interval(shares[0], num_a or math.inf, shares[1], num_b or math.inf, Z)
-    p, statistic, df = test
-    return Comparison(categories, left, right, num_a, num_b, p, statistic, df, permutations, interval, (*sides,))
+        test = _test(right, num_b, left, None, permutations, rng)
+    found = Comparison(categories, left, right, num_a, num_b, *test, permutations, None, (*sides,))
+    if found.df is None:
+        return found
+    return replace(found, tv_interval=_interval(*found.shares, num_a or math.inf, num_b or math.inf))
 
 
 def _column(counts: Mapping[str, float], num: int | None, categories: tuple[str, ...]) -> Array:
@@ -371,61 +369,58 @@ def _text(drawn: Any) -> Any:
     return str(drawn)[len(drawn.prefix) :] if isinstance(drawn, Match) else drawn
 
 
-def _homogeneity(left: Array, right: Array, draws: int, rng: np.random.Generator) -> Test:
-    """Test two samples by tables with the same margins."""
-    total, num_left, num = left + right, int(left.sum()), int(left.sum() + right.sum())
-    expected = total * (num_left / num)
-    # (o - e)^2 / e summed over both rows: the differences are equal, and 1 / e_left + 1 / e_right = 1 / scale
-    scale = expected * ((num - num_left) / num)
-    return _tested(left, expected, scale, lambda size: rng.multivariate_hypergeometric(total, num_left, size), draws)
-
-
-def _goodness(counts: Array, probabilities: Array, draws: int, rng: np.random.Generator) -> Test:
-    """Test a sample against a known distribution, by samples from the latter."""
-    possible = probabilities > 0
-    num, df = int(counts.sum()), int(possible.sum()) - 1
-    if counts[~possible].any():
-        return 1 / (1 + draws), math.inf, df
-    p = probabilities[possible] / probabilities[possible].sum()
-    return _tested(counts[possible], num * p, num * p, lambda size: rng.multinomial(num, p, size), draws)
-
-
-def _tested(observed: Array, expected: Array, scale: Array, draw: Callable[[int], Array], draws: int) -> Test:
-    """Compare X2 = sum (observed - expected)^2 / scale with that of drawn tables, `draw(size)`: (size, C)."""
-    statistic = float(((observed - expected) ** 2 / scale).sum())
-    as_large, left = 0, draws
-    while left:
-        size = min(left, max(1, MAX_CELLS // observed.size))
-        drawn = ((draw(size) - expected) ** 2 / scale).sum(axis=1)
+def _test(
+    sample: Array, num: int, other: Array, num_other: int | None, draws: int, rng: np.random.Generator
+) -> tuple[float, float, int]:
+    """Test a sample against another one, or against a known distribution. Return p, X2 and its degrees of freedom."""
+    draw: Callable[..., Array]
+    if num_other:                                       # by tables with the same margins
+        total = sample + other
+        expected = total * (num / (num + num_other))
+        # (o - e)^2 / e summed over both rows: the differences are equal, and 1 / e + 1 / e_other = 1 / scale
+        scale = expected * (num_other / (num + num_other))
+        draw = partial(rng.multivariate_hypergeometric, total, num)
+    else:                                               # by samples from the distribution
+        possible = other > 0
+        if sample[~possible].any():
+            return 1 / (1 + draws), math.inf, int(possible.sum()) - 1
+        sample = sample[possible]
+        known = other[possible] / other[possible].sum()
+        expected = scale = num * known
+        draw = partial(rng.multinomial, num, known)
+    statistic = float(((sample - expected) ** 2 / scale).sum())
+    as_large = 0
+    size = max(1, MAX_CELLS // sample.size)             # tables at a time
+    for begin in range(0, draws, size):
+        drawn = ((draw(min(size, draws - begin)) - expected) ** 2 / scale).sum(axis=1)
         as_large += int((drawn >= statistic * (1 - ROUNDING)).sum())
-        left -= size
-    return (1 + as_large) / (1 + draws), statistic, observed.size - 1
+    return (1 + as_large) / (1 + draws), statistic, sample.size - 1
 
 
-def _interval(p_a: Array, num_a: float, p_b: Array, num_b: float, z: float) -> tuple[float, float]:
+def _interval(p_a: Array, p_b: Array, num_a: float, num_b: float) -> tuple[float, float]:
     """Return the interval for the total variation of two distributions, given num_a and num_b samples (inf: exact)."""
     more = p_a > p_b
-    high, low = float(p_a[more].sum()), float(p_b[more].sum())
+    high = float(p_a[more].sum())
+    low = float(p_b[more].sum())
     for share in p_a[p_a == p_b].tolist():          # ties: bring S near one half, where its frequency varies most
         if abs(high + share - 0.5) < abs(high - 0.5):
-            high, low = high + share, low + share
-    below_high, above_high = _wilson(high, num_a, z)
-    below_low, above_low = _wilson(low, num_b, z)
+            high += share
+            low += share
+    below_high, above_high = _wilson(high, num_a)
+    below_low, above_low = _wilson(low, num_b)
     pooled = (p_a + p_b) / 2
-    sd = np.sqrt(pooled * (1 - pooled) * (1 / num_a + 1 / num_b))
-    some = sd > 0
-    sd, least = sd[some], np.maximum(0, np.abs(p_a - p_b)[some] - z * sd[some])
-    tails = np.array([math.erfc(x / math.sqrt(2)) for x in (least / sd).tolist()])
-    chosen = float((sd * math.sqrt(2 / math.pi) * np.exp(-((least / sd) ** 2) / 2) - least * tails).sum() / 2)
+    sd = np.maximum(np.sqrt(pooled * (1 - pooled) * (1 / num_a + 1 / num_b)), TINY)
+    least = np.maximum(0, np.abs(p_a - p_b) / sd - Z)
+    tails = np.vectorize(math.erfc)(least / math.sqrt(2))
+    chosen = float((sd * (math.sqrt(2 / math.pi) * np.exp(-(least**2) / 2) - least * tails)).sum() / 2)
     lower = high - low - chosen - math.hypot(high - below_high, above_low - low)
     upper = high - low + math.hypot(above_high - high, low - below_low)
     return max(0.0, lower), min(1.0, upper)
 
 
-def _wilson(p: float, num: float, z: float) -> tuple[float, float]:
-    """Return Wilson's interval for a probability, from its frequency `p` among `num` samples."""
-    if math.isinf(num):
-        return p, p
-    middle = (p + z * z / (2 * num)) / (1 + z * z / num)
-    half = z / (1 + z * z / num) * math.sqrt(max(0.0, p * (1 - p)) / num + (z / num) ** 2 / 4)
+def _wilson(p: float, num: float) -> tuple[float, float]:
+    """Return Wilson's interval for a probability, from its frequency `p` among `num` samples (inf: exact)."""
+    whole = 1 + Z * Z / num
+    middle = (p + Z * Z / (2 * num)) / whole
+    half = Z / whole * math.sqrt(max(0.0, p * (1 - p)) / num + (Z / num) ** 2 / 4)
     return middle - half, middle + half

@@ -16,7 +16,7 @@ from scipy.stats import chi2_contingency, chisquare, multinomial, permutation_te
 
 from llmppl import Categorical, Model, choose, importance_sampling
 from llmppl.queries import Comparison, Exact, Query, compare
-from llmppl.queries.comparison import Z, _wilson
+from llmppl.queries.comparison import _wilson
 from llmppl.report.probabilities import Probabilities, Share
 
 RUNS = repetitions(4000, 1000)
@@ -114,7 +114,7 @@ def test_the_table_shows_counts_shares_and_results():
     widths = [float(width) for width in re.findall(r'rect y="1" width="([0-9.]+)"', known._repr_html_())]
     assert widths == [59.5, 79.0, 20.5, 1.0] and "<path" not in known._repr_html_()       # px of a and b in each row
     drawn = compare({"x": 30, "y": 10}, {"x": 10, "y": 10}, seed=0)
-    assert drawn._bars()[0][0] == (0.75, *_wilson(0.75, 40, Z)) and drawn._repr_html_().count("<path") == 4
+    assert drawn._bars()[0][0] == (0.75, *_wilson(0.75, 40)) and drawn._repr_html_().count("<path") == 4
     many = repr(compare({f"{i}" * 100: 30 - i for i in range(25)}, {"x": 1}))
     assert "'" + "0" * 49 + "..." in many and "... and 6 more" in many
 
