@@ -19,7 +19,7 @@ import heapq
 import itertools
 import math
 import operator
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from functools import lru_cache, partial, reduce
 from typing import Any, NamedTuple
@@ -41,8 +41,6 @@ MAX_PUSHED = 16                                         # children pushed at onc
 MAX_BARREN_EXPANSIONS = 10_000                          # in a row without a match, before an error
 ROUNDING = 1e-12                                        # smaller masses outside the language count as zero
 
-NOTHING: Floats = np.zeros(0)                           # for a node that needs no row
-
 
 # ---- the search space
 
@@ -54,6 +52,7 @@ class Start(NamedTuple):
     context: Context
     log_prob: float
     part: Part
+    base: float = 0.0                                   # the part of `log_prob` that counts in the order of a search
 
 
 class Node(NamedTuple):
@@ -130,13 +129,15 @@ class Space:
 
     # ---- children
 
-    def log_probs(self, nodes: list[Node]) -> list[Floats]:
+    def log_probs(self, nodes: list[Node], needed: list[bool]) -> list[Floats]:
         """Return the log-probabilities of the next token after each node, (V,) each, in one round.
 
-        The first token of a context has no probability, unless it counts.
+        They are zeros where they are not needed, and for the first token of a context, unless it counts.
         """
-        known = [node.depth or len(node.context) or self.counts_first for node in nodes]
-        dists = [node.context.next_token() if given else None for node, given in zip(nodes, known, strict=True)]
+        dists = []
+        for node, need in zip(nodes, needed, strict=True):
+            known = node.depth or len(node.context) or self.counts_first
+            dists.append(node.context.next_token() if need and known else None)
         return [np.zeros(len(self.lm.vocab)) if dist is None else self.rule(dist).log_probs() for dist in dists]
 
     def inside(self, node: Node) -> Ints:
@@ -181,11 +182,8 @@ class Space:
         if self.end == "prefix":
             return 0.0
         if self.end == "eos":
-            return float(np.logaddexp.reduce(log_probs[list(self.lm.vocab.eos_ids)], initial=-math.inf))
-        outside = np.exp(log_probs)
-        outside[self.inside(node)] = 0.0
-        total = float(outside.sum())
-        return math.log(total) if total > 0.0 else -math.inf
+            return float(logsumexp(log_probs[list(self.lm.vocab.eos_ids)]))
+        return float(logsumexp(np.delete(log_probs, self.inside(node))))
 
     def match(self, node: Node, log_prob: float, upper: float | None = None, *, log_weight: float = 0.0) -> Match:
         """Return the match that ends at a node; `log_prob` is that of the whole part after the prefix."""
@@ -234,8 +232,9 @@ class Item(NamedTuple):
         """Return the tokens of `ids` that the item stands for; those of a REST come after the last pushed token."""
         if self.kind is not REST or self.token is None:
             return ids
+        own = log_probs[ids]
         least = log_probs[self.token]
-        after: Ints = ids[(log_probs[ids] < least) | ((log_probs[ids] == least) & (ids > self.token))]
+        after: Ints = ids[(own < least) | ((own == least) & (ids > self.token))]
         return after
 
 
@@ -252,12 +251,11 @@ class StringBound:
     """Upper bound for unknown strings: the largest sum of items whose texts begin each other.
 
     Two items can contribute to one string only if one of their texts begins the other. So the mass that a string can
-    still get is at most the largest sum along a path of the trie of their texts. `base(start)` is the log-probability
-    of a prefix that counts in the order of the search.
+    still get is at most the largest sum along a path of the trie of their texts.
     """
 
-    def __init__(self, base: Callable[[Start], float]) -> None:
-        self.base, self.root = base, _TextNode()        # the children of the root are the starts, by their id
+    def __init__(self) -> None:
+        self.root = _TextNode()                         # its children are the starts, by their id
 
     def put(self, item: Item, *, remove: bool = False) -> None:
         """Add an item, or remove it."""
@@ -265,7 +263,7 @@ class StringBound:
         path = [self.root]
         for key in keys:
             path.append(path[-1].children.setdefault(key, _TextNode()))
-        path[-1].own[item.number] = self.base(item.node.start) + (item.node.log_prob + item.most)
+        path[-1].own[item.number] = item.node.start.base + (item.node.log_prob + item.most)
         if remove:
             del path[-1].own[item.number]
         for i, node in reversed([*enumerate(path)]):
@@ -286,8 +284,6 @@ class Search:
     `order`, `batch` and `max_expansions` are those of `Query.best`.
     """
 
-    lists_prefixes = False                              # True if all prefixes must be known at the start
-
     def __init__(self, space: Space, order: str, batch: int, max_expansions: int | None) -> None:
         self.space, self.order, self.batch, self.max_expansions = space, order, batch, max_expansions
         self.expansions = self.fruitful = 0             # next-token distributions, and those before the last match
@@ -299,21 +295,22 @@ class Search:
 
     def add(self, start: Start) -> None:
         """Search after one more prefix."""
-        self._push([self._item(TOKEN, self.space.root(start), None, 0.0)])
+        if self.order == "joint":
+            start = start._replace(base=start.log_prob)
+        self._push([self._root(self.space.root(start))])
 
     def add_all(self) -> None:
         """Search after every prefix."""
         for start in self.space.starts():
             self.add(start)
 
-    def base(self, start: Start) -> float:
-        """Return the log-probability of a prefix that counts in the order of the search."""
-        return 0.0 if self.order == "conditional" else start.log_prob
+    def _root(self, node: Node) -> Item:
+        return self._item(TOKEN, node, None, 0.0)
 
     def _item(self, kind: int, node: Node, token: int | None, log_prob: float, cost: float | None = None) -> Item:
         data = node.data if token is None else node.data + self.space.lm.vocab.tokens[token]
         if cost is None:
-            cost = -(self.base(node.start) + node.log_prob + log_prob)
+            cost = -(node.start.base + node.log_prob + log_prob)
         return Item(cost, kind, next(self._numbers), node, token, log_prob, MAX_PUSHED, log_prob, log_prob, data)
 
     def _push(self, items: list[Item]) -> None:
@@ -328,21 +325,25 @@ class Search:
         nodes = [item.open(space) for item in items]
         allowed = [space.allowed(node) for node in nodes]
         accepts = [item.kind is TOKEN and space.accepts(node) for item, node in zip(items, nodes, strict=True)]
-        asked = [ids.size > 0 or (ends and space.end != "prefix") for ids, ends in zip(allowed, accepts, strict=True)]
-        rows = iter(space.log_probs(list(itertools.compress(nodes, asked))))
-        self.expansions += sum(asked)
-        for item, node, ids, ends, needs_row in zip(items, nodes, allowed, accepts, asked, strict=True):
-            log_probs = next(rows) if needs_row else NOTHING
+        needed = [ids.size > 0 or (ends and space.end != "prefix") for ids, ends in zip(allowed, accepts, strict=True)]
+        self.expansions += sum(needed)
+        rows = space.log_probs(nodes, needed)
+        for item, node, ids, ends, log_probs in zip(items, nodes, allowed, accepts, rows, strict=True):
             if self.bound is not None:
                 self.bound.put(item, remove=True)
-            self._follow(item, node, ids, space.ending(node, log_probs) if ends else -math.inf, log_probs)
+            ending = space.ending(node, log_probs) if ends else -math.inf
+            self._follow(item, node, ids, ending, log_probs)
 
     def _pop_batch(self) -> list[Item]:
         """Pop the best items of the heap that can be expanded, up to `batch` of them."""
-        matches, items = list[Item](), list[Item]()
+        matches = []
+        items = list[Item]()
         while self.heap and len(items) < self.batch:
             item = heapq.heappop(self.heap)
-            (matches if item.kind is MATCH else items).append(item)
+            if item.kind is MATCH:
+                matches.append(item)
+            else:
+                items.append(item)
         for match in matches:
             heapq.heappush(self.heap, match)
         return items
@@ -362,7 +363,7 @@ class Search:
         """Return the item of the match that ends at a node, and count its mass; none if it has no probability."""
         if ending == -math.inf:
             return []
-        self.found_mass += math.exp(self.base(node.start) + node.log_prob + ending)
+        self.found_mass += math.exp(node.start.base + node.log_prob + ending)
         return [self._item(MATCH, node, None, ending, cost)]
 
     def _split(self, node: Node, ids: Ints, log_probs: Floats, width: int) -> tuple[Ints, Item]:
@@ -373,7 +374,7 @@ class Search:
         best = best[np.lexsort((ids[best], -own[best]))][: width + 1]
         chosen, following = best[:width], float(own[best[width]])
         others = np.delete(ids, chosen)
-        mass = one = float(np.logaddexp.reduce(log_probs[others]))
+        mass = one = float(logsumexp(log_probs[others]))
         if self.bound is not None:                      # tokens of one text begin each other: their lengths differ
             one = math.log(np.unique(self.space.lm.vocab.lengths[others]).size) + following
         item = self._item(REST, node, int(ids[chosen[-1]]), following)
@@ -384,7 +385,7 @@ class Search:
     def open_items(self) -> tuple[list[Item], list[float]]:
         """Return the items that can still be expanded, and the log-probability of all texts that continue from each."""
         items = [item for item in self.heap if item.kind is not MATCH]
-        return items, [self.base(item.node.start) + (item.node.log_prob + item.mass) for item in items]
+        return items, [item.node.start.base + (item.node.log_prob + item.mass) for item in items]
 
     def open_mass(self) -> float:
         """Return the total probability of all texts that were not searched yet."""
@@ -406,8 +407,9 @@ class Search:
     # ---- matches
 
     def sequences(self) -> Iterator[Match]:
-        """Return an iterator over all token sequences, the most probable first."""
-        return map(self.match, self.matched())
+        """Yield all token sequences, the most probable first."""
+        for item in self.matched():
+            yield self.space.match(item.node, item.node.log_prob + item.log_prob)
 
     def matched(self) -> Iterator[Item]:
         """Yield the matches as they reach the top of the heap."""
@@ -431,7 +433,7 @@ class Search:
         if self.space.only_canonical:                   # one token sequence each
             yield from self.sequences()
             return
-        self.bound = StringBound(self.base)
+        self.bound = StringBound()
         for item in self.heap:
             self.bound.put(item)
         ready: list[tuple[float, int, Match]] = []      # known, not yet returned
@@ -440,7 +442,7 @@ class Search:
                 item = heapq.heappop(self.heap)
                 self.bound.put(item, remove=True)
                 for match in self.summed([item], tolerance):
-                    heapq.heappush(ready, (-(self.base(item.node.start) + match.log_prob_upper), item.number, match))
+                    heapq.heappush(ready, (-(item.node.start.base + match.log_prob_upper), item.number, match))
             best = self.bound.root.best if self.heap else -math.inf
             if ready and best <= -ready[0][0]:
                 self.fruitful = self.expansions
@@ -458,42 +460,34 @@ class Search:
                 self._known.add((id(start), data))
                 yield self.space.match(item.node, *_total(self.space, start, data, self.batch, tolerance))
 
-    def match(self, item: Item) -> Match:
-        """Return the match of an item, as one token sequence."""
-        return self.space.match(item.node, item.node.log_prob + item.log_prob)
-
 
 def _total(space: Space, start: Start, data: bytes, batch: int, tolerance: float) -> tuple[float, float]:
     """Return a lower and an upper bound of the log of the summed probability of all token sequences for `data`.
 
     The mass that is left out is at most `tolerance` times the mass that is found.
     """
+    vocab = space.lm.vocab
+    longest = int(vocab.lengths.max())
     log_tolerance = math.log(tolerance) if tolerance else -math.inf
-    heap = [(0.0, 0, space.root(start))]
-    numbers = itertools.count(1)
-    found, left = list[float](), 0.0
-    while heap and left > log_tolerance + logsumexp(found):
-        nodes = [heapq.heappop(heap)[2] for _ in range(min(batch, len(heap)))]
-        asked = [node for node in nodes if node.data != data or space.end != "prefix"]
-        rows = dict(zip(map(id, asked), space.log_probs(asked), strict=True))
-        for node in nodes:
-            log_probs = rows.get(id(node), NOTHING)
+    found = [-math.inf]
+    left = [space.root(start)]
+    log_left = 0.0
+    while left and log_left > log_tolerance + logsumexp(found):
+        left.sort(key=operator.attrgetter("log_prob"))
+        nodes = left[-batch:]
+        del left[-batch:]
+        rows = space.log_probs(nodes, [node.data != data or space.end != "prefix" for node in nodes])
+        for node, log_probs in zip(nodes, rows, strict=True):
             if node.data == data:
                 found.append(node.log_prob + space.ending(node, log_probs))
             elif node.depth != space.max_tokens:
-                for token in spelling(space, data[len(node.data) :]):
-                    if log_probs[token] > -math.inf:
-                        child = space.child(node, token, float(log_probs[token]))
-                        heapq.heappush(heap, (-child.log_prob, next(numbers), child))
-        left = logsumexp([-cost for cost, _, _ in heap])
-    return logsumexp(found), logsumexp([*found, left])
-
-
-def spelling(space: Space, data: bytes) -> Iterator[int]:
-    """Yield the tokens that begin `data`, the shortest first."""
-    vocab = space.lm.vocab
-    for n in range(1, min(int(vocab.lengths.max()), len(data)) + 1):
-        yield from vocab.ids_by_bytes.get(data[:n], ())
+                rest = data[len(node.data) :][:longest]
+                for n in range(1, len(rest) + 1):
+                    for token in vocab.ids_by_bytes.get(rest[:n], ()):
+                        if log_probs[token] > -math.inf:
+                            left.append(space.child(node, token, float(log_probs[token])))
+        log_left = logsumexp([node.log_prob for node in left])
+    return logsumexp(found), logsumexp([*found, log_left])
 
 
 class DistinctSearch(Search):
@@ -507,9 +501,9 @@ class DistinctSearch(Search):
         super().__init__(*options)
         self.rng = rng
 
-    def add(self, start: Start) -> None:
-        noise = float(self.rng.gumbel(self.base(start)))
-        self._push([self._item(TOKEN, self.space.root(start)._replace(noise=noise), None, 0.0, -noise)])
+    def _root(self, node: Node) -> Item:
+        noise = float(self.rng.gumbel(node.start.base))
+        return self._item(TOKEN, node._replace(noise=noise), None, 0.0, -noise)
 
     def _follow(self, item: Item, node: Node, ids: Ints, ending: float, log_probs: Floats) -> None:
         """Push the children; texts that leave the language compete for the maximum, and are dropped."""
@@ -520,9 +514,9 @@ class DistinctSearch(Search):
 
     def _divide(self, node: Node, log_probs: Floats) -> Floats:
         """Draw the perturbed log-probability of each child; the maximum of these and of leaving is `node.noise`."""
-        left = -math.expm1(min(0.0, float(np.logaddexp.reduce(log_probs))))
+        left = -math.expm1(min(0.0, logsumexp(log_probs)))
         log_probs = np.append(log_probs, math.log(left) if left > ROUNDING else -math.inf)
-        base = self.base(node.start) + node.log_prob
+        base = node.start.base + node.log_prob
         with np.errstate(divide="ignore", invalid="ignore"):
             noisy = base + log_probs + self.rng.gumbel(size=log_probs.size)
             shifted = node.noise - noisy + np.log1p(-np.exp(noisy - noisy.max()))

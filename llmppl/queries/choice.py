@@ -180,8 +180,7 @@ def choose(lm: CachedTransformer, prompt: Any, options: Options, **how: Unpack[H
     given: dict[str, Any] = _DEFAULTS | how
     end = arguments.one_of("end", given["end"], ENDS)
     rule = arguments.function("rule", given["rule"], "Rule(top_k=40)")
-    spelling = arguments.one_of("tokenization", given["tokenization"], get_args(Spelling))
-    canonical = spelling == "canonical"
+    canonical = arguments.one_of("tokenization", given["tokenization"], get_args(Spelling)) == "canonical"
     tolerance = arguments.number("tolerance", given["tolerance"])
     max_expansions = arguments.count("max_expansions", given["max_expansions"], least=0)
     labels, listed = _texts(options)
@@ -196,10 +195,14 @@ def choose(lm: CachedTransformer, prompt: Any, options: Options, **how: Unpack[H
         if isinstance(each, str):
             warn_of_seam(lm, each, listed, ask=True)
     sums = [_Sums(texts, context, rule, canonical) for context in contexts]
-    if reached := _expand((item for each in sums for item in each.own()), limit):
+    reached = _expand(itertools.chain.from_iterable(each.own() for each in sums), limit)
+    if reached:
         raise TimeoutError(_late(reached, len(listed)))
     most = 0 if canonical else max_expansions * len(listed)
-    while not reached and (unsure := [item for each in sums for item in each.unsure(tolerance, most)]):
+    while not reached:
+        unsure = [item for each in sums for item in each.unsure(tolerance, most)]
+        if not unsure:
+            break
         reached = _expand(unsure, limit)
     choices = [each.choice(labels, listed) for each in sums]
     _warn_of_bounds(choices, contexts, reached, max(tolerance, WIDE))
@@ -225,7 +228,6 @@ class _Texts:
             if reached := limit.reached(()):
                 raise TimeoutError(_late(reached, len(texts)))
             self.own.append(encode_fragment(lm.tokenizer, lm.vocab, texts[i]))
-        self._tokens = dict[bytes, list[int]]()
 
     def after(self, data: bytes) -> tuple[int, int]:
         """Return the range of the texts that begin with some bytes."""
@@ -254,14 +256,6 @@ class _Open(NamedTuple):
     data: bytes
 
 
-class _Item(NamedTuple):
-    """Sequence to be expanded, with the sums to which it belongs."""
-
-    sums: _Sums
-    context: Context
-    data: bytes
-
-
 class _Sums:
     """Sums of the probabilities of the token sequences that spell each option, after one prompt.
 
@@ -277,14 +271,14 @@ class _Sums:
         self._ends = {[*self._path(tokens)][-1][0] for tokens in texts.own} if canonical else None
         self._reach(start, 0.0, b"")
 
-    def own(self) -> Iterator[_Item]:
+    def own(self) -> Iterator[tuple[_Sums, Context]]:
         """Yield the sequences of the tokenizer's own tokens that must be expanded, each once, from short to long."""
-        seen = set[Context]()
+        seen = set()
         for tokens in self.texts.own:
             for context, data in self._path(tokens):
                 if context not in seen and not self.texts.ends(data):
                     seen.add(context)
-                    yield _Item(self, context, data)
+                    yield self, context
 
     def _path(self, tokens: Iterable[int]) -> Iterator[tuple[Context, bytes]]:
         """Yield the contexts from the prompt to the end of some tokens, with their bytes."""
@@ -294,40 +288,38 @@ class _Sums:
             context, data = context + token, data + self.texts.vocab.tokens[token]
             yield context, data
 
-    def unsure(self, tolerance: float, max_expansions: int) -> list[_Item]:
+    def unsure(self, tolerance: float, max_expansions: int) -> list[tuple[_Sums, Context]]:
         """Return the fewest sequences without which the rest is small enough, up to a number of expansions."""
-        likely = sorted(self.open.items(), key=lambda item: item[1].log_prob)
-        rest = np.logaddexp.accumulate([-np.inf, *(each.log_prob for _, each in likely)])
+        likely = sorted(self.open, key=lambda context: self.open[context].log_prob)
+        rest = np.logaddexp.accumulate([-np.inf, *(self.open[context].log_prob for context in likely)])
         enough = logsumexp(self.found) + (math.log(tolerance) if tolerance else -math.inf)
         number = min(int((rest > enough).sum()), max_expansions - self.expansions)
         self.expansions += number
-        return [_Item(self, context, each.data) for context, each in likely[::-1][:number]]
+        return [(self, context) for context in likely[::-1][:number]]
 
-    def expand(self, context: Context, data: bytes, table: Table) -> None:
+    def expand(self, context: Context, table: Table) -> None:
         """Continue a sequence, if it has a probability, by each token that spells a text."""
         reached = self.open.pop(context, None)
         if reached is None or table.log_total == -math.inf:
             return
+        before, data = reached
         tokens = self.texts.tokens(data)
         first, _ = self.texts.after(data)
         if self.texts.data[first] == data:
-            self._add(context, first, reached.log_prob + self._ending(table, tokens))
+            self._add(context, first, before + self._ending(table, tokens))
         rows = np.zeros(len(tokens), np.int64)
         log_weights = values_at([table], rows, np.array(tokens, np.int64))
         for token, log_weight in zip(tokens, log_weights.tolist(), strict=True):
             if log_weight > -math.inf:
-                log_prob = reached.log_prob + log_weight - table.log_total
+                log_prob = before + log_weight - table.log_total
                 self._reach(context + token, log_prob, data + self.texts.vocab.tokens[token])
 
     def _ending(self, table: Table, tokens: list[int]) -> float:
         """Return the log-probability that a text ends, where the tokens continue it to another text."""
-        weights = np.exp(table.whole(table.log_total))
+        log_probs = table.whole(table.log_total)
         if self.texts.end == "eos":
-            total = weights[list(self.texts.vocab.eos_ids)].sum()
-        else:
-            weights[tokens] = 0.0
-            total = weights.sum()
-        return math.log(total) if total > 0.0 else -math.inf
+            return float(logsumexp(log_probs[list(self.texts.vocab.eos_ids)]))
+        return float(logsumexp(np.delete(log_probs, tokens)))
 
     def _reach(self, context: Context, log_prob: float, data: bytes) -> None:
         """Add a sequence to the sum, or to the open ones if the model can read it."""
@@ -352,10 +344,8 @@ class _Sums:
         for log_prob, data in self.open.values():
             some = slice(*self.texts.after(data))
             left[some] = np.logaddexp(left[some], log_prob)
-        logs = np.empty((left.size, 3))
-        logs[:, 0] = self.found - log_mass
-        logs[:, 1] = self.found - upper
-        logs[:, 2] = np.logaddexp(self.found, left) - np.logaddexp(log_mass, left)
+        most = np.logaddexp(self.found, left) - np.logaddexp(log_mass, left)
+        logs = np.column_stack([self.found - log_mass, self.found - upper, most])
         bounds = np.exp(logs[np.argsort(self.texts.order)]).tolist()
         shares = [Share(label, *each) for label, each in zip(labels, bounds, strict=True)]
         return Choice(shares, texts, log_mass, upper)
@@ -372,15 +362,15 @@ class _Sums:
         )
 
 
-def _expand(items: Iterable[_Item], limit: Limit) -> str:
+def _expand(items: Iterable[tuple[_Sums, Context]], limit: Limit) -> str:
     """Expand sequences of one or several prompts, a batch at a time. Return the limit that ended it, or ""."""
     items = iter(items)
     while batch := [*itertools.islice(items, ROWS)]:
         if reached := limit.reached(()):
             return reached
-        nexts = [item.context.next_token() for item in batch]               # computed together
-        for (sums, context, data), each in zip(batch, nexts, strict=True):
-            sums.expand(context, data, sums.rule(each).table())
+        nexts = [context.next_token() for _, context in batch]              # computed together
+        for (sums, context), each in zip(batch, nexts, strict=True):
+            sums.expand(context, sums.rule(each).table())
     return ""
 
 

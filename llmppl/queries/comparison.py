@@ -34,7 +34,7 @@ from numpy.typing import NDArray
 
 from llmppl.queries.matches import Match
 from llmppl.report.probabilities import Probabilities, key_of
-from llmppl.report.tables import TableView
+from llmppl.report.tables import Bars, Rows, TableView
 from llmppl.support import arguments
 
 Array = NDArray[Any]                                # (C,) int64 counts or float64 probabilities
@@ -118,7 +118,7 @@ class Comparison(TableView):
         return float(np.abs(np.subtract(*self.shares)).sum() / 2)
 
     def _header(self) -> str:
-        sides = list[str]()
+        sides = []
         for name, num in zip(self.names, (self.num_a, self.num_b), strict=True):
             sides.append(f"{name}: exact" if num is None else f"{name}: {num:,} drawn")
         head = f"Comparison({', '.join(sides)}, strings: {len(self.categories):,})\ntotal variation {self.tv:.4f}"
@@ -130,8 +130,8 @@ class Comparison(TableView):
             p += " (the least they can show)"
         return f"{head}, between {low:.4f} and {high:.4f} at 95 %\n{p}; X2 = {self.statistic:.2f}, {self.df} df"
 
-    def _table(self) -> tuple[list[str], list[tuple[str, ...]]]:
-        rows = list[tuple[str, ...]]()
+    def _table(self) -> tuple[list[str], Rows]:
+        rows = []
         for text, a, b, difference in map(dict.values, self.records()):
             shown = arguments.shown(text)
             rows.append((_cell(a, self.num_a), _cell(b, self.num_b), f"{100 * difference:+.1f} %", shown))
@@ -143,8 +143,8 @@ class Comparison(TableView):
         columns = "string", *self.names, "difference"
         return [dict(zip(columns, row, strict=True)) for row in zip(self.categories, *sides, strict=True)]
 
-    def _bars(self) -> list[list[tuple[float, ...]]]:
-        bars = list[list[tuple[float, ...]]]()
+    def _bars(self) -> Bars:
+        bars = []
         for a, b in np.column_stack(self.shares).tolist():
             bars.append([(a, *_wilson(a, self.num_a or math.inf)), (b, *_wilson(b, self.num_b or math.inf))])
         return bars
@@ -191,15 +191,15 @@ class PairedComparison(TableView):
         differences = self.probabilities - self.probabilities[:, :1]
         errors = differences.std(axis=0, ddof=1) / math.sqrt(len(differences))
         columns = np.stack([self.probabilities.mean(axis=0), differences.mean(axis=0), errors], axis=-1).tolist()
-        rows = list[dict[str, Any]]()
+        rows = []
         for c, option in enumerate(self.options):
             for name, numbers in zip(self.names, columns, strict=True):
                 mean, difference, se = numbers[c]
                 rows.append({"option": option, "group": name, "mean": mean, "difference": difference, "se": se})
         return rows
 
-    def _table(self) -> tuple[list[str], list[list[str]]]:
-        rows = list[list[str]]()
+    def _table(self) -> tuple[list[str], Rows]:
+        rows = []
         for row in self.records():
             difference = f"{100 * row['difference']:+.1f} % +- {100 * row['se']:.1f}"
             rows.append([f"{100 * row['mean']:.1f} %", difference, row["group"], arguments.shown(row["option"])])
@@ -267,8 +267,9 @@ def compare(
         test = _test(left, num_a, right, num_b, permutations, rng)
     elif num_b:
         test = _test(right, num_b, left, None, permutations, rng)
-    found = Comparison(categories, left, right, num_a, num_b, *test, permutations, None, (*sides,))
-    if found.df is None:
+    p, statistic, df = test
+    found = Comparison(categories, left, right, num_a, num_b, p, statistic, df, permutations, None, (*sides,))
+    if df is None:
         return found
     return replace(found, tv_interval=_interval(*found.shares, num_a or math.inf, num_b or math.inf))
 
@@ -317,9 +318,10 @@ def _relabelled(probabilities: Array, draws: int, rng: np.random.Generator) -> t
         raise ValueError(f"{num_groups} groups: at most {MAX_GROUPS} are compared together")
     orders = np.array([*itertools.permutations(range(num_groups))])
     exact = len(orders) ** (num_templates - 1) <= draws     # the first template keeps its labels
-    picks = rng.integers(len(orders), size=(draws, num_templates - 1))
     if exact:
         picks = np.array([*itertools.product(range(len(orders)), repeat=num_templates - 1)])
+    else:
+        picks = rng.integers(len(orders), size=(draws, num_templates - 1))
     least = _spread(probabilities.sum(axis=0)) * (1 - ROUNDING)
     size = max(1, MAX_CELLS // (num_groups * num_options))
     as_large = 0

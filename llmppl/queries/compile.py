@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import operator
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import reduce
@@ -152,7 +153,8 @@ def compile_query(
     unwanted = None if ignore is None else _language(ignore, "ignore")
     optional_count("max_chars", max_chars, least=0)
 
-    parts, deferred = list[Part](), None
+    parts = []
+    deferred = None
     for states, strings in _split(language, prefixes, before, prefix):
         start, follow, unedited = states[0], language, language
         if len(states) > 1 or after.max_cost or max_chars is not None or unwanted is not None:
@@ -160,10 +162,12 @@ def compile_query(
             follow = after(unedited)
             if max_chars is not None:
                 follow = follow.explore(MAX_COUNTED_STATES) & Regex(f"(?s:.{{0,{max_chars}}})")
-            try:
-                follow = follow if unwanted is None else _difference(follow, unwanted)
-            except TooLarge:
-                deferred = unwanted
+            if unwanted is not None:
+                try:
+                    limit = MAX_DIFFERENCE_STATES // unwanted.explore(MAX_DIFFERENCE_STATES).num_states
+                    follow = follow.explore(limit) - unwanted
+                except TooLarge:
+                    deferred = unwanted
             start = follow.start
         if not follow.is_empty():
             parts.append(Part(strings, follow, start, unedited))
@@ -197,12 +201,6 @@ def _edits(edits: int | Edits) -> Edits:
     return edits if isinstance(edits, Edits) else Edits(count("edits", edits, least=0))
 
 
-def _difference(language: DFA, unwanted: DFA) -> DFA:
-    """Return `language` without `unwanted`; TooLarge if the result would be."""
-    limit = MAX_DIFFERENCE_STATES // unwanted.explore(MAX_DIFFERENCE_STATES).num_states
-    return language.explore(limit) - unwanted
-
-
 def _from_state(language: DFA, state: int) -> DFA:
     """Return the language that may follow a state."""
     if state == language.start:
@@ -215,9 +213,11 @@ def _split(
     language: DFA, prefixes: DFA, edits: Edits, shown: Language
 ) -> list[tuple[tuple[int, ...], tuple[str, ...]]]:
     """Return the edited prefix strings, grouped by the states of `language` after the strings before the edits."""
-    before, states = dict[int, list[str]](), dict[str, list[int]]()
+    before = defaultdict[int, list[str]](list)
+    states = defaultdict[str, list[int]](list)
+    groups = defaultdict[tuple[int, ...], list[str]](list)
     for text in _listed(prefixes, shown):
-        before.setdefault(language.after(language.start, text.encode()), []).append(text)
+        before[language.after(language.start, text.encode())].append(text)
     for text in before.get(0, ()):
         raise ValueError(
             f"the prefix {shown!r} is no prefix of the pattern: no text of it begins with {text!r}. The pattern is a "
@@ -226,10 +226,9 @@ def _split(
         )
     for state, texts in before.items():
         for text in _listed(edits(DFA.from_strings(texts)), shown):
-            states.setdefault(text, []).append(state)
-    groups = dict[tuple[int, ...], list[str]]()
+            states[text].append(state)
     for text, after in states.items():
-        groups.setdefault(tuple(after), []).append(text)
+        groups[tuple(after)].append(text)
     return [(after, tuple(texts)) for after, texts in groups.items()]
 
 

@@ -11,7 +11,7 @@ from llmppl.constraints import Edit
 from llmppl.constraints.vocabulary import Text, Token
 from llmppl.lm import CachedTransformer
 from llmppl.report.progress import Bar
-from llmppl.report.tables import TableView, one_line
+from llmppl.report.tables import Rows, TableView, one_line
 from llmppl.support.arguments import count
 from llmppl.support.runtime import Stats
 
@@ -94,7 +94,7 @@ class MatchList(TableView, list[Match]):
     def _header(self) -> str:
         return f"{len(self)} match{'es' * (len(self) != 1)}{self.note}"
 
-    def _table(self) -> tuple[list[str], list[list[str]]]:
+    def _table(self) -> tuple[list[str], Rows]:
         """Return heads and rows; columns of weights and edits only if some match has them."""
         columns: dict[str, Callable[[Match], str]] = {"log prob": lambda match: f"{match.log_prob:.3f}"}
         if any(match.log_weight for match in self):

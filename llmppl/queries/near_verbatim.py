@@ -14,7 +14,7 @@ from llmppl.queries.best_first import Search, Space, Start
 from llmppl.queries.compile import Edits, compile_query
 from llmppl.queries.query import warn_of_seam
 from llmppl.queries.sampling import Probability, bounded
-from llmppl.report.tables import TableView, one_line
+from llmppl.report.tables import Rows, TableView, one_line
 from llmppl.support import arguments
 from llmppl.support.options import Guess
 
@@ -41,14 +41,12 @@ class Extraction(TableView):
     def _header(self) -> str:
         return f"Extraction of {one_line(repr(self.suffix))}"
 
-    def _table(self) -> tuple[list[str], list[list[str]]]:
-        within = "within 1 edit" if self.edits == 1 else f"within {self.edits} edits"
-        rows = list[list[str]]()
-        names = {
-            "verbatim": self.verbatim,
-            within: self.near,
-        }
-        for name, p in names.items():
+    def _table(self) -> tuple[list[str], Rows]:
+        within = f"within {self.edits} edits"
+        if self.edits == 1:
+            within = "within 1 edit"
+        rows = []
+        for name, p in ("verbatim", self.verbatim), (within, self.near):
             tries = dict.fromkeys(f"{n:,}" for n in p.tries(0.5))
             rows.append([f"{p.lower:.4g}", f"{p.upper:.4g}", " to ".join(tries), name])
         return ["at least", "at most", "tries for 50 %", "text"], rows
@@ -85,7 +83,8 @@ def extraction(
       0.8793   0.8794               1  within 1 edit
     """
     arguments.function("rule", rule, "Rule(top_k=40)")
-    context, text = as_context(lm, prefix), DFA.from_strings([arguments.text("suffix", suffix)])
+    context = as_context(lm, prefix)
+    text = DFA.from_strings([arguments.text("suffix", suffix)])
     if isinstance(prefix, str):
         warn_of_seam(lm, prefix, [suffix], ask=True)
     found = []

@@ -20,7 +20,7 @@ from typing import Any, Literal, TypedDict, Unpack, get_args
 import numpy as np
 
 from llmppl.constraints.vocabulary import EOS, Token
-from llmppl.distributions import NO_RULE, DecisionRule, Rule
+from llmppl.distributions import NO_RULE, DecisionRule, Rule, logsumexp
 from llmppl.lm import ENDS, CachedTransformer, Context, End, TokenDistribution
 from llmppl.models.programs import as_context
 from llmppl.queries.best_first import DistinctSearch, Search, Space
@@ -260,7 +260,7 @@ class Query:
         max_expansions = count("max_expansions", given["max_expansions"], least=0)
         starts = self.space.starts()
         space = replace(self.space, first=self.end == "prefix" and self.compiled.continues())
-        log_total = float(np.logaddexp.reduce([start.log_prob for start in starts]))
+        log_total = logsumexp([start.log_prob for start in starts])
         search = Search(space, "joint", count("batch", given["batch"]), max_expansions)
         for start in starts:
             search.add(start._replace(log_prob=start.log_prob - log_total))
@@ -363,7 +363,8 @@ def warn_of_seam(lm: CachedTransformer, prefix: str, texts: Iterable[str], *, as
     whether a text lacks its blank.
     """
     looked = [*itertools.islice(texts, MAX_LOOKED)]
-    own, joined = lm.context(prefix).tokens, list[tuple[str, str]]()
+    own = lm.context(prefix).tokens
+    joined = []
     for text in looked if prefix else ():
         with contextlib.suppress(ValueError):           # the model cannot read it
             whole = lm.context(prefix + text).tokens
@@ -371,15 +372,18 @@ def warn_of_seam(lm: CachedTransformer, prefix: str, texts: Iterable[str], *, as
             if same < len(own):
                 joined.append((text, b"".join(token.bytes for token in own[:same]).decode(errors="ignore")))
     several = len(looked) < MAX_LOOKED or len(joined) > MAX_LOOKED / 2
-    lacking = ask and not joined and next((text for text in looked[:3] if _lacks_blank(lm, prefix, text)), "")
-    if joined and several and _lacks_blank(lm, prefix, joined[0][0]):
-        lacking = joined[0][0]
+    if joined and not several:
+        return
+    suspects = looked[:3] if ask else []
+    if joined:
+        suspects = [joined[0][0]]
+    lacking = next((text for text in suspects if _lacks_blank(lm, prefix, text)), "")
     if lacking:
         warn(
             f"the model writes {' ' + lacking[:30]!r} far more often than {lacking[:30]!r} after "
             f"{prefix[-30:]!r}: begin the texts with their blank"
         )
-    elif joined and several:
+    elif joined:
         text, better = joined[0]
         warn(
             f"the tokenizer joins the end of {prefix[-30:]!r} and the beginning of {text[:30]!r}. The model would "
@@ -485,7 +489,9 @@ def explain(
 
 def _certificate(dist: TokenDistribution, id: int, rule: Rule) -> Certificate:
     log_probs = dist.log_probs()
-    rank = 1 + int((log_probs > log_probs[id]).sum() + (log_probs[:id] == log_probs[id]).sum())
-    impossible = log_probs[id] == -math.inf
-    excluded = "the model gives it probability 0" if impossible else rule.excluded_by(dist, id)
-    return Certificate(dist.support[id], float(log_probs[id]), rank, excluded)
+    own = float(log_probs[id])
+    rank = 1 + int((log_probs > own).sum() + (log_probs[:id] == own).sum())
+    excluded = rule.excluded_by(dist, id)
+    if own == -math.inf:
+        excluded = "the model gives it probability 0"
+    return Certificate(dist.support[id], own, rank, excluded)

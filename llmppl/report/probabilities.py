@@ -84,7 +84,7 @@ class Probabilities(TableView, Mapping[Any, float]):
         key = key_of(value)
         if key in self._by_key:
             return self._by_key[key]
-        equal = list[Share]()
+        equal = []
         if is_hashable(value):
             equal = [share for share in self.shares if is_hashable(share.value) and share.value == value]
         if len(equal) != 1:

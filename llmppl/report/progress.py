@@ -78,14 +78,16 @@ def finished(particles: list[Any]) -> str:
 
 def in_notebook() -> bool:
     """Return True in a notebook: in IPython, with a kernel that displays output."""
-    ipython: Any = sys.modules.get("IPython")
-    return ipython is not None and getattr(ipython.get_ipython(), "kernel", None) is not None
+    return getattr(_shell(), "kernel", None) is not None
 
 
 def cell_of(filename: str) -> str | None:
     """Return IPython's name of the cell whose code has this file name, "In[3]"; None for another file."""
-    ipython: Any = sys.modules.get("IPython")
-    shell = None if ipython is None else ipython.get_ipython()
-    name_of = getattr(getattr(shell, "compile", None), "format_code_name", None)
-    name = None if name_of is None else name_of(filename)
+    name_of = getattr(getattr(_shell(), "compile", None), "format_code_name", None)
+    name = name_of and name_of(filename)
     return name[1] if name else None
+
+
+def _shell() -> Any:
+    ipython: Any = sys.modules.get("IPython")
+    return ipython and ipython.get_ipython()

@@ -277,7 +277,8 @@ def _text(value: Any) -> str:
 def normalised(log_weights: Sequence[float]) -> list[float]:
     """Return the weights divided by their sum; zeros if all are 0."""
     total = max(np.logaddexp.reduce(log_weights, initial=-np.inf), -sys.float_info.max)
-    return [*map(float, np.exp(np.asarray(log_weights) - total))]
+    weights: list[float] = np.exp(np.asarray(log_weights) - total).tolist()
+    return weights
 
 
 class Recorder:
@@ -413,16 +414,22 @@ def _prompts(particles: Sequence[Any]) -> tuple[list[str], list[str]]:
 
     Both are empty if a context does not end with the particle's text.
     """
-    found, messages = list[list[str]](), list[str]()
+    found = []
+    messages = list[str]()
     for particle in particles:
         text, parts = str(particle), itertools.chain.from_iterable(map(_listed, vars(particle).values()))
         contexts = [each for each in parts if hasattr(each, "next_token") and hasattr(each, "tokens")]
         if all(str(each.text).endswith(text) for each in contexts):
             found.append([str(each.text).removesuffix(text) for each in contexts])
             messages = messages or [_last_message(context.tokens, text) for context in contexts]
-    prompts = [(os.path.commonprefix(texts), len({*texts}) > 1) for texts in zip(*found, strict=False)]
-    kept = [(text + "…" * differ, message) for (text, differ), message in zip(prompts, messages, strict=False) if text]
-    return [text for text, _ in kept], [message for _, message in kept]
+    prompts = []
+    last = []
+    for texts, message in zip(zip(*found, strict=False), messages, strict=False):
+        common = os.path.commonprefix(texts)
+        if common:
+            prompts.append(common if len({*texts}) == 1 else f"{common}…")
+            last.append(message)
+    return prompts, last
 
 
 def _last_message(tokens: Sequence[Any], text: str) -> str:

@@ -12,6 +12,7 @@ import io
 import itertools
 import math
 import os
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -61,9 +62,7 @@ class TableView:
 
     def to_html(self: Any, path: str | os.PathLike[str] | None = None) -> str:
         """Return the whole table as HTML, after writing it to a path if there is one."""
-        heads, rows = self._table()
-        table = html_table(heads, rows, self._bars(), numbers=self.numbers, most_rows=len(rows))
-        return _written(f'<meta charset="utf-8"><p>{html.escape(self._header(), quote=False)}</p>{table}', path)
+        return _written('<meta charset="utf-8">' + self._html(sys.maxsize), path)
 
     def _header(self: Any) -> str:
         return str(self.header)
@@ -73,12 +72,20 @@ class TableView:
 
     def __repr__(self: Any) -> str:
         heads, rows = self._table()
-        return "\n".join([self._header(), *(["", *text_table(heads, rows, numbers=self.numbers)] if rows else [])])
+        lines = [self._header()]
+        if rows:
+            lines += ["", *text_table(heads, rows, numbers=self.numbers)]
+        return "\n".join(lines)
 
-    def _repr_html_(self: Any) -> str:
+    def _repr_html_(self) -> str:
+        return self._html(MAX_ROWS)
+
+    def _html(self: Any, most_rows: int) -> str:
         heads, rows = self._table()
-        table = html_table(heads, rows, self._bars(), numbers=self.numbers) if rows else ""
-        return f"<p>{html.escape(self._header(), quote=False)}</p>{table}".replace("\n", "<br>", 2)
+        shown = f"<p>{html.escape(self._header(), quote=False)}</p>".replace("\n", "<br>")
+        if rows:
+            shown += html_table(heads, rows, self._bars(), numbers=self.numbers, most_rows=most_rows)
+        return shown
 
 
 def text_table(heads: Sequence[str], rows: Rows, *, numbers: bool = False) -> list[str]:
@@ -96,10 +103,13 @@ def html_table(
     """Return the table as HTML, without colours. With `bars`, a row begins with one or several of them."""
     left = "" if numbers else ' style="text-align: left; white-space: pre-wrap"'
     most = max(map(max, itertools.chain(*bars)), default=0.0) or 1.0        # is as long as a bar can be
-    drawn = [f"<td>{'<br>'.join(bar(each, most) for each in row)}</td>" for row in bars[:most_rows]] or [""] * len(rows)
-    head = "<th></th>" * (len(bars) > 0) + _cells("th", heads, left)
-    shown = zip(drawn, rows[:most_rows], strict=False)
-    body = "".join(f"<tr>{cell}{_cells('td', row, left)}</tr>" for cell, row in shown)
+    lines = [_cells("td", row, left) for row in rows[:most_rows]]
+    head = _cells("th", heads, left)
+    if bars:
+        head = "<th></th>" + head
+    for i, row in enumerate(bars[:most_rows]):
+        lines[i] = f"<td>{'<br>'.join(bar(each, most) for each in row)}</td>{lines[i]}"
+    body = "".join(f"<tr>{line}</tr>" for line in lines)
     table = f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
     if len(rows) > most_rows:
         table += f"<p>... and {len(rows) - most_rows} more</p>"
