@@ -74,7 +74,7 @@ MAX_WALK = 1.1                                          # times the moves that d
 # comprehensions in 1,000 code lines, code lines above 100 characters. A commit that raises one says why, beside it.
 # The aims are 200,000 tokens in all, and 9.5 tokens in a line of each folder.
 CEILINGS = {
-    "llmppl": (236_779, 11.6, 43, 66, 1_928),
+    "llmppl": (236_094, 11.2, 43, 66, 1_900),
     "llmppl/.": (9_349, 12.4, 24, 97, 80),
     "llmppl/cli": (4_980, 8.4, 34, 31, 33),
     "llmppl/constraints": (3_302, 10.1, 37, 31, 32),
@@ -90,8 +90,8 @@ CEILINGS = {
     "llmppl/lm/embedded": (119, 6.7, 1, 1, 1),
     "llmppl/lm/engines": (18_312, 12.2, 47, 60, 184),
     "llmppl/models": (12_676, 9.7, 42, 19, 124),
-    "llmppl/queries": (18_880, 11.5, 42, 58, 150),
-    "llmppl/report": (6_667, 11.2, 50, 108, 59),
+    "llmppl/queries": (18_245, 11, 37, 53, 144),
+    "llmppl/report": (6_617, 10.7, 44, 97, 54),
     "llmppl/serving": (10_291, 10.7, 48, 41, 70),
     "llmppl/support": (8_768, 9.7, 28, 37, 56),
     "llmppl/tasks": (12_421, 11.0, 50, 53, 101),
