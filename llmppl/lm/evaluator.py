@@ -19,6 +19,7 @@ from dataclasses import replace
 from threading import get_ident
 from time import perf_counter
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import numpy as np
 from numpy.typing import NDArray
@@ -84,6 +85,7 @@ class CachedEvaluator:
         self._valid = True                              # False in a call, and after one that did not end
         self._stats = defaultdict[int, Stats](Stats)    # by thread identifier, which Python uses again
         self._prefetches = defaultdict[int, list[_Prefetch]](list)      # of the next round of each thread
+        self._ids = WeakKeyDictionary[Node, list[int]]()        # tokens of the whole contexts of the last round
         self._round = 0
         self._unknown = np.flatnonzero(~vocab.known)
         self._cache_bytes = cache_bytes
@@ -254,17 +256,20 @@ class CachedEvaluator:
         most = max(1, _MAX_ANSWER // (4 * len(self.vocab)))
         needs = sorted(pending.children, key=lambda node: node.depth)[:most]
         min_depth, needed = needs[0].depth, set(needs)
-        contexts = list[list[int]]()
+        new = WeakKeyDictionary[Node, list[int]]()
         asked = {}
         for end in sorted(needs, key=lambda node: -node.depth):
             if end in asked:                            # a prefix of a longer context
                 continue
-            asked[end], node = (len(contexts), end.depth), end
-            contexts.append(end.tokens())
+            before = None if end.parent is None else self._ids.get(end.parent)
+            asked[end], node = (len(new), end.depth), end
+            new[end] = end.tokens() if before is None else [*before, end.token]
             while node.depth > min_depth:               # prefixes that are needed, too
                 node = node.parent                      # type: ignore[assignment]   # only the root has none
                 if node in needed:
                     asked.setdefault(node, (asked[end][0], node.depth))
+        self._ids = new
+        contexts = list(new.values())
         self._resolve(engine.forward(contexts, [*asked.values()]), asked, pending)
 
     def _allocate_slots(self, chains: list[Chain]) -> NDArray[np.int64]:
