@@ -19,7 +19,6 @@ from importlib import import_module
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from llmppl.constraints.automata.budget import Budget
 
@@ -27,7 +26,7 @@ from llmppl.constraints.automata.nfa import (  # isort: skip
     ACCEPT, DEAD, LEAD_BYTES, LEADS, MAX_CODE_POINT, NFA, Fragment, Ranges, merged, utf8,
 )  # fmt: skip
 from llmppl.constraints.automata.operations import joined, merging, trimmed
-from llmppl.constraints.constraint import TabledRecognizer
+from llmppl.constraints.constraint import Ints, TabledRecognizer
 from llmppl.support.graphs import Memo, Numbering, reachable, reversed_edges
 
 op: Any = import_module("re._constants")            # of Python's own pattern parser, which has no types
@@ -64,9 +63,7 @@ def category(letter: str, ascii_only: bool) -> Ranges:
 def cased() -> str:
     """Return the characters that differ from another one by case only, which re.IGNORECASE may treat specially."""
     text = _characters_of(0, 1)                     # the others have no letters with case
-    blocks = (text[i : i + 256] for i in range(0, len(text), 256))
-    varied = (block for block in blocks if not block == block.lower() == block.upper())
-    return "".join(c for block in varied for c in block if not c == c.lower() == c.upper())
+    return "".join(char for char in text if not char == char.lower() == char.upper())
 
 
 _CATEGORY = {
@@ -185,7 +182,7 @@ def _over_characters(
     ranges: dict[bytes, list[tuple[int, int]]] = {}
     known: dict[tuple[int, bytes], list[Piece]] = {}
 
-    def pieces(vector: NDArray[np.int64], pending: int) -> list[Piece]:
+    def pieces(vector: Ints, pending: int) -> list[Piece]:
         """Return the ranges that `pending` more bytes encode, each with the states after them, from states `vector`."""
         if not pending:
             return [(0, 0, vector.tobytes())]

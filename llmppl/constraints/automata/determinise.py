@@ -21,7 +21,8 @@ from numpy.typing import NDArray
 
 from llmppl.constraints.automata.budget import MAX_PARTS, TooLarge
 from llmppl.constraints.automata.nfa import ACCEPT, DEAD, FOUND, NFA, Behind
-from llmppl.constraints.automata.operations import Edge, runs
+from llmppl.constraints.automata.operations import Edge, Table, runs
+from llmppl.constraints.constraint import Bools
 from llmppl.support.arguments import shown
 from llmppl.support.graphs import Memo, reachable
 from llmppl.support.locks import Lock, locked
@@ -189,11 +190,11 @@ class Threads:
                         after = self.closure(target, context)
                         break
             rest = self._advance_lookaheads(pending, byte, context) if after else None
-            self.nfa.budget.spend(steps=len(after) * (10 + 5 * len(rest or ())))
-            if rest:
-                yield from (Thread(target, new | rest, since) for target, new, since in after)
-            elif rest is not None:
-                yield from after
+            if rest is None:
+                continue
+            self.nfa.budget.spend(steps=len(after) * (10 + 5 * len(rest)))
+            for target, new, count in after:
+                yield Thread(target, new | rest, count)
 
     def _advance_lookaheads(self, pending: Lookaheads, byte: int, context: Context) -> Lookaheads | None:
         """Return the lookaheads after one more byte, or None if one of them failed."""
@@ -263,24 +264,24 @@ class Machine(Shared):
         self._accepting = np.zeros(16, bool)
         self.start = self._add(source.start)
 
-    def _fix(self, table: NDArray[np.int32], accepting: NDArray[np.bool_], start: int) -> None:
+    def _fix(self, table: Table, accepting: Bools, start: int) -> None:
         """Set the complete arrays of an automaton, so that nothing remains to be computed."""
         self._source, self._keys, self._numbers = None, [None] * len(table), {}
         self._table, self._accepting, self._ready = table, accepting, np.ones(len(table), bool)
         self.start, self._lock = start, Lock()
 
     @property
-    def table(self) -> NDArray[np.int32]:
+    def table(self) -> Table:
         """(S, 256) int32 ndarray, for the S known states: `table[state, byte]` is the next state if `ready[state]`."""
         return self._table[: len(self._keys)]
 
     @property
-    def ready(self) -> NDArray[np.bool_]:
+    def ready(self) -> Bools:
         """(S,) bool ndarray: True where the row of `table` is computed."""
         return self._ready[: len(self._keys)]
 
     @property
-    def accepting(self) -> NDArray[np.bool_]:
+    def accepting(self) -> Bools:
         """(S,) bool ndarray: True for accepting states."""
         return self._accepting[: len(self._keys)]
 
@@ -330,11 +331,11 @@ class Machine(Shared):
             rows[s].append((a, b, t))
         return rows
 
-    def row(self, state: int) -> NDArray[np.int32]:
+    def row(self, state: int) -> Table:
         """Return the next state for every byte, 0 where the text cannot be completed: (256,) int32 array, read-only."""
         if not self._ready[state]:
             self._work_out(state)
-        view: NDArray[np.int32] = self._table[state]
+        view: Table = self._table[state]
         view.flags.writeable = False
         return view
 

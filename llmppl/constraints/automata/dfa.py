@@ -16,13 +16,12 @@ from operator import sub
 from typing import Any, NoReturn
 
 import numpy as np
-from numpy.typing import NDArray
 
 from llmppl.constraints.automata.budget import Budget
 from llmppl.constraints.automata.determinise import Machine, Subsets, Threads, unguarded
 from llmppl.constraints.automata.nfa import ACCEPT, DEAD, LEAD_BYTES, NFA
-from llmppl.constraints.automata.operations import Edge, automaton_of, merging, product, trimmed
-from llmppl.constraints.constraint import VocabularyLike
+from llmppl.constraints.automata.operations import Edge, Table, automaton_of, merging, product, trimmed
+from llmppl.constraints.constraint import Bools, VocabularyLike
 from llmppl.constraints.masks import TokenIndex
 from llmppl.support import arguments
 from llmppl.support.locks import Lock, cached_property, locked
@@ -38,7 +37,6 @@ class Counts:
         self.rows, self.start, self.accepting = machine.edges(), machine.start, machine.accepting
         self._lock = Lock()
         self._arcs = [[_within(row, a, b) for row in self.rows] for a, b in BYTES]
-        self._ways = [{state: _ways(row) for state, row in enumerate(arcs) if row} for arcs in self._arcs]
         self._counts = [self._inside(self.accepting.astype(int).tolist())]
 
     @locked
@@ -60,8 +58,9 @@ class Counts:
 
     def _add(self, kind: int, after: list[int], counts: list[int]) -> list[int]:
         """Add the counts of the targets of bytes of one kind to `counts`, and return it."""
-        for state, choices in self._ways[kind].items():
-            counts[state] += sum([number * after[t] for t, number in choices])
+        for state, row in enumerate(self._arcs[kind]):
+            for lo, hi, t in row:
+                counts[state] += (hi - lo + 1) * after[t]
         return counts
 
     def enumerate(self) -> Iterator[str]:
@@ -89,14 +88,6 @@ class Counts:
 def _within(row: list[Edge], low: int, high: int) -> list[Edge]:
     """Return the edges of `row` for the bytes low..high."""
     return [(max(lo, low), min(hi, high), t) for lo, hi, t in row if lo <= high and hi >= low]
-
-
-def _ways(row: list[Edge]) -> list[tuple[int, int]]:
-    """Return (target, number of bytes that lead to it) for each target of `row`."""
-    ways: dict[int, int] = {}
-    for lo, hi, t in row:
-        ways[t] = ways.get(t, 0) + hi - lo + 1
-    return list(ways.items())
 
 
 class DFA(Machine):
@@ -134,7 +125,7 @@ class DFA(Machine):
             self.needs_lookahead = threads.needs_lookahead
 
     @classmethod
-    def from_table(cls, table: NDArray[np.int32], accepting: NDArray[np.bool_], start: int) -> DFA:
+    def from_table(cls, table: Table, accepting: Bools, start: int) -> DFA:
         """Return the automaton with these arrays, without useless states and with new state numbers.
 
         `table` is an (S, 256) int array of next states, where 0 is the dead one; `accepting` is an (S,) bool array.

@@ -11,20 +11,15 @@ adds the sign to any of them.
 
 from __future__ import annotations
 
-import itertools
 import math
 import re
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from fractions import Fraction
 from functools import lru_cache
-from typing import Any
-
-import numpy as np
 
 from llmppl.constraints.automata.dfa import DFA
 from llmppl.constraints.automata.regex import Regex
 from llmppl.support import arguments
-from llmppl.support.graphs import Numbering
 
 DIGITS = "0123456789"
 ZEROS, NINES = (str.maketrans(DIGITS, 10 * digit) for digit in "09")
@@ -48,22 +43,28 @@ def signed(low: float, high: float, low_in: bool, high_in: bool, magnitude: Magn
 
 
 def digits_between(first: int, last: int, decimals: int = 0) -> list[str]:
-    """Return a pattern for each length of the numbers from `first` to `last`.
+    """Return patterns whose union is the numbers from `first` to `last`, both at least 0; none if there are none.
 
     With `decimals`, the numbers are first / 10**decimals to last / 10**decimals, with as many digits after the point.
     """
-    found, shortest = list[str](), decimals + 1
-    for length in range(shortest, max(len(str(last)), shortest) + 1):
-        least = 10 ** (length - 1) if length > shortest else 0
-        low, high = max(first, least), min(last, 10**length - 1)
-        if low <= high:
-            found.append(same_length(*(_pointed(number, length, decimals) for number in (low, high))))
+    if first > last:
+        return []
+    low, high = (str(end).zfill(decimals + 1) for end in (first, last))
+    point = len(low) - decimals, len(high) - decimals
+    if point[0] == point[1]:
+        return [_between(low, high, decimals)]
+    found = [_between(low, "9" * len(low), decimals), _between("1".ljust(len(high), "0"), high, decimals)]
+    if point[1] - point[0] > 1:
+        rest = rf"\.[0-9]{{{decimals}}}" if decimals else ""
+        found.append(f"[1-9][0-9]{{{point[0]},{point[1] - 2}}}{rest}")
     return found
 
 
-def _pointed(number: int, length: int, decimals: int) -> str:
-    digits = str(number).zfill(length)
-    return f"{digits[:-decimals]}.{digits[-decimals:]}" if decimals else digits
+def _between(low: str, high: str, decimals: int) -> str:
+    """Return the pattern of the numbers between two numerals of one length, with a point before the last digits."""
+    if decimals:
+        low, high = (f"{digits[:-decimals]}.{digits[-decimals:]}" for digits in (low, high))
+    return same_length(low, high)
 
 
 def same_length(low: str, high: str) -> str:
@@ -249,50 +250,18 @@ def number_range(low: Bound | None = None, high: Bound | None = None, decimals: 
 def numerals(least: int, most: int, decimals: int, zero: bool = False) -> DFA:
     """Return the numerals of k / 10**decimals for least <= k <= most, also without zeros at their end; perhaps none.
 
-    With `zero`, -0 is a numeral of 0. States before the point: the sign, the number of digits and of those that may
-    follow, and for either bound whether the digits are less (-1), equal or greater than as many of its first ones.
-    States after it: the least and the greatest digits that may follow; there are none from ":" on or up to "/".
+    With `zero`, -0 is a numeral of 0.
     """
-    def edges(state: Any) -> Iterator[tuple[str, Any]]:
-        if len(state) == 2:
-            low, high = state
-            for digit in (each for each in DIGITS if low[:1] <= each <= high[:1]):
-                zeros, nines = ((len(low) - 1) * each for each in "09")
-                yield digit, (low[1:] if digit == low[0] else zeros, high[1:] if digit == high[0] else nines)
-            return
-        sign, place, room, signs = state
-        yield ".", after_point(sign, place, signs)
-        if state == start:
-            yield "-", (1, 0, len(bounds[1][1][0]), signs)
-        for digit in DIGITS * (room > 0):
-            now = [before or _compare(digit, end[place : place + 1])
-                   for before, (end, _) in zip(signs, bounds[sign], strict=True)]       # fmt: skip
-            yield digit, (sign, place + 1, (room - 1) * (place + int(digit) > 0), tuple(now))
-
-    def after_point(sign: int, place: int, signs: tuple[int, int]) -> tuple[str, str]:
-        (low, low_rest), (high, high_rest) = bounds[sign]
-        lower, upper = _compare((place, signs[0]), (len(low), 0)), _compare((place, signs[1]), (len(high), 0))
-        return (
-            {0: low_rest, 1: "0" * decimals}.get(lower, ":"), {0: high_rest, -1: "9" * decimals}.get(upper, "/")
-        )  # fmt: skip
-
-    sides = (max(least, 0), most), (max(int(not zero), -most), -least)      # of the numbers without their sign
-    texts = [[str(each).zfill(decimals + 1) for each in (side if side[0] <= side[1] else (1, 0))] for side in sides]
-    bounds = [[(text[: len(text) - decimals], text[len(text) - decimals :]) for text in side] for side in texts]
-    start: Any = 0, 0, len(bounds[0][1][0]), (0, 0)
-    states, rows, accepting = Numbering[Any]([(), start]), [np.zeros(256, np.int32)], [False]
-    for state in itertools.islice(states.keys_in_order, 1, None):       # grows
-        row = np.zeros(256, np.int32)
-        for char, after in edges(state):
-            row[ord(char)] = states[after]
-        rows.append(row)
-        low, high = state if len(state) == 2 else after_point(state[0], state[1], state[3])
-        accepting.append(low <= "0" * len(high) <= high and (len(state) > 2 or len(low) < decimals))
-    return DFA.from_table(np.stack(rows), np.array(accepting), 1).minimise()
-
-
-def _compare(a: Any, b: Any) -> int:
-    return int(a > b) - int(a < b)
+    patterns = digits_between(max(least, 0), most, decimals)
+    for pattern in digits_between(max(-most, int(not zero)), -least, decimals):
+        patterns.append("-" + pattern)
+    full = Regex("|".join(patterns) or "(?!)").explore()        # with all decimals
+    accepting = ends = full.accepting
+    for _ in range(decimals):                       # one zero less each time
+        accepting = accepting | ends
+        ends = ends[full.table[:, ord("0")]]
+    accepting = accepting | ends[full.table[:, ord(".")]]
+    return DFA.from_table(full.table, accepting, full.start).minimise()
 
 
 def _exact(name: str, bound: Bound) -> Fraction:

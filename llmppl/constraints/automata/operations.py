@@ -15,12 +15,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from llmppl.constraints.automata.budget import MAX_PARTS, Budget, TooLarge
-from llmppl.constraints.constraint import TabledRecognizer
-from llmppl.support.graphs import Numbering
+from llmppl.constraints.constraint import Bools, Ints, TabledRecognizer
+from llmppl.support.graphs import Numbering, reachable
 
 T = TypeVar("T")
 Table = NDArray[np.int32]
-Arrays = tuple[Table, NDArray[np.bool_], int]       # next states, accepting, start
+Arrays = tuple[Table, Bools, int]       # next states, accepting, start
 Edge = tuple[int, int, int]                         # bytes lo..hi lead to a target
 CHUNK = 1024                                        # states processed at once
 _THESE, _FEWER = "the language of these strings", "fewer or shorter strings would work"
@@ -57,12 +57,12 @@ def product(
     return np.concatenate(rows), accept(left.accepting[a], right.accepting[b]), int(len(pairs) > 1)
 
 
-def _split(pairs: list[int]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+def _split(pairs: list[int]) -> tuple[Ints, Ints]:
     both = np.array(pairs)
     return both >> 32, both & 0xFFFFFFFF
 
 
-def _rows(machine: TabledRecognizer, states: NDArray[np.int64]) -> NDArray[np.int64]:
+def _rows(machine: TabledRecognizer, states: Ints) -> Ints:
     for state in states[~machine.ready[states]].tolist():
         machine.row(state)
     return machine.table[states].astype(np.int64)
@@ -79,7 +79,7 @@ def joined(edges: Iterable[tuple[int, int, T]]) -> list[tuple[int, int, T]]:
     return found
 
 
-def runs(table: Table) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
+def runs(table: Table) -> tuple[Ints, Ints]:
     """Return the states and first bytes of all runs of bytes with one target, in order."""
     begins = np.ones(table.shape, bool)
     np.not_equal(table[:, 1:], table[:, :-1], out=begins[:, 1:])
@@ -87,16 +87,15 @@ def runs(table: Table) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
     return state, byte
 
 
-def trimmed(table: Table, accepting: NDArray[np.bool_], start: int) -> Arrays:
+def trimmed(table: Table, accepting: Bools, start: int) -> Arrays:
     """Return the arrays without states that the start does not reach or that reach no accepting state, start first."""
     source, byte = runs(table)
     target = table[source, byte]
-    forward = _arrows(source, target, len(table))
-    ends = (np.flatnonzero(accepting[1:]) + 1).tolist()
-    alive = _reached(ends, *_arrows(target, source, len(table)))[1]
+    ends = np.flatnonzero(accepting).tolist()
+    alive = set(reachable(ends, _arrows(target, source, len(table)))) - {0}
     kept = [0]
-    if alive[start]:
-        kept += [state for state in _reached([start], *forward)[0] if alive[state]]
+    if start in alive:
+        kept += [state for state in reachable([start], _arrows(source, target, len(table))) if state in alive]
     if kept == list(range(len(table))):
         return table, accepting, start
     number = np.zeros(len(table), np.int32)
@@ -104,29 +103,16 @@ def trimmed(table: Table, accepting: NDArray[np.bool_], start: int) -> Arrays:
     return number[table[kept]], accepting[kept], int(number[start])
 
 
-def _arrows(source: NDArray[Any], target: NDArray[Any], size: int) -> tuple[NDArray[Any], list[int]]:
-    """Return the targets sorted by source, and the position where the targets of each source begin."""
-    order = np.argsort(source, kind="stable")
-    return target[order], [0, *np.cumsum(np.bincount(source, minlength=size)).tolist()]
-
-
-def _reached(todo: list[int], target: NDArray[Any], begin: list[int]) -> tuple[list[int], bytes]:
-    """Return the live states that are reachable from `todo`, in breadth-first order, and a flag for each state."""
-    marks = np.zeros(len(begin), np.uint8)
-    marks[[0, *todo]] = 1
-    seen = bytearray(marks)
-    for state in todo:                              # grows
-        for other in target[begin[state] : begin[state + 1]].tolist():
-            if not seen[other]:
-                seen[other] = 1
-                todo.append(other)
-    seen[0] = 0
-    return todo, bytes(seen)
+def _arrows(source: Ints, target: Ints, size: int) -> Callable[[int], list[int]]:
+    """Return the function from a source to its targets."""
+    targets = target[np.argsort(source, kind="stable")]
+    begin = [0, *np.cumsum(np.bincount(source, minlength=size)).tolist()]
+    return lambda state: targets[begin[state] : begin[state + 1]].tolist()
 
 
 def merging(
-    rows: list[list[Edge]], accepting: NDArray[np.bool_], budget: Budget
-) -> tuple[NDArray[np.int32], list[int]]:
+    rows: list[list[Edge]], accepting: Bools, budget: Budget
+) -> tuple[Table, list[int]]:
     """Return the numbers of the states after those that no text distinguishes are merged, and a state of each number.
 
     State i has the edges rows[i]; state 0 is dead, and keeps its number. Numbers follow the first states.

@@ -102,7 +102,7 @@ class Trie(Shared):
         return set(self.alone.tolist()).issuperset([*range(0xC0), *range(0xC2, 0xF5)])
 
     @cached_property
-    def place(self) -> npt.NDArray[np.int64]:
+    def place(self) -> Ints:
         """Place of every node, and of the root at the end: (n + 1,)."""
         place = np.empty(len(self) + 1, np.int64)
         place[self.nodes] = np.arange(len(self))
@@ -110,13 +110,13 @@ class Trie(Shared):
         return place
 
     @cached_property
-    def parent(self) -> npt.NDArray[np.int64]:
+    def parent(self) -> Ints:
         """Place of the parent, by place: (n,)."""
         above = np.repeat(np.arange(len(self)), self.num_children[:-1])
         return np.concatenate([np.full(self.levels[0][1], len(self)), above])
 
     @cached_property
-    def skip(self) -> npt.NDArray[np.int64]:
+    def skip(self) -> Ints:
         """First node after the subtree of each node: (n + 1,); n for the root."""
         skip = np.full(len(self) + 1, len(self))    # by place
         for a, b in self.levels:
@@ -124,9 +124,9 @@ class Trie(Shared):
         return skip[self.place]
 
     @cached_property
-    def below(self) -> npt.NDArray[np.int64]:
+    def below(self) -> Ints:
         """Number of nodes in the subtree of a node, itself included, by place: (n,)."""
-        below: npt.NDArray[np.int64] = self.skip[self.nodes] - self.nodes
+        below: Ints = self.skip[self.nodes] - self.nodes
         return below
 
     def level_below(self, node: int) -> int:
@@ -145,12 +145,12 @@ class Trie(Shared):
         return list(zip(self.parent[begin:].tolist(), self.bytes[begin:].tolist(), strict=True))
 
     @cached_property
-    def ends(self) -> npt.NDArray[np.int64]:
+    def ends(self) -> Ints:
         """Nodes that end a token, ascending."""
         return np.flatnonzero(np.diff(self.first))
 
     @cached_property
-    def place_of_ends(self) -> npt.NDArray[np.int64]:
+    def place_of_ends(self) -> Ints:
         return self.place[self.ends]
 
     @cached_property
@@ -191,15 +191,15 @@ class Trie(Shared):
         return self.tokens_at(nodes[ends].astype(np.int32), values[ends].astype(np.int32), nodes[:0])[:2]
 
 
-def ranges(begin: Ints, size: Ints) -> npt.NDArray[np.int64]:
+def ranges(begin: Ints, size: Ints) -> Ints:
     """Return the concatenation of the ranges begin[i], begin[i] + 1, ..., begin[i] + size[i] - 1."""
     end = size.cumsum()
-    found: npt.NDArray[np.int64] = (begin - end + size).astype(np.int64, copy=False).repeat(size)
+    found: Ints = (begin - end + size).astype(np.int64, copy=False).repeat(size)
     found += np.arange(found.size)
     return found
 
 
-def _shared_bytes(blob: npt.NDArray[np.uint8], begin: Ints, length: Ints) -> npt.NDArray[np.int64]:
+def _shared_bytes(blob: npt.NDArray[np.uint8], begin: Ints, length: Ints) -> Ints:
     """Return the length of the common prefix of each token with the one before it, in the order of their bytes."""
     shorter = np.minimum(length[1:], length[:-1])
     common = np.zeros(length.size, np.int64)

@@ -18,7 +18,6 @@ import math
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
-import numpy.typing as npt
 
 from llmppl.constraints.constraint import Bools, Ints, State, TabledRecognizer
 from llmppl.constraints.vocabulary.trie import Ids, Trie, ranges
@@ -38,7 +37,7 @@ class Graph(Protocol):
     """
 
     @property
-    def table(self) -> npt.NDArray[np.int32]: ...  # (S, 256)
+    def table(self) -> Ids: ...  # (S, 256)
     @property
     def ready(self) -> Bools: ...  # (S,)
     def fill(self, number: int, bytes: Ints, /) -> None:
@@ -55,7 +54,7 @@ class TableGraph:
         self.row = recognizer.row
 
     @property
-    def table(self) -> npt.NDArray[np.int32]:
+    def table(self) -> Ids:
         return self.recognizer.table
 
     @property
@@ -139,9 +138,9 @@ class Walk(NamedTuple):
     `nodes` end a token, `states` are the states there, and the results of walk i start at `begin[i]`.
     """
 
-    begin: npt.NDArray[np.int64]                    # (m + 1,)
-    nodes: npt.NDArray[np.int32]                    # (k,)
-    states: npt.NDArray[np.int32]                   # (k,)
+    begin: Ints                    # (m + 1,)
+    nodes: Ids                    # (k,)
+    states: Ids                   # (k,)
 
 
 class Loop:
@@ -332,13 +331,13 @@ def _narrow_levels(graph: Graph, trie: Trie, states_at: Ints, level: int) -> Non
     states_at[begin:-1] = states[begin - above :]
 
 
-def steps(graph: Graph, states: Ints, bytes: Ints) -> npt.NDArray[np.int32]:
+def steps(graph: Graph, states: Ints, bytes: Ints) -> Ids:
     """Return the entries of a graph for some states and bytes."""
     keys = states << 8
     keys += bytes
     while True:
         table, ready = graph.table, graph.ready
-        after: npt.NDArray[np.int32] = table.ravel().take(keys)
+        after: Ids = table.ravel().take(keys)
         if ready.take(states).all() and after.min(initial=0) >= 0:
             return after
         unknown = keys[(after < 0) | ~ready.take(states)]

@@ -26,8 +26,8 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any, SupportsIndex, overload
 
 import numpy as np
-import numpy.typing as npt
 
+from llmppl.constraints.constraint import Bools, Ints
 from llmppl.constraints.vocabulary.text import EOS, EndOfText, Spelled, Text, bytes_of
 from llmppl.support.arguments import shown
 from llmppl.support.graphs import Memo, reachable
@@ -316,16 +316,16 @@ class Vocabulary(Shared, Sequence[Token]):
         return out
 
     @cached_property
-    def not_eos(self) -> npt.NDArray[np.bool_]:
+    def not_eos(self) -> Bools:
         """Mask of all tokens except eos: (V,) bool, read-only."""
         return self._all_but(self.eos_ids)
 
     @cached_property
-    def only_eos(self) -> npt.NDArray[np.bool_]:
+    def only_eos(self) -> Bools:
         """Mask of the eos tokens: (V,) bool, read-only."""
         return self._all_but(np.flatnonzero(self.not_eos))
 
-    def _all_but(self, ids: Iterable[int]) -> npt.NDArray[np.bool_]:
+    def _all_but(self, ids: Iterable[int]) -> Bools:
         mask = np.ones(len(self), dtype=np.bool_)
         mask[list(ids)] = False
         mask.flags.writeable = False
@@ -341,7 +341,7 @@ class Vocabulary(Shared, Sequence[Token]):
         return found
 
     @cached_property
-    def lengths(self) -> npt.NDArray[np.int64]:
+    def lengths(self) -> Ints:
         """Number of bytes that each token adds to a text: (V,) int64."""
         return np.fromiter(map(len, self.tokens), np.int64, len(self.tokens))
 
