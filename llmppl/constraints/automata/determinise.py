@@ -53,7 +53,6 @@ class Subsets:
     def __init__(self, nfa: NFA, start: Iterable[int]) -> None:
         self.nfa = nfa
         self.start = _key(start)
-        self._singles = Memo(self._single)
         self._unions = Memo(self._union)
 
     def accepts(self, key: Key) -> bool:
@@ -63,7 +62,7 @@ class Subsets:
         found = [edges for q in _states(key) if (edges := self.nfa.edges(q))]
         if len(found) == 1:
             epsilon = self.nfa.epsilon
-            return [(lo, hi, self._singles[t] if epsilon[t] else t) for lo, hi, t in found[0]]
+            return [(lo, hi, self._unions[frozenset((t,))] if epsilon[t] else t) for lo, hi, t in found[0]]
         if not found:
             return []
         self.nfa.budget.spend(steps=8 * len(found) + 3 * sum(map(len, found)))
@@ -82,9 +81,6 @@ class Subsets:
                     del active[target]
             before = byte
         return moves
-
-    def _single(self, target: int) -> Key:
-        return _key(self.nfa.closure(target))
 
     def _union(self, targets: frozenset[int]) -> Key:
         closures = list(map(self.nfa.closure, targets))

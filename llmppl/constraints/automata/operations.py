@@ -118,7 +118,7 @@ def merging(
     State i has the edges rows[i]; state 0 is dead, and keeps its number. Numbers follow the first states.
 
     Moore's refinement splits a class where the rows of its states lead to different classes. Only predecessors of
-    states that changed class are examined again, and the largest part of a class keeps its number.
+    states that changed class are examined again.
     """
     before: list[set[int]] = [set() for _ in rows]
     for state, row in enumerate(rows):
@@ -150,22 +150,20 @@ def merging(
 
 
 Signature = tuple[Edge, ...]
-SETTLED: Signature = ((-1, -1, -1),)                # no state has this signature
 
 
 def _leaving(
     members: set[int], split: dict[Signature, set[int]], signatures: list[Signature], unsettled: set[int]
 ) -> list[set[int]]:
-    """Return the parts of a class that get a new number: all but the largest."""
-    size = len(members) - sum(map(len, split.values()))
-    if size:                                        # settled states agree: their successors have not changed class
-        same = split.pop(next(signatures[s] for s in members if s not in unsettled), set())
-        if size + len(same) >= max(map(len, split.values()), default=0):
-            return list(split.values())
-        split[SETTLED] = members.difference(*split.values())
-    parts = list(split.values())
-    parts.remove(max(parts, key=len))
-    return parts
+    """Return the parts of a class that get a new number: all but the settled one, or all but the largest.
+
+    Settled states agree, since their successors have not changed class.
+    """
+    if len(members) > sum(map(len, split.values())):
+        split.pop(next(signatures[state] for state in members if state not in unsettled), None)
+    else:
+        del split[max(split, key=lambda signature: len(split[signature]))]
+    return list(split.values())
 
 
 # ---- lists of strings

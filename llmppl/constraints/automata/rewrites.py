@@ -140,8 +140,7 @@ def alignment(
     except UnicodeEncodeError:                      # a lone surrogate is in no language
         return None
     may_come = [characters is None or char in characters for char in text] + [False]
-    members_change = min(costs.delete, costs.substitute) < math.inf
-    nexts: Memo[int, dict[int, str]] = Memo(lambda state: _next_characters(language, state) if members_change else {})
+    nexts: Memo[int, dict[int, str]] = Memo(lambda state: _next_characters(language, state))
     least: dict[tuple[int, int], float] = {(0, language.start): 0}
     order = itertools.count()                       # breaks ties, independently of the states' numbers
     todo: list[tuple[float, int, int, int, tuple[Edit, ...]]] = [(0, next(order), 0, language.start, ())]
@@ -201,8 +200,6 @@ def _alphabet(alphabet: str | Iterable[str] | None) -> DFA | None:
 
 @lru_cache(64)
 def _characters(alphabet: str | tuple[str, ...]) -> DFA:
-    if not all(isinstance(char, str) for char in alphabet):
-        raise TypeError(f"the alphabet {alphabet!r} has an element that is no str; ['a', 'b'] or '[ab]' would work")
     chars: DFA = Regex(alphabet) if isinstance(alphabet, str) else DFA.from_strings(alphabet)
     longer = (chars - Regex("(?s).")).shortest()
     if longer is not None:

@@ -29,7 +29,7 @@ from llmppl.constraints.vocabulary.trie import trie_of
 from llmppl.constraints.vocabulary.trie_walk import MemoGraph, walk_state
 from llmppl.constraints.vocabulary.vocabulary import BYTE_PIECES
 from llmppl.support.graphs import Memo
-from llmppl.support.locks import Lock, locked
+from llmppl.support.locks import Lock, cached_property, locked
 from llmppl.support.options import readable_tuple
 from llmppl.support.shared import Shared
 
@@ -76,7 +76,6 @@ class Merges:
                 stable[product] = True
                 self._time[product], self._left[product], self._right[product] = rank, left, right
         self.stable: Bools = np.array(stable)
-        self._arrays: tuple[Ints, ...] | None = None
 
     def is_stable_pair(self, left: int, right: int) -> bool:
         """Return True if the merges rebuild both tokens from their joined bytes."""
@@ -86,8 +85,6 @@ class Merges:
         """Return the tokens that form a stable pair with `left` before them: (V,) bool ndarray."""
         if not self.stable[left]:
             return np.zeros_like(self.stable)
-        if self._arrays is None:
-            self._arrays = self._spine_arrays()
         time, partner, rank, first, owner, end, begin = self._arrays
         out = self.stable.copy()
         part, merged = left, NEVER
@@ -125,8 +122,9 @@ class Merges:
             else:
                 return
 
-    def _spine_arrays(self) -> tuple[Ints, ...]:
-        """Return the merges sorted by their left part, and the left spines of stable tokens sorted by their parts.
+    @cached_property
+    def _arrays(self) -> tuple[Ints, ...]:
+        """The merges sorted by their left part, and the left spines of stable tokens sorted by their parts.
 
         Returns
         -------
@@ -474,26 +472,17 @@ class Canonical(Shared):
 
     def _find_uncut(self, opened: PreTokenState) -> Bools:
         mask = np.zeros_like(self._possible)
-        graph = self._bounded_graph()
-        mask[walk_state(graph, self._trie, graph.number(opened))[0]] = True
+        self._graph = self._graph.renewed(MAX_STATES)
+        mask[walk_state(self._graph, self._trie, self._graph.number(opened))[0]] = True
         return mask & self._possible
 
-    def _bounded_graph(self) -> MemoGraph:
-        self._graph = self._graph.renewed(MAX_STATES)
-        return self._graph
-
-    @locked
     def _read(self, key: tuple[PreTokenState, bytes]) -> PreTokenState | None:
         """Return the state after a token's bytes, or None if they do not fit."""
         opened, data = key
-        graph = self._bounded_graph()
-        at = graph.number(opened)
+        state: PreTokenState | None = opened
         for byte in data:
-            if graph.table.item(at, byte) < 0:
-                graph.fill(at, np.array([byte]))
-            at = graph.table.item(at, byte)
-        found: PreTokenState | None = graph.state(at)
-        return found
+            state = state and self._pre.step(state, byte)
+        return state
 
 
 def _literal(token: dict[str, Any], normalizer: Any) -> bytes | None:

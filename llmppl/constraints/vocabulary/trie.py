@@ -86,9 +86,6 @@ class Trie(Shared):
     def __len__(self) -> int:
         return len(self.byte)
 
-    def __repr__(self) -> str:
-        return f"Trie({self.order.size} of {len(self.tokens)} tokens, {len(self)} nodes)"
-
     @cached_property
     def alone(self) -> Ints:
         """Bytes that are tokens by themselves, ascending."""
@@ -128,10 +125,6 @@ class Trie(Shared):
         """Number of nodes in the subtree of a node, itself included, by place: (n,)."""
         below: Ints = self.skip[self.nodes] - self.nodes
         return below
-
-    def level_below(self, node: int) -> int:
-        """Return the level of a node's children; the root is -1."""
-        return int(self.depth[node]) + 1 if node >= 0 else 0
 
     @cached_property
     def num_broad(self) -> int:

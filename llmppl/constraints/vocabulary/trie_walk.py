@@ -186,6 +186,7 @@ def walk(graph: Graph, trie: Trie, starts: Ints, above: Ints | None = None) -> W
     front = _Front(np.arange(starts.size), trie.place[above], starts)
     found: list[_Front] = []
     wide: dict[int, tuple[Ints, Ints]] = {}
+    most = max(1, MANY // len(trie))                # wide walks at once
     for level in itertools.count():
         size = trie.num_children.take(front.place)
         place = ranges(trie.first_child.take(front.place), size)
@@ -202,7 +203,9 @@ def walk(graph: Graph, trie: Trie, starts: Ints, above: Ints | None = None) -> W
             if is_wide.any():
                 for top in np.unique(above[is_wide]).tolist():
                     of_top = np.flatnonzero(is_wide & (above == top))
-                    wide |= _whole_levels(graph, trie, found, trie.level_below(top), of_top)
+                    level_below = int(trie.depth[top]) + 1 if top >= 0 else 0
+                    for begin in range(0, of_top.size, most):
+                        wide |= _whole_levels(graph, trie, found, level_below, of_top[begin : begin + most])
                 found = [each.select(~is_wide[each.rows]) for each in found]
                 front = found[-1]
     nothing = front.select(slice(0))
@@ -283,12 +286,6 @@ def _whole_levels(
 
     `rows` are the indices of walks below one node, whose children are on `level`.
     """
-    most = max(1, MANY // len(trie))
-    if rows.size > most:
-        joined: dict[int, tuple[Ints, Ints]] = {}
-        for begin in range(0, rows.size, most):
-            joined |= _whole_levels(graph, trie, found, level, rows[begin : begin + most])
-        return joined
     states_at = np.zeros((rows.size, len(trie) + 1), np.int32)     # state at each place, 0 where dead
     for front in found:
         number = np.searchsorted(rows, front.rows).clip(max=rows.size - 1)
