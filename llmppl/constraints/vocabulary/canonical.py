@@ -365,8 +365,10 @@ class Canonical(Shared):
             rules = read_rules(config, vocab, self._has_text, added.tolist())
         except UnsupportedTokenizer as error:
             rules = Rules(doubt=str(error))
-        found = [each for each in config["added_tokens"] if not (each["special"] and backend.encode_special_tokens)]
-        literals = [_literal(token, config["normalizer"]) for token in found]
+        literals = []
+        for token in config["added_tokens"]:
+            if not (token["special"] and backend.encode_special_tokens):
+                literals.append(_literal(token, config["normalizer"]))
         self.reason = first_reason({
             rules.doubt: rules.doubt,
             "it has added tokens that are text": self._added.size,

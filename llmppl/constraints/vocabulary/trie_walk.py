@@ -203,9 +203,12 @@ def walk(graph: Graph, trie: Trie, starts: Ints, above: Ints | None = None) -> W
             if is_wide.any():
                 for top in np.unique(above[is_wide]).tolist():
                     of_top = np.flatnonzero(is_wide & (above == top))
-                    level_below = int(trie.depth[top]) + 1 if top >= 0 else 0
+                    level_below = 0
+                    if top >= 0:
+                        level_below = int(trie.depth[top]) + 1
                     for begin in range(0, of_top.size, most):
-                        wide |= _whole_levels(graph, trie, found, level_below, of_top[begin : begin + most])
+                        some = of_top[begin : begin + most]
+                        wide |= _whole_levels(graph, trie, found, level_below, some)
                 found = [each.select(~is_wide[each.rows]) for each in found]
                 front = found[-1]
     nothing = front.select(slice(0))
