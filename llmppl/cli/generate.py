@@ -82,11 +82,10 @@ class Continuation:
         self.constraint = options.constraint(given)
         wrong = "--stop excludes --regex, --grammar and --json-schema, which say how a text ends."
         usage_error(self.constraint and given.stop, wrong)
-        sized = given.particles or given.factor or getattr(given, "trace", None)
+        sized = given.particles or given.factor or given.trace
         self.method: Any = "steer" if given.method == "auto" and sized else given.method
-        traced = getattr(given, "trace", None)
         usage_error(
-            traced and self.method != "steer",
+            given.trace and self.method != "steer",
             "--trace records steering: give --method steer.",
         )
         self.max_tokens = given.max_tokens
@@ -191,37 +190,29 @@ def intersect(
 def demo(given: Given) -> None:
     """Run three small programs at temperature 0.7: short words, a text with holes, two prompts at once."""
     every = {
-        **vars(given),
+        "lm": given.lm,
         "particles": 5,
+        "factor": 10,
         "seed": 7,
         "temperature": 0.7,
-        "json": False,
-        "trace": None,
-        "factor": 10,
+        "max_tokens": 40,
     }
-    every["method"] = "steer"
     words = {
+        "method": "steer",
         "regex": "( [A-Za-z]{1,5}[,.]?)+",
-        "grammar": None,
-        "json_schema": None,
-        "stop": None,
-        "chat": False,
+        "max_tokens": 24,
+        "factor": 3,
     }
-    generate(
-        "Once upon a time, there was a little girl",
-        Given(**every | words | {"max_tokens": 24, "factor": 3}),
-    )
+    generate("Once upon a time, there was a little girl", Given(**every | words))
     typer.echo()
-    infill(
-        "The dog was very[BLANK] because he had lost his[BLANK].",
-        Given(**every, max_tokens=40),
-    )
+    template = "The dog was very[BLANK] because he had lost his[BLANK]."
+    infill(template, Given(**every))
     typer.echo()
     prompts = [
         "The little boy went to the park and",
         "The old king went to the sea and",
     ]
-    intersect(prompts, Given(**every, max_tokens=40, until_sentence=True))
+    intersect(prompts, Given(**every, until_sentence=True))
 
 
 def _steer(title: str, program: Program, given: Given) -> None:
@@ -285,15 +276,13 @@ def many(
     from llmppl.tasks.many import TOGETHER, lanes, recorded
 
     job, texts = Continuation(given), _prompts(prompts)
-    program = {
-        name: value
-        for name, value in vars(given).items()
-        if name not in ("seed", "resume", "workers")
-    }
-    program |= {"grammar": given.grammar and given.grammar.read_text(encoding="utf-8")}
-    program |= {
-        "json_schema": given.json_schema and options.schema_text(given.json_schema)
-    }
+    program = dict(vars(given))
+    for name in ("seed", "resume", "workers"):
+        del program[name]
+    if given.grammar:
+        program["grammar"] = given.grammar.read_text(encoding="utf-8")
+    if given.json_schema:
+        program["json_schema"] = options.schema_text(given.json_schema)
     if given.workers == 1:
         run_all: Any = functools.partial(
             lanes, functools.partial(job.answer, job.lm()), TOGETHER

@@ -28,12 +28,19 @@ if TYPE_CHECKING:
 
 INTERRUPTED = 130                                       # exit code of shells after SIGINT
 FILE = {"exists": True, "dir_okay": False, "readable": True, "metavar": "FILE"}
-Given = SimpleNamespace                                 # values of the options of a command
 
 app = typer.Typer(
     name="llmppl", no_args_is_help=True, rich_markup_mode=None, pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )  # fmt: skip
+
+
+class Given(SimpleNamespace):
+    """Values of the options of a command; None for an option that it does not take."""
+
+    def __getattr__(self, name: str) -> None:
+        if name.startswith("__"):                       # pickle asks for such names
+            raise AttributeError(name)
 
 
 def _option(kind: Any, default: Any, help: str, *names: str, **settings: Any) -> inspect.Parameter:
@@ -154,7 +161,7 @@ def rule(given: Given) -> Rule:
     """Return the decision rule of --temperature and --top-k."""
     from llmppl.distributions import Rule
 
-    return Rule(temperature=given.temperature, top_k=getattr(given, "top_k", None))
+    return Rule(temperature=given.temperature, top_k=given.top_k)
 
 
 @functools.cache

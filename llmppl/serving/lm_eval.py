@@ -112,7 +112,7 @@ class Harness(TemplateLM):  # type: ignore[misc]
     def _each(self, calls: Iterable[Callable[[], Any]]) -> list[Any]:
         """Return the results of calls that share batches, in their order."""
         numbered = ((partial(_numbered, index, call), f"request {index}") for index, call in enumerate(calls))
-        return [result for _, result in sorted(Runtime().each(numbered, self.together), key=lambda pair: pair[0])]
+        return [result for _, result in sorted(Runtime().each(numbered, self.together))]
 
 
 def _numbered(index: int, call: Callable[[], Any]) -> tuple[int, Any]:

@@ -21,15 +21,23 @@ from llmppl.report.probabilities import Probabilities, Share, key_of
 from llmppl.report.tables import TableView, html_table, one_line, text_table
 from llmppl.support.arguments import is_type
 from llmppl.support.locks import cached_property
+from llmppl.support.options import no_attribute
 from llmppl.support.values import decode, encode
 
 MAX_ALTERNATIVES = 5  # that are shown
 UNSURE = 0.25  # a larger standard error says nothing about a probability
 Parse = Callable[[str], Any]
 _CONTENTS = "value", "text", "ended", "cut", "log_prob", "posterior", "particle"
-_OF_SHARE = "probability", "lower", "upper", "se"
+_BOUNDS = "lower", "upper", "se"  # of a Share
+_COST = "tokens", "seconds", "error"
+_OF_RUN = "method", "call", *_COST
+_OF_TEXT = "text", "ended", "cut", "log_prob"
+_UNKNOWN = no_attribute(
+    "the answer is value, its confidence is probability, and a field of a record is answer.value.{}"
+)
 
 
+@dataclasses.dataclass(eq=False, repr=False)
 class Generation:
     """Answer of a language model. `str` is its text.
 
@@ -69,27 +77,12 @@ class Generation:
     'best_of'
     """
 
-    value: Any
-    text: str
-    ended: str
-    cut: bool
-    log_prob: float
-    posterior: Any
-    particle: Any
-
-    def __init__(
-        self,
-        prompt: Any,
-        method: str,
-        call: str,
-        tokens: int = 0,
-        seconds: float = 0.0,
-        error: str = "",
-    ) -> None:
-        self.prompt = prompt
-        self.method, self.call = method, call
-        self.tokens, self.seconds = tokens, seconds
-        self.error = error
+    prompt: Any
+    method: str
+    call: str
+    tokens: int = 0
+    seconds: float = 0.0
+    error: str = ""
 
     def take(
         self, posterior: Any, particle: Any, parse: Parse | None, *, weighs: bool
@@ -197,10 +190,10 @@ class Generation:
         """Return the answer as data for JSON: its attributes, except the prompt and the posterior."""
         if "_data" in vars(self):
             return dict(vars(self)["_data"])
-        names = ["method", "call", "tokens", "seconds", "error"]
+        names = [*_OF_RUN]
         if self.error:
             return {name: getattr(self, name) for name in names}
-        names += ["text", "ended", "cut", "log_prob", "probability", "probability_se"]
+        names += [*_OF_TEXT, "probability", "probability_se"]
         data = {name: getattr(self, name) for name in names}
         data["value"] = as_data(self.value)
         data["note"] = self._unknown or self._apart
@@ -241,10 +234,7 @@ class Generation:
                 raise AttributeError(
                     f"a loaded answer has no {name}: alternatives and fields have its probabilities"
                 )
-            how = "the answer is value, its confidence is probability"
-            raise AttributeError(
-                f"Generation has no {name!r}: {how}, and a field of a record is answer.value.{name}"
-            )
+            _UNKNOWN(self, name)
 
     def __getitem__(self, name: object) -> Any:
         raise TypeError(
@@ -315,10 +305,9 @@ class Fields(TableView, dict[str, Probabilities]):
         return {name: shares_data(of, {}) for name, of in self.items()}
 
     if not TYPE_CHECKING:
-
-        def __getattr__(self, name: str) -> Any:
-            how = f"fields[{name!r}] has the probabilities, and answer.value.{name} is the value"
-            raise AttributeError(f"Fields has no attribute {name!r}: {how}")
+        __getattr__ = no_attribute(
+            "fields[{0!r}] has the probabilities, and answer.value.{0} is the value"
+        )
 
     def _table(self) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:
         rows = list[tuple[str, ...]]()
@@ -345,22 +334,12 @@ class Generations(TableView, list[Generation]):
         rows = []
         for each in self:
             row = {name: None if each.error else getattr(each, name) for name in names}
-            rows.append(
-                {
-                    **row,
-                    "tokens": each.tokens,
-                    "seconds": each.seconds,
-                    "error": each.error,
-                }
-            )
+            row |= {name: getattr(each, name) for name in _COST}
+            rows.append(row)
         return rows
 
     if not TYPE_CHECKING:
-
-        def __getattr__(self, name: str) -> Any:
-            raise AttributeError(
-                f"Generations has no {name!r}: it is a list of answers, as in answers[0].{name}"
-            )
+        __getattr__ = no_attribute("it is a list of answers, as in answers[0].{}")
 
     def _header(self) -> str:
         failed = sum(bool(each.error) for each in self)
@@ -430,10 +409,8 @@ def shares_data(of: Probabilities, texts: Mapping[Any, str]) -> list[dict[str, A
     """Return the values with their probabilities, and the text of each where it is known."""
     rows = []
     for share in of.shares:
-        row = {
-            "value": as_data(share.value),
-            **{name: getattr(share, name) for name in _OF_SHARE},
-        }
+        row = share._asdict()
+        row["value"] = as_data(share.value)
         if key_of(share.value) in texts:
             row["text"] = str(texts[key_of(share.value)])
         rows.append(row)
@@ -456,14 +433,12 @@ def loaded(
     data: Mapping[str, Any], prompt: Any, parse: Parse | None = None
 ) -> Generation:
     """Return the answer of `as_dict`. `parse` makes the values from their texts; by default, a record is a dict."""
-    answer = Generation(
-        prompt,
-        *(data[name] for name in ("method", "call", "tokens", "seconds", "error")),
-    )
+    run = {name: data[name] for name in _OF_RUN}
+    answer = Generation(prompt, **run)
     if answer.error:
         return answer
     vars(answer).update(
-        {name: data[name] for name in ("text", "ended", "cut", "log_prob")},
+        {name: data[name] for name in _OF_TEXT},
         _data=data,
         _parse=parse,
     )
@@ -478,7 +453,11 @@ def loaded(
         rows: Iterable[Mapping[str, Any]], field: str | None = None
     ) -> Probabilities:
         shares = [
-            Share(value_in(row, field), *(row[name] for name in _OF_SHARE))
+            Share(
+                value_in(row, field),
+                row["probability"],
+                *(row[name] for name in _BOUNDS),
+            )
             for row in rows
         ]
         return Probabilities(shares, plural(len(shares), "value"))

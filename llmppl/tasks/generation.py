@@ -76,7 +76,9 @@ _ONE = {"sample": (1,), "greedy": (1, 1)}  # N and K of the others
 _OF_PROGRAM = "max_tokens", "end", "complete", "mask", "min_tokens", "stop", "rule"
 _OF_CHOOSE = {"end", "rule"}
 _OF_FILE = {"to", "resume", "version", "key"}
+_LIMITS = "timeout", "budget"
 OF_LIST = {"together", "progress", "on_answer", *_OF_FILE}
+_NOT_OF_RUN = {"rng", *OF_LIST}
 _TYPE = "the third argument is the type or another constraint"
 _GUESSES = {
     "max_retries": "nothing is retried, since masks allow only texts of the constraint",
@@ -113,6 +115,14 @@ class GenerateOptions(TypedDict, total=False):
     key: Callable[[Any], str] | None
 
 
+class _AllOptions(GenerateOptions, total=False):
+    method: Method
+    max_tokens: int | None
+    budget: int | None
+    timeout: float | None
+    seed: int | None
+
+
 # ---- the call
 
 
@@ -121,26 +131,14 @@ def generate(
     lm: CachedTransformer,
     prompt: str | Context,
     constraint: Any = None,
-    *,
-    method: Method = "auto",
-    max_tokens: int | None = None,
-    budget: int | None = None,
-    timeout: float | None = None,
-    seed: int | None = None,
-    **options: Unpack[GenerateOptions],
+    **options: Unpack[_AllOptions],
 ) -> Generation: ...
 @overload
 def generate(
     lm: CachedTransformer,
     prompt: list[str] | list[Context],
     constraint: Any = None,
-    *,
-    method: Method = "auto",
-    max_tokens: int | None = None,
-    budget: int | None = None,
-    timeout: float | None = None,
-    seed: int | None = None,
-    **options: Unpack[GenerateOptions],
+    **options: Unpack[_AllOptions],
 ) -> Generations: ...
 @list_options(
     GenerateOptions,
@@ -287,9 +285,8 @@ class Plan:
         given = {
             name: value
             for name, value in {**limits, **options}.items()
-            if value is not None
+            if value is not None and name not in _NOT_OF_RUN
         }
-        given = {name: value for name, value in given.items() if name not in OF_LIST | {"rng"}}
         if "temperature" in given:
             if "rule" in given:
                 raise ValueError(
@@ -303,11 +300,9 @@ class Plan:
                     "a dict maps labels to texts: give JsonSchema(schema) for a JSON schema"
                 )
             constraint = [*constraint.values()]
-        self.constraint, self.seed, self.parse = (
-            constraint,
-            seed,
-            parser_of(self.options),
-        )
+        self.constraint = constraint
+        self.seed = seed
+        self.parse = parser_of(self.options)
         self.is_function = (
             callable(constraint)
             and not is_type(constraint)
@@ -347,11 +342,9 @@ class Plan:
         untaken = {"N", "K"} - self.way.sizes.keys()
         if self.way.run is beam_search:
             untaken |= {"power"}
-        wrong = (
-            given.keys() - _OF_CHOOSE
-            if self.method == "exact"
-            else given.keys() & untaken
-        )
+        if self.method == "exact":
+            untaken = given.keys() - _OF_CHOOSE
+        wrong = given.keys() & untaken
         if wrong:
             raise TypeError(
                 f"generate with method={self.method!r} takes no {min(wrong)}"
@@ -361,7 +354,7 @@ class Plan:
         ]
         self.limits: dict[str, Any] = {
             name: given[name]
-            for name in ("budget", "timeout", "power")
+            for name in (*_LIMITS, "power")
             if name in given
         }
         self.program_options = {
@@ -442,12 +435,11 @@ class Plan:
             rest["timeout"] -= time.perf_counter() - start
         if "budget" in rest:
             rest["budget"] -= round(spent()[1] - before)
-        if min(rest.get("timeout", 1), rest.get("budget", 1)) > 0:
-            found = importance_sampling(program, *self.sizes, rng=rng, **rest)
+        reached = [name for name in _LIMITS if rest.get(name, 1) <= 0]
+        if reached:
+            found = Particles((), limit=reached[0])
         else:
-            found = Particles(
-                (), limit="timeout" if rest.get("timeout", 1) <= 0 else "budget"
-            )
+            found = importance_sampling(program, *self.sizes, rng=rng, **rest)
         texts = [*found, *texts]
         ranked = zip(
             texts, log_joints(texts), strict=True
@@ -493,51 +485,39 @@ class Plan:
             f"{name}={shown(value, 40)}" for name, value in self.program_options.items()
         ]
         constraint = self.options if self.way.run is choose else self.constraint
-        name = (
-            inspect.formatannotation(constraint)
-            if is_type(constraint)
-            else shown(constraint, 60)
-        )
-        name = (
-            getattr(constraint, "__name__", name)
-            if isinstance(constraint, type)
-            else name
-        )
-        inside = ", ".join(
-            ["lm", "prompt", *([] if constraint is None else [name]), *options]
-        )
+        parts = ["lm", "prompt"]
+        if isinstance(constraint, type):
+            parts.append(constraint.__name__)
+        elif is_type(constraint):
+            parts.append(inspect.formatannotation(constraint))
+        elif constraint is not None:
+            parts.append(shown(constraint, 60))
+        inside = ", ".join([*parts, *options])
         if self.way.run is choose:
             return f"choose({inside})"
-        seeded = (
-            {}
-            if self.way.run is beam_search or self.seed is None
-            else {"seed": self.seed}
-        )
-        outside = [
-            *map(str, self.sizes),
-            *(f"{name}={value}" for name, value in (self.limits | seeded).items()),
-        ]
-        call = (
-            f"{self.way.run.__name__}(ConstrainedText({inside}), {', '.join(outside)})"
-        )
-        return (
-            f"{call}, beam_search(ConstrainedText({inside}), 1, 1)"
-            if self.method == "best_of"
-            else call
-        )
+        limits = dict(self.limits)
+        if self.way.run is not beam_search and self.seed is not None:
+            limits["seed"] = self.seed
+        outside = [*map(str, self.sizes)]
+        outside += [f"{name}={value}" for name, value in limits.items()]
+        program = f"ConstrainedText({inside})"
+        call = f"{self.way.run.__name__}({program}, {', '.join(outside)})"
+        if self.method == "best_of":
+            call += f", beam_search({program}, 1, 1)"
+        return call
 
 
 def _heaviest(found: Particles[Any]) -> Any:
     """Return the heaviest particle of the value of the largest weight. Complete texts come before cut ones."""
     totals = defaultdict[Any, float](float)
-    keys = [key_of(answer_of(particle)) for particle in found]
-    weights = found.weights.tolist()
-    for key, weight in zip(keys, weights, strict=True):
+    rows = []
+    for particle, weight in zip(found, found.weights.tolist(), strict=True):
+        key = key_of(answer_of(particle))
         totals[key] += weight
-    order = range(len(found))
+        rows.append((particle, weight, key))
     best = max(
-        order,
-        key=lambda i: (not found[i].cut, totals[keys[i]], weights[i]),
-        default=None,
+        rows,
+        key=lambda row: (not row[0].cut, totals[row[2]], row[1]),
+        default=(None,),
     )
-    return None if best is None else found[best]
+    return best[0]
