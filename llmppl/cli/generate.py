@@ -203,10 +203,15 @@ def demo(given: Given) -> None:
         "max_tokens": 24,
         "factor": 3,
     }
-    generate("Once upon a time, there was a little girl", Given(**every | words))
+    generate(
+        "Once upon a time, there was a little girl",
+        Given(**every | words),
+    )
     typer.echo()
-    template = "The dog was very[BLANK] because he had lost his[BLANK]."
-    infill(template, Given(**every))
+    infill(
+        "The dog was very[BLANK] because he had lost his[BLANK].",
+        Given(**every),
+    )
     typer.echo()
     prompts = [
         "The little boy went to the park and",
