@@ -186,7 +186,6 @@ def walk(graph: Graph, trie: Trie, starts: Ints, above: Ints | None = None) -> W
     front = _Front(np.arange(starts.size), trie.place[above], starts)
     found: list[_Front] = []
     wide: dict[int, tuple[Ints, Ints]] = {}
-    most = max(1, MANY // len(trie))                # wide walks at once
     for level in itertools.count():
         size = trie.num_children.take(front.place)
         place = ranges(trie.first_child.take(front.place), size)
@@ -201,6 +200,7 @@ def walk(graph: Graph, trie: Trie, starts: Ints, above: Ints | None = None) -> W
             below = np.bincount(front.rows, trie.below.take(front.place), starts.size)
             is_wide = below > WIDE[level] * len(trie)
             if is_wide.any():
+                most = max(1, MANY // len(trie))    # at once
                 for top in np.unique(above[is_wide]).tolist():
                     of_top = np.flatnonzero(is_wide & (above == top))
                     level_below = 0
