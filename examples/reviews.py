@@ -18,14 +18,16 @@ import subprocess
 import sys
 import tempfile
 import warnings
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 from pydantic import BaseModel
 
 from llmppl import CachedTransformer, generate, load_results
+from llmppl.tasks import Generation
 
-PRODUCTS = "lamp", "kettle", "chair"
+Product = Literal["lamp", "kettle", "chair"]
+PRODUCTS: list[Product] = ["lamp", "kettle", "chair"]
 JUDGEMENTS = {"good": ("It works very well.", "I love it."), "bad": ("It broke at once.", "It is useless.")}
 DELIVERIES = {
     (False, False): "It came in time and in one piece.",
@@ -41,12 +43,12 @@ class Delivery(BaseModel):
 
 
 class Review(BaseModel):
-    product: Literal["lamp", "kettle", "chair"]
+    product: Product
     judgement: Literal["good", "bad"]
     delivery: Delivery
 
 
-def reviews(num):
+def reviews(num: int) -> tuple[list[str], list[Review]]:
     """Return prompts with two examples, and the right record of each."""
     rng, texts, right = np.random.default_rng(7), [], []
     for _ in range(num + 2):
@@ -65,12 +67,12 @@ def reviews(num):
     return [f"{shots}Review: {text}\nRecord: " for text in texts[2:]], right[2:]
 
 
-def work(given):
+def work(given: argparse.Namespace) -> None:
     """Answer all reviews that the file does not have."""
     warnings.simplefilter("ignore")
     lm = CachedTransformer.from_pretrained(given.lm)
 
-    def tell(answer):
+    def tell(answer: Generation) -> None:
         print(answer.text, flush=True)
 
     prompts, _ = reviews(given.reviews)
@@ -78,7 +80,7 @@ def work(given):
     generate(lm, prompts, Review, to=given.to, resume=True, on_answer=tell, **options)
 
 
-def main():
+def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--reviews", type=int, default=200)
     parser.add_argument("--method", default="best_of", choices=["best_of", "greedy", "importance", "steer"])
@@ -96,6 +98,7 @@ def main():
         command += ["--method", given.method] + (["--lm", given.lm] if given.lm else [])
         for _ in range(2):
             worker = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+            assert worker.stdout is not None
             for _ in range(max(given.reviews // 5, 1)):
                 worker.stdout.readline()
             worker.send_signal(signal.SIGKILL)
@@ -105,15 +108,16 @@ def main():
         report(load_results(given.to, Review), reviews(given.reviews)[1])
 
 
-def report(results, right):
+def report(results: Any, right: list[Review]) -> None:
     """Print the number of right fields, the confidences, and the cost of a record."""
-    hits, sure = [], []
+    found: list[bool] = []
+    beliefs: list[float] = []
     for result, truth in zip(results, right, strict=True):
         for name in Review.model_fields:
             value = getattr(result.value, name)
-            hits.append(value == getattr(truth, name))
-            sure.append(result.fields[name].get(value, 0.0) if result.fields else np.nan)
-    hits, sure = np.array(hits), np.array(sure)
+            found.append(value == getattr(truth, name))
+            beliefs.append(result.fields[name].get(value, 0.0) if result.fields else np.nan)
+    hits, sure = np.array(found), np.array(beliefs)
     num = len(right)
     print(f"{hits.sum()} of {hits.size} fields are right")
     if not np.isnan(sure).all():
