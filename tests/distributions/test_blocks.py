@@ -218,8 +218,13 @@ ALGORITHMS = {
 @pytest.mark.parametrize("program", PROGRAMS)
 def test_rows_on_a_device_give_the_same_particles(program, algorithm):
     runs = [ALGORITHMS[algorithm](PROGRAMS[program](lm)) for lm in (family_lm("llama"), kept(family_lm("llama")))]
-    assert [str(particle) for particle in runs[0]] == [str(particle) for particle in runs[1]]
-    np.testing.assert_allclose(runs[0].log_weights, runs[1].log_weights, atol=1e-9)
+    texts, weights = [], []
+    for run in runs:                                    # by text, since equal weights differ by rounding
+        particles = sorted(zip(map(str, run), run.log_weights.tolist(), strict=True))
+        texts.append([text for text, _ in particles])
+        weights.append([weight for _, weight in particles])
+    assert texts[0] == texts[1]
+    np.testing.assert_allclose(*weights, atol=1e-9)
     assert runs[0].stats.tokens == runs[1].stats.tokens and runs[0].stats.rounds == runs[1].stats.rounds
     assert runs[0].stats.bytes_to_host == 0 < runs[1].stats.bytes_to_host
 

@@ -426,8 +426,8 @@ def test_an_unknown_option_is_named_with_a_similar_one():
 def test_all_options_stand_in_the_signatures_of_the_algorithms():
     for algorithm in (smc_steer, smc_standard, importance_sampling):
         names = list(inspect.signature(algorithm).parameters)
-        assert names[:2] == ["model", "N"] and names[-11:] == [
-            "seed", "rng", "max_steps", "on_step", "progress", "checkpoint", "every", "timeout",
+        assert names[:2] == ["model", "N"] and names[-13:] == [
+            "seed", "rng", "max_steps", "on_step", "progress", "checkpoint", "every", "version", "resume", "timeout",
             "budget", "on_timeout", "power",
         ]  # fmt: skip
 
