@@ -54,7 +54,7 @@ class Choice(Probabilities):
 
     options, texts : list of the options, and dict of their texts
     log_mass, log_mass_upper : float
-        Log-probability that the model writes one of the options, and ends there: what was summed, and a certain bound.
+        Lower and upper bound of the log-probability that the model writes one of the options and ends there.
 
     Examples
     --------

@@ -98,7 +98,7 @@ class Served:
             return reply.status, reply.read() if read else b""
 
     def send(self, data, wait):
-        """Send bytes, and return what comes until the server closes the connection."""
+        """Send bytes, and return all bytes that arrive until the server closes the connection."""
         found = b""
         with socket.create_connection(("127.0.0.1", self.port), timeout=wait) as connection:
             with contextlib.suppress(BrokenPipeError, ConnectionResetError):
