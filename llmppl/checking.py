@@ -28,6 +28,7 @@ import threading
 import time
 import types
 import warnings
+import weakref
 from collections.abc import Callable, Iterable, Iterator, MutableMapping, MutableSequence, MutableSet
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
@@ -407,7 +408,7 @@ _STREAMS = (np.random.Generator, np.random.RandomState, np.random.BitGenerator, 
 _IGNORED = {"_chooser_", "_noted_", "_stepping_", "_log_weight_", "_origin_"}
 _HIDDEN = ("__wrapped__", "__self__", "__func__", "func", "args", "keywords", "fget", "cell_contents")
 _NAMED = (types.FunctionType, types.CellType, types.SimpleNamespace, threading.local, queue.Queue)
-_OPEN = (*_NAMED, MutableMapping, AbstractSet, MutableSequence, tuple, Proposal)
+_OPEN = (*_NAMED, MutableMapping, AbstractSet, MutableSequence, tuple, weakref.ref, Proposal)
 
 
 def _is_own(value: Any) -> bool:
@@ -417,8 +418,13 @@ def _is_own(value: Any) -> bool:
     return any(_is_users(cls.__module__) for cls in (value if isinstance(value, type) else type(value)).__mro__)
 
 
+def _used_globals(function: types.FunctionType) -> dict[str, Any]:
+    """Return the globals that a function uses, also in functions inside of it."""
+    names = sorted(_global_names(function.__code__) & function.__globals__.keys())
+    return {name: function.__globals__[name] for name in names}
+
+
 def _global_names(code: types.CodeType) -> set[str]:
-    """Return the names of globals that a code uses, also in functions inside of it."""
     inner = [_global_names(each) for each in code.co_consts if isinstance(each, types.CodeType)]
     return {each.argval for each in dis.get_instructions(code) if each.opname.endswith("_GLOBAL")}.union(*inner)
 
@@ -471,9 +477,10 @@ def _parts(value: Any) -> Ways:
         cells = zip(value.__code__.co_freevars, value.__closure__ or (), strict=False)
         held = [*vars(value).items(), ("a default", value.__defaults__), ("a default", value.__kwdefaults__)]
         held += [(name, cell) for name, cell in cells if cell != types.CellType()]
-        used = sorted(_global_names(value.__code__) & value.__globals__.keys())
-        named = [(f" -> {name}", value.__globals__[name]) for name in used]
+        named = [(f" -> {name}", each) for name, each in _used_globals(value).items()]
         return [(f".{name}", each) for name, each in held] + [*named, (" -> globals", value.__globals__)]
+    if isinstance(value, weakref.ref) or type(value) in weakref.ProxyTypes:
+        return [(".()", value() if isinstance(value, weakref.ref) else value.__init__.__self__)]
     attributes = _attributes(value)
     if isinstance(value, Model):
         left_out = _shared_names(value) | _IGNORED
@@ -631,13 +638,17 @@ class _Dates(type):
 
 def _clocks_ahead(seconds: float) -> dict[int, Any]:
     """Return clocks that are `seconds` ahead, by the ids of the functions and classes whose place they take."""
-    ahead: dict[int, Any] = {}
+    now, ahead, moved = time.time, dict[int, Any](), datetime.timedelta(seconds=seconds)
     for name in ("time", "perf_counter", "monotonic", "process_time"):
         for read, by in ((getattr(time, name), seconds), (getattr(time, f"{name}_ns"), int(1e9 * seconds))):
             ahead[id(read)] = lambda read=read, by=by: read() + by
-    date = datetime.datetime
-    later = classmethod(lambda _, zone=None: date.now(zone) + datetime.timedelta(seconds=seconds))
-    ahead[id(date)] = _Dates("datetime", (date,), {"now": later, "today": later})
+    for read in (time.localtime, time.gmtime, time.ctime):
+        ahead[id(read)] = lambda *at, read=read: read(*(at or [now() + seconds]))
+    ahead[id(time.strftime)] = lambda form, *at, read=time.strftime: read(form, *(at or [time.localtime()]))
+    for cls, names in ((datetime.datetime, ("now", "today", "utcnow")), (datetime.date, ("today",))):
+        reads = {name: getattr(cls, name) for name in names}
+        later = {name: classmethod(lambda _, *zone, read=read: read(*zone) + moved) for name, read in reads.items()}
+        ahead[id(cls)] = _Dates(cls.__name__, (cls,), later)
     return ahead
 
 
@@ -649,12 +660,27 @@ def _changeable(value: Any) -> Any:
     array = _memory(value)
     if array is not None:
         return array.copy() if array.flags.writeable else None
+    if isinstance(value, queue.SimpleQueue):
+        return _taken(value)
     is_own = _is_own(value) and not isinstance(value, Model | types.ModuleType)
     return _attributes(value) if is_own or isinstance(value, _NAMED) else None
 
 
+def _taken(waiting: queue.SimpleQueue[Any]) -> list[Any]:
+    """Return what waits in a queue, which keeps it."""
+    held = [waiting.get() for _ in range(waiting.qsize())]
+    for each in held:
+        waiting.put(each)
+    return held
+
+
 def _restore(value: Any, old: Any) -> None:
-    if isinstance(old, dict):
+    if isinstance(value, queue.SimpleQueue):
+        for _ in range(value.qsize()):
+            value.get()
+        for each in old:
+            value.put(each)
+    elif isinstance(old, dict):
         is_mapping = isinstance(value, MutableMapping)
         now, put, drop = (value, setitem, delitem) if is_mapping else (_attributes(value), setattr, delattr)
         for name in [name for name in now if name not in old]:
@@ -717,7 +743,8 @@ def _wrong_with(dist: Proposal) -> str:
         return _wrong_with_density(dist, [value for value, _ in draws]) if isinstance(dist, Distribution) else ""
     missing = 1e-5 if support else 0.01 + 3 * once / n              # of the values that were not drawn
     if isinstance(dist, Distribution) and not 1.0 - missing <= sum(measures) <= 1.0 + 1e-5:
-        return f"the probabilities of its support and its draws sum to {sum(measures):.6g}: they must sum to 1"
+        whose = "of its support and its draws" if support else f"of the {len(values)} values that it drew"
+        return f"the probabilities {whose} sum to {sum(measures):.6g}: they must sum to 1"
     for value, measure in zip(values, measures, strict=True):
         found = weights.get(repr(value), [0.0])
         mean = sum(found) / n

@@ -14,6 +14,7 @@ import secrets
 import threading
 import time
 import uuid
+import weakref
 from time import time as now
 from typing import ClassVar
 
@@ -207,6 +208,7 @@ MISTAKES = {
         letters(lambda self, _: vars(self).setdefault("kept", self.rng.spawn(1)[0]).random()), CHOICES),
     "a clock imported by name": (letters(lambda self, _: now() // 3600), CHOICES),
     "an hour": (letters(lambda self, _: datetime.datetime.now().hour), CHOICES),
+    "a day in words": (letters(lambda self, _: int(time.strftime("%d"))), CHOICES),
     "an attribute of a function": (letters(lambda self, _: called()), CHOICES),
     "a cache of a function by length": (
         letters(lambda self, _: remembered(called.cache, len(self.s), self.s.count("a"))), CHOICES),
@@ -234,6 +236,8 @@ MISTAKES = {
         LEADS),
     "a list under two names": (letters(
         lambda self, _: self.kept.append(1) or len(self.rows.held), held_twice), "self.rows.held was 'the same as"),
+    "a weak reference": (letters(by_attribute(lambda kept: len(kept().s)), setting("kept", weakref.ref)), LEADS),
+    "a weak proxy": (letters(by_attribute(lambda kept: len(kept.s)), setting("kept", weakref.proxy)), LEADS),
     "a predicate": (letters(by_attribute(lambda kept: 0),
                             setting("kept", lambda self: XYZ.where(lambda v: v not in self.s))), LEADS),
 }  # fmt: skip
@@ -258,9 +262,15 @@ def memory(kind):
     return made, made[:2] if kind == "numpy" else np.frombuffer(made, dtype="i4")
 
 
+FIRST_COME = queue.SimpleQueue()
 WAITING = queue.Queue()
 for each in range(3):
+    FIRST_COME.put(each)
     WAITING.put(each)
+
+
+def first_come(self, letter):
+    return 0.0 if FIRST_COME.empty() else FIRST_COME.get() + 1
 
 
 def waits(self, letter):
@@ -295,9 +305,9 @@ class Once(Letters):
 
 
 @pytest.mark.parametrize("program", [
-    letters(waits), letters(in_environment_once),
+    letters(first_come), letters(waits), letters(in_environment_once),
     letters(in_class_of_attribute, class_of_attribute), Once,
-], ids=["queue", "environment", "class", "ClassVar"])  # fmt: skip
+], ids=["simple queue", "queue", "environment", "class", "ClassVar"])  # fmt: skip
 def test_what_only_the_first_particles_meet_is_found(program):
     """Given a model, the check restores the outside, so that a rebuilt particle is the first again."""
     with pytest.raises(RuntimeError, match=CHOICES):

@@ -12,7 +12,6 @@ import hashlib
 import importlib
 import inspect
 import io
-import json
 import pickle
 import sys
 import types
@@ -22,7 +21,6 @@ from typing import Any
 import numpy as np
 
 from llmppl.support.arguments import name_of, shown, text
-from llmppl.support.values import encode
 
 Identity = dict[str, str]                               # {part: its value as text, or a digest}
 
@@ -30,6 +28,7 @@ VERSION: str = importlib.import_module(__name__.partition(".")[0]).__version__
 MAX_SHOWN = 60                                          # characters of a value in an identity
 _ATOMS = bool, int, float, str, bytes, types.NoneType   # whose repr says all
 _UNORDERED = set, frozenset, dict
+_CONTAINERS = list, tuple, *_UNORDERED
 _OTHERS = {*sys.stdlib_module_names, __name__.partition(".")[0]}        # modules of which `VERSION` and Python tell
 
 
@@ -70,13 +69,25 @@ def difference(before: Identity, now: Identity) -> str:
 
 def _plain(name: str, value: Any) -> Identity:
     """Return the part of an identity with this name; nothing if the value is no plain data."""
-    try:
-        data = json.dumps(encode(value), sort_keys=True)
-    except (TypeError, ValueError, RecursionError):      # of another type, too large, or endless
+    if not _is_plain(value, set()):
         return {}
-    if type(value) in _ATOMS and len(repr(value)) <= MAX_SHOWN:
-        return {name: repr(value)}
-    return {name: f"a {type(value).__name__} ({digest(data)})"}
+    told = repr(value) if type(value) in _ATOMS else ""
+    if not 0 < len(told) <= MAX_SHOWN:
+        told = f"a {type(value).__name__} ({digest(value)})"
+    return {name: told}
+
+
+def _is_plain(value: Any, seen: set[int]) -> bool:
+    kind = type(value)
+    if kind in _ATOMS or id(value) in seen:
+        return True
+    if isinstance(value, np.ndarray | np.generic):
+        return not value.dtype.hasobject
+    if kind not in _CONTAINERS:
+        return False
+    seen.add(id(value))
+    parts = (*value, *value.values()) if kind is dict else value
+    return all(_is_plain(each, seen) for each in parts)
 
 
 def _source(code: Any) -> str:

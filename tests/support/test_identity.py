@@ -188,11 +188,12 @@ def attributes(**values):
 def test_only_plain_data_is_compared():
     others = {"lock": threading.Lock(), "call": lambda: 1, "rng_": 1, "state": NoRepr(2), "cell": {1: [NoRepr(1)]}}
     assert attributes(number=3, name="a", **others) == {"number": "3", "name": "'a'"}
-    endless = []
+    endless, shared = [], [1]
     endless.append(endless)
-    assert attributes(value=endless) == {}
-    data = [(1, "a"), [1, "a"], {1, "a"}, {1: "a"}, {"a": 1}, np.arange(3), np.arange(4), np.float64(1),
-            "a" * 1000, "a" * 999 + "b", [["a"] * 1000], 10**100]  # fmt: skip
+    for _ in range(60):
+        shared = [shared, shared]
+    data = [(1, "a"), [1, "a"], {1, "a"}, {1: "a"}, {"a": 1}, np.arange(3), np.arange(4), np.float64(1), endless,
+            shared, "a" * 1000, "a" * 999 + "b", [["a"] * 1000], 10**100]  # fmt: skip
     told = [attributes(value=each)["value"] for each in data]
     assert len(set(told)) == len(data) and max(map(len, told)) < 100
 

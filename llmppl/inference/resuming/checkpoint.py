@@ -30,6 +30,7 @@ from llmppl.support.identity import difference, identity
 from llmppl.support.values import decode, encode
 
 FORMAT = 8
+OF_0_2 = 7                                              # the format of llmppl 0.2; those of 0.1 are below
 SHARE = 50                                              # time between two writes, in durations of a write
 _WEIGHTS = (
     "_log_weight_", "_log_twist_", "_power_", "_cut_", "_limit_", "_death_", "_attribution_", "finished"
@@ -249,10 +250,12 @@ def _parsed(path: Any, data: bytes) -> dict[str, Any]:
         raise ValueError(f"{path} is no checkpoint of llmppl, and is left as it is; give another path")
     found = int(head[1])
     if found != FORMAT:
-        writer = "an earlier"
-        if found > FORMAT:
-            writer = "a later"
-        why = f"{writer} llmppl wrote it in the format {found}, and this is {FORMAT}"
+        writer = "llmppl 0.1"
+        if found == OF_0_2:
+            writer = "llmppl 0.2"
+        elif found > FORMAT:
+            writer = "a later llmppl"
+        why = f"{writer} wrote it in the format {found}, and this is {FORMAT}"
         raise ValueError(f"{path} is no checkpoint of this llmppl ({why}), and is left as it is; give another path")
     rest = data[head.end() :]
     if head[2] != _digest(rest).encode():

@@ -410,7 +410,7 @@ def test_a_foreign_file_is_refused_and_left_unchanged(content, tmp_path):
 
 
 @pytest.mark.parametrize("content, writer", [
-    (b'{"llmppl_checkpoint":2,"stream":[]}\n{}\n', "an earlier llmppl"),
+    (b'{"llmppl_checkpoint":2,"stream":[]}\n{}\n', "llmppl 0.1"), (b'{"llmppl_checkpoint": 7, "t": 1}', "llmppl 0.2"),
     (b'{"llmppl_checkpoint": 99, "t": 1}', "a later llmppl"),
 ])  # fmt: skip
 def test_a_checkpoint_of_another_format_names_its_writer(content, writer, tmp_path):
