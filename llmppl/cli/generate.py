@@ -55,7 +55,7 @@ def generate(
     """
     prompt = options.given_text(prompt)
     limits = given.regex or given.grammar or given.json_schema
-    limit = f", matching {limits}" * bool(limits)
+    limit = f", matching {limits}" if limits else ""
     job = Continuation(given)
     if job.method != "steer":
         from numpy.random import default_rng
@@ -226,7 +226,8 @@ def _steer(title: str, program: Program, given: Given) -> None:
     from llmppl.report import Recorder
 
     seed = random.randrange(1_000_000) if given.seed is None else given.seed
-    title += f", by {given.lm}" * bool(given.lm)
+    if given.lm:
+        title += f", by {given.lm}"
     recorder = Recorder(given.trace, title) if given.trace else None
     stopped = ""
     try:
@@ -355,19 +356,22 @@ def results(
         loaded.to_jsonl(jsonl)
     if csv is not None:
         loaded.to_pandas().to_csv(csv, index=False)
-    rows = [
-        (_row(each), each.error is not None, each.cpu_seconds, each.tokens)
-        for each in loaded
-    ]
-    lines, failed, cpu_seconds, tokens = (
-        zip(*rows, strict=True) if rows else ([], [], [], [])
-    )
-    typer.echo(f"{file}: {len(rows)} results, {sum(failed)} failed")
-    typer.echo(f"{sum(tokens)} tokens, {sum(cpu_seconds):.1f} s of CPU", err=True)
-    more = [f"... and {len(rows) - MAX_ROWS} more: --jsonl and --csv write all"] * (
-        len(rows) > MAX_ROWS
-    )
-    typer.echo("\n".join(["", HEADS, *lines[:MAX_ROWS], *more] if rows else []))
+    lines: list[str] = []
+    failed = tokens = 0
+    cpu_seconds = 0.0
+    for each in loaded:
+        lines.append(_row(each))
+        failed += each.error is not None
+        tokens += each.tokens
+        cpu_seconds += each.cpu_seconds
+    typer.echo(f"{file}: {len(lines)} results, {failed} failed")
+    typer.echo(f"{tokens} tokens, {cpu_seconds:.1f} s of CPU", err=True)
+    if len(lines) > MAX_ROWS:
+        more = f"... and {len(lines) - MAX_ROWS} more: --jsonl and --csv write all"
+        lines[MAX_ROWS:] = [more]
+    if lines:
+        lines = ["", HEADS, *lines]
+    typer.echo("\n".join(lines))
 
 
 def _row(result: Result) -> str:
