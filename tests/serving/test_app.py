@@ -115,8 +115,8 @@ def test_the_openai_client_completes_streams_parses_and_calls(server):
     for choice, names in (("required", {"feed", "wash"}), (wash, {"wash"})):
         [made] = client.chat.completions.create(**talk, tools=tools, tool_choice=choice).choices[0].message.tool_calls
         assert made.function.name in names and Pet.model_validate_json(made.function.arguments)
-    told = client.chat.completions.create(**talk, tools=tools, max_tokens=9).choices[0].message
-    pieces = client.chat.completions.create(**talk, tools=tools, max_tokens=9, stream=True)
+    told = client.chat.completions.create(**talk, tools=tools, max_tokens=60).choices[0].message
+    pieces = client.chat.completions.create(**talk, tools=tools, max_tokens=60, stream=True)
     said = [each.choices[0].delta.content for each in pieces if each.choices[0].delta.content]
     assert "".join(said) == told.content and len(said) > 1 and not told.tool_calls
     del tools[1]["function"]["parameters"]["additionalProperties"]                # listed arguments only
