@@ -17,7 +17,7 @@ PACKAGE = ROOT / "llmppl"
 FOLDERS = [
     "support", "report", "constraints/vocabulary", "constraints/masks", "constraints/automata", "constraints/json",
     "constraints/lark", "distributions", "lm", "lm/engines", "models", "inference",
-    "inference/resuming", "queries", "tasks", "cli",
+    "inference/resuming", "queries", "tasks", "decisions", "cli",
 ]  # fmt: skip
 ROW, LEFT, COLUMN, WIDTH = 30, 200, 18, 1130            # pixels
 COLOURS = {"constraints": "#dbeafe", "lm": "#dcfce7", "models": "#fef3c7", "inference": "#fce7f3"}

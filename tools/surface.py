@@ -10,7 +10,9 @@ import inspect
 import re
 from collections.abc import Iterator
 
-FOLDERS = ["constraints", "distributions", "inference", "lm", "models", "queries", "report", "serving", "tasks"]
+FOLDERS = [
+    "constraints", "decisions", "distributions", "inference", "lm", "models", "queries", "report", "serving", "tasks",
+]  # fmt: skip
 PACKAGES = ["llmppl", *(f"llmppl.{folder}" for folder in FOLDERS)]
 
 

@@ -183,33 +183,25 @@ def choose(lm: CachedTransformer, prompt: Any, options: Options, **how: Unpack[H
     canonical = arguments.one_of("tokenization", given["tokenization"], get_args(Spelling)) == "canonical"
     tolerance = arguments.number("tolerance", given["tolerance"])
     max_expansions = arguments.count("max_expansions", given["max_expansions"], least=0)
-    labels, listed = _texts(options)
+    labels, listed = _labelled(options)
     several = isinstance(prompt, list | tuple)
     prompts = prompt if several else [prompt]
     contexts = [as_context(lm, each) for each in prompts]
     runtime = Runtime()
     runtime.watch(lm.evaluator)
     limit = Limit(runtime, given.get("timeout"), given.get("budget"))
-    texts = _Texts(lm, listed, end, limit)
+    texts = Texts(lm, listed, end, limit)
     for each in prompts:
         if isinstance(each, str):
             warn_of_seam(lm, each, listed, ask=True)
-    sums = [_Sums(texts, context, rule, canonical) for context in contexts]
-    reached = _expand(itertools.chain.from_iterable(each.own() for each in sums), limit)
-    if reached:
-        raise TimeoutError(_late(reached, len(listed)))
-    most = 0 if canonical else max_expansions * len(listed)
-    while not reached:
-        unsure = [item for each in sums for item in each.unsure(tolerance, most)]
-        if not unsure:
-            break
-        reached = _expand(unsure, limit)
+    sums = [Sums(texts, context, rule, canonical) for context in contexts]
+    reached = sum_up(sums, tolerance, 0 if canonical else max_expansions, limit)
     choices = [each.choice(labels, listed) for each in sums]
     _warn_of_bounds(choices, contexts, reached, max(tolerance, WIDE))
     return Choices(choices, contexts) if several else choices[0]
 
 
-class _Texts:
+class Texts:
     """Texts of the options in the order of their bytes, in which those with a common beginning are neighbours.
 
     own : list of the tokenizer's own tokens of each text
@@ -256,14 +248,14 @@ class _Open(NamedTuple):
     data: bytes
 
 
-class _Sums:
+class Sums:
     """Sums of the probabilities of the token sequences that spell each option, after one prompt.
 
-    found : (n,) log of the sum so far of each text, in the order of `_Texts`
+    found : (n,) log of the sum so far of each text, in the order of `Texts`
     open : the open sequences, by their contexts
     """
 
-    def __init__(self, texts: _Texts, start: Context, rule: DecisionRule, canonical: bool) -> None:
+    def __init__(self, texts: Texts, start: Context, rule: DecisionRule, canonical: bool) -> None:
         self.texts, self.start, self.rule = texts, start, rule
         self.found: Floats = np.full(len(texts.data), -np.inf)
         self.open = dict[Context, _Open]()
@@ -271,7 +263,7 @@ class _Sums:
         self._ends = {[*self._path(tokens)][-1][0] for tokens in texts.own} if canonical else None
         self._reach(start, 0.0, b"")
 
-    def own(self) -> Iterator[tuple[_Sums, Context]]:
+    def own(self) -> Iterator[tuple[Sums, Context]]:
         """Yield the sequences of the tokenizer's own tokens that must be expanded, each once, from short to long."""
         seen = set()
         for tokens in self.texts.own:
@@ -288,12 +280,12 @@ class _Sums:
             context, data = context + token, data + self.texts.vocab.tokens[token]
             yield context, data
 
-    def unsure(self, tolerance: float, max_expansions: int) -> list[tuple[_Sums, Context]]:
-        """Return the fewest sequences without which the rest is small enough, up to a number of expansions."""
+    def unsure(self, tolerance: float, max_expansions: int) -> list[tuple[Sums, Context]]:
+        """Return the fewest sequences without which the rest is small enough, up to a number for each option."""
         likely = sorted(self.open, key=lambda context: self.open[context].log_prob)
         rest = np.logaddexp.accumulate([-np.inf, *(self.open[context].log_prob for context in likely)])
         enough = logsumexp(self.found) + (math.log(tolerance) if tolerance else -math.inf)
-        number = min(int((rest > enough).sum()), max_expansions - self.expansions)
+        number = min(int((rest > enough).sum()), max_expansions * self.found.size - self.expansions)
         self.expansions += number
         return [(self, context) for context in likely[::-1][:number]]
 
@@ -362,7 +354,23 @@ class _Sums:
         )
 
 
-def _expand(items: Iterable[tuple[_Sums, Context]], limit: Limit) -> str:
+def sum_up(sums: Sequence[Sums], tolerance: float, max_expansions: int, limit: Limit) -> str:
+    """Compute sums of one or several prompts in shared batches. Return the limit that ended it, or "".
+
+    Raises a TimeoutError at a limit before the end of the tokenizer's own tokens.
+    """
+    reached = _expand(itertools.chain.from_iterable(each.own() for each in sums), limit)
+    if reached:
+        raise TimeoutError(_late(reached, max(len(each.texts.data) for each in sums)))
+    while not reached:
+        unsure = [item for each in sums for item in each.unsure(tolerance, max_expansions)]
+        if not unsure:
+            break
+        reached = _expand(unsure, limit)
+    return reached
+
+
+def _expand(items: Iterable[tuple[Sums, Context]], limit: Limit) -> str:
     """Expand sequences of one or several prompts, a batch at a time. Return the limit that ended it, or ""."""
     items = iter(items)
     while batch := [*itertools.islice(items, ROWS)]:
@@ -398,7 +406,7 @@ def _warn_of_bounds(choices: list[Choice], contexts: list[Context], reached: str
     )
 
 
-def _texts(options: Options) -> tuple[list[Any], list[str]]:
+def _labelled(options: Options) -> tuple[list[Any], list[str]]:
     """Return the label and the text of each option."""
     if arguments.is_type(options):
         language = constraint_of(options)

@@ -26,7 +26,6 @@ from llmppl.support.files import is_own_error
 from llmppl.support.identity import Identity, identity
 from llmppl.support.options import list_options, unknown_option
 from llmppl.support.runtime import Runtime, spent, watching
-from llmppl.tasks.answers import Generation
 from llmppl.tasks.results import Result, ResultFile
 
 T = TypeVar("T")
@@ -228,7 +227,7 @@ def _attempt(run: Run, index: int, task: Any, seed: int) -> Result:
     particles = matches = error = made = None
     try:
         answer = run(task, np.random.default_rng(np.random.SeedSequence(seed, spawn_key=(index,))))
-        if isinstance(answer, Generation):
+        if hasattr(answer, "as_dict") and hasattr(answer, "value"):      # an answer, or a decision
             made = answer
         elif isinstance(answer, Particles):
             particles = answer

@@ -15,6 +15,7 @@ JSON is that of `llmppl.support.values`, and nothing in the file is code. While 
 from __future__ import annotations
 
 import errno
+import importlib
 import json
 import os
 import sqlite3
@@ -214,7 +215,11 @@ def _loaded(record: str, parse: Parse | None = None) -> Result:
     answer = data.pop("answer", None)
     found = decode(data)
     if answer is not None:
-        found["answer"] = loaded(answer, found["task"], parse)
+        if answer.pop("kind", "") == "decision":
+            load = importlib.import_module("llmppl.decisions.answers").loaded
+            found["answer"] = load(answer, found["task"])
+        else:
+            found["answer"] = loaded(answer, found["task"], parse)
     log_ml_se, deaths = (
         found.pop("log_ml_se", None),
         [Death(**each) for each in found.pop("deaths", ())],

@@ -22,7 +22,7 @@ PACKAGE = ROOT / "llmppl"
 FORBIDDEN = {"inference": ["constraints", "lm"]}        # besides the order; `inference.resuming` is excepted
 HEAVY = ["accelerate", "llguidance", "ray", "rich", "torch", "transformers", "typer"]
 LIGHT = ["support", "report", "constraints", "distributions", "lm", "models", "inference", "queries", "tasks",
-         "tasks.ray"]  # fmt: skip
+         "tasks.ray", "decisions"]  # fmt: skip
 
 
 def folder_of(module: str) -> str | None:
@@ -106,7 +106,8 @@ def test_dir_shows_public_names_only():
     """The names of __all__, where a package has it, and Python's own; no module that somebody imported."""
     module = importlib.import_module("llmppl")
     assert {name for name in dir(module) if not name.startswith("__")} == {*module.__all__}
-    for package in ("constraints", "distributions", "inference", "lm", "models", "queries", "report", "tasks"):
+    for package in ("constraints", "distributions", "inference", "lm", "models", "queries", "report", "tasks",
+                    "decisions"):
         module = importlib.import_module(f"llmppl.{package}")
         names = {name for name in dir(module) if not name.startswith("__")}
         assert len(names) > 3 and not [name for name in names if name[0] == "_" or inspect.ismodule(vars(module)[name])]
