@@ -1,32 +1,37 @@
 """Identities of saved runs and tasks: a file continues only with the run and the tasks that it was made with.
 
-The *identity* of a run is the name and the source text of its class or function, its options that are plain data, and
-`version`, a text of the user's. Objects that the source refers to are no part of it. A task is known by the *digest* of
-its pickle, or by a key.
+The *identity* of a run is the name and the source text of its class or function, its options that are plain data or
+contexts, and `version`, a text of the user's. Objects that the source refers to are no part of it. A task is known by
+the *digest* of its pickle, or by a key.
 """
 
 from __future__ import annotations
 
+import ast
+import dataclasses
 import functools
 import hashlib
 import importlib
 import inspect
 import io
+import linecache
 import pickle
 import sys
 import types
 from collections.abc import Callable, Iterator
+from enum import Enum
 from typing import Any
 
 import numpy as np
 
 from llmppl.support.arguments import name_of, shown, text
+from llmppl.support.values import DATES
 
 Identity = dict[str, str]                               # {part: its value as text, or a digest}
 
 VERSION: str = importlib.import_module(__name__.partition(".")[0]).__version__
 MAX_SHOWN = 60                                          # characters of a value in an identity
-_ATOMS = bool, int, float, str, bytes, types.NoneType   # whose repr says all
+_ATOMS = bool, int, float, str, bytes, types.NoneType, *DATES   # whose repr says all
 _UNORDERED = set, frozenset, dict
 _CONTAINERS = list, tuple, *_UNORDERED
 _OTHERS = {*sys.stdlib_module_names, __name__.partition(".")[0]}        # modules of which `VERSION` and Python tell
@@ -41,12 +46,13 @@ def identity(program: Any, version: str = "", **options: Any) -> Identity:
         arguments = {f"argument {i}": value for i, value in enumerate(program.args)}
         options = {**arguments, **program.keywords, **options}
         program = program.func
-    codes = [inspect.unwrap(getattr(program, "__func__", program))]
-    if not inspect.isfunction(codes[0]):
+    function = inspect.unwrap(getattr(program, "__func__", program))
+    codes = [function]
+    if not inspect.isfunction(function):
         codes = [cls for cls in type(program).__mro__ if cls.__module__.partition(".")[0] not in _OTHERS]
     owner = getattr(program, "__self__", program)
     for name, value in getattr(owner, "__dict__", {}).items():
-        if name[-1:] != "_":                            # those are inference's
+        if not (name[:1] == name[-1:] == "_"):          # those are inference's
             options[f"the attribute {name}"] = value
     found = {"its program": name_of(codes[0] if codes else type(program))}
     found |= {"its version": repr(text("version", version)), "the version of llmppl": VERSION}
@@ -73,7 +79,10 @@ def _plain(name: str, value: Any) -> Identity:
         return {}
     told = repr(value) if type(value) in _ATOMS else ""
     if not 0 < len(told) <= MAX_SHOWN:
-        told = f"a {type(value).__name__} ({digest(value)})"
+        try:
+            told = f"a {type(value).__name__} ({digest(value)})"
+        except Exception:                               # its class is local to a function
+            return {}
     return {name: told}
 
 
@@ -83,10 +92,16 @@ def _is_plain(value: Any, seen: set[int]) -> bool:
         return True
     if isinstance(value, np.ndarray | np.generic):
         return not value.dtype.hasobject
-    if kind not in _CONTAINERS:
+    if isinstance(value, Enum) or hasattr(kind, "next_token"):      # a context
+        return True
+    parts = value
+    if kind is dict:
+        parts = *value, *value.values()
+    elif dataclasses.is_dataclass(kind):
+        parts = [getattr(value, field.name) for field in dataclasses.fields(value)]
+    elif kind not in _CONTAINERS:
         return False
     seen.add(id(value))
-    parts = (*value, *value.values()) if kind is dict else value
     return all(_is_plain(each, seen) for each in parts)
 
 
@@ -98,21 +113,43 @@ def _source(code: Any) -> str:
         except Exception:                               # none is known, as in a shell
             pass
     if isinstance(code, type):
-        return "\n".join(_members(code))
-    return digest(_code(inspect.unwrap(code).__code__))
+        return _cell(code) or "\n".join(_members(code))
+    defaults = [*(code.__defaults__ or ())]
+    defaults += (code.__kwdefaults__ or {}).values()
+    plain = [_plain("", value) for value in defaults]
+    return digest([_code(code.__code__), plain])
+
+
+def _cell(cls: type) -> str:
+    """Return the source text of a class of a notebook, from the cell of its functions; "" if there is none."""
+    for value in vars(cls).values():
+        function = inspect.unwrap(value)
+        if not inspect.isfunction(function):
+            continue
+        lines = linecache.getlines(function.__code__.co_filename)
+        cell = ast.parse("".join(lines))
+        for node in ast.walk(cell):
+            if isinstance(node, ast.ClassDef) and node.name == cls.__name__:
+                own = lines[node.lineno - 1 : node.end_lineno]
+                return "".join(own)
+    return ""
 
 
 def _members(cls: type) -> Iterator[str]:
     for name, value in vars(cls).items():
-        if inspect.isfunction(value):
-            yield _source(value)
+        inner = getattr(value, "func", value)           # of a cached property
+        function = inspect.unwrap(getattr(inner, "fget", inner))
+        if inspect.isfunction(function):
+            yield _source(function)
         elif name[:2] != "__":
             yield str(_plain(name, value))
 
 
 def _code(code: types.CodeType) -> tuple[Any, ...]:
     """Return a code as data, without its place in a file."""
-    constants = [_code(each) if isinstance(each, types.CodeType) else each for each in code.co_consts]
+    constants = []
+    for each in code.co_consts:
+        constants.append(_code(each) if isinstance(each, types.CodeType) else each)
     return code.co_code, code.co_names, code.co_varnames, code.co_freevars, constants
 
 
@@ -134,7 +171,8 @@ def task_digest(index: int, task: Any, key: Callable[[Any], str] | None) -> str:
         return found
     try:
         found = digest(task)
-        if found == digest(pickle.loads(pickle.dumps(task))):
+        copy = pickle.loads(pickle.dumps(task))
+        if found == digest(task, -1) == digest(copy):
             return found
         why = "has another pickle each time"
     except Exception as error:                          # of the task's own methods, too
@@ -143,19 +181,20 @@ def task_digest(index: int, task: Any, key: Callable[[Any], str] | None) -> str:
     raise TypeError(f"task {index}, {shown(task, MAX_SHOWN)}, {why}: {remedy}")
 
 
-def digest(value: Any) -> str:
+def digest(value: Any, step: int = 1) -> str:
     """Return the digest of the pickle of a value: equal for equal values, in every process.
 
-    Each part has a pickle of its own, so that neither hashes of texts nor parts that are one object change it.
+    Each part has a pickle of its own, so that neither hashes of texts nor parts that are one object change it. Members
+    of a set that lead to each other can change it: compare with the order `step` = -1.
     """
-    return _hash(_told(value, {}).encode("utf-8", "surrogatepass"))
+    return _hash(_told(value, {}, step).encode("utf-8", "surrogatepass"))
 
 
 def _hash(data: bytes) -> str:
     return hashlib.blake2b(data, digest_size=16).hexdigest()
 
 
-def _told(value: Any, known: dict[int, tuple[Any, str]]) -> str:
+def _told(value: Any, known: dict[int, tuple[Any, str]], step: int) -> str:
     """Return the repr of an atom, or the digest of another value. `known` has the digests of objects by id."""
     kind = type(value)
     if kind in _ATOMS:
@@ -163,10 +202,11 @@ def _told(value: Any, known: dict[int, tuple[Any, str]]) -> str:
     if id(value) not in known:
         known[id(value)] = value, f"object {len(known)}"                # for a part that leads back to it
         if kind in _UNORDERED:
-            parts = value.items() if kind is dict else value
-            value_told = f"{kind} {sorted(_told(each, known) for each in parts)}".encode("utf-8", "surrogatepass")
+            parts = value.items() if kind is dict else [*value][::step]
+            told = sorted(_told(each, known, step) for each in parts)
+            value_told = f"{kind} {told}".encode("utf-8", "surrogatepass")
         else:
-            pickler = _Pickler(value, known)
+            pickler = _Pickler(value, known, step)
             pickler.dump(value)
             value_told = pickler.file.getvalue()
         known[id(value)] = value, _hash(value_told)
@@ -176,15 +216,19 @@ def _told(value: Any, known: dict[int, tuple[Any, str]]) -> str:
 class _Pickler(pickle.Pickler):
     """Pickler of one object, in which each part stands by its digest."""
 
-    def __init__(self, root: Any, known: dict[int, tuple[Any, str]]) -> None:
+    def __init__(self, root: Any, known: dict[int, tuple[Any, str]], step: int) -> None:
         self.file = io.BytesIO()
         super().__init__(self.file, protocol=5)
-        self.root, self.known = root, known
+        self.root, self.known, self.step = root, known, step
 
     def persistent_id(self, value: Any) -> bytes | None:
-        return None if value is self.root else _told(value, self.known).encode("utf-8", "surrogatepass")
+        return None if value is self.root else _told(value, self.known, self.step).encode("utf-8", "surrogatepass")
 
     def reducer_override(self, value: Any) -> Any:
+        if hasattr(type(value), "next_token"):          # a context, by its tokens
+            return tuple, (list(map(int, value.tokens)),)
+        if isinstance(value, set | frozenset):          # of a subclass, whose own pickle has a list in any order
+            return type(value), (frozenset(value), vars(value))
         if hasattr(type(value), "untyped_storage"):     # a tensor, whose own pickle contains addresses
             data = value.detach().cpu()
             data = data if data.dtype.itemsize > 2 else data.float()

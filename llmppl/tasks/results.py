@@ -8,8 +8,9 @@ only the tasks under way. A loss of power can also lose the results of the last 
     total     digest of all rows and of the tables: the exclusive or of the digests of each
     particle  a view: task_index, place, task, text, log_weight, cut, attribution, and attributes with `parsed`
 
-JSON is that of `llmppl.support.values`, and nothing in the file is code. While a run writes, the newest results lie in
-`results.db-wal`; a run that ends leaves one file, and the empty `results.db.lock`.
+JSON is that of `llmppl.support.values`, and nothing in the file is code. A transaction is written to the log
+`results.db-wal`, then to the file, which has all results if the log is damaged or missing. A run that ends leaves one
+file, and the empty `results.db.lock`.
 """
 
 from __future__ import annotations
@@ -361,6 +362,8 @@ class ResultFile:
                 self._owned.check()
                 with self._errors(), self._db:
                     self._put(result)
+                with suppress(sqlite3.Error):           # on a full disk, the log keeps it
+                    self._db.execute("pragma wal_checkpoint")
                 yield result
             self._owned.check()
 

@@ -131,6 +131,32 @@ def test_a_row_that_is_missing_or_changed_is_refused(change, tmp_path):
         run_many(coin, range(6), seed=1, to=path, resume=True)
 
 
+KILLED = """
+import os, sys
+from helpers.killable import coin
+from llmppl import run_many
+for number, _ in enumerate(run_many(coin, range(12), seed=1, to=sys.argv[1], progress=False), 1):
+    if number == 8:
+        os._exit(9)
+"""
+
+
+def test_the_log_of_a_killed_run_may_be_damaged_or_missing(tmp_path):
+    path, wal = tmp_path / "results.db", tmp_path / "results.db-wal"
+    subprocess.run([sys.executable, "-c", KILLED, path])
+    data, log, whole, rng = path.read_bytes(), wal.read_bytes(), told(path), random.Random(0)
+    assert len(whole) == 8
+    for torn in (b"", None, *(flipped(log, rng) for _ in range(repetitions(full=200, quick=20)))):
+        path.write_bytes(data)
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(f"{path}-shm")
+        if torn is None:
+            wal.unlink(missing_ok=True)
+        else:
+            wal.write_bytes(torn)
+        assert told(path) == whole
+
+
 JOURNAL = """
 import os, sqlite3, sys
 db = sqlite3.connect(sys.argv[1])

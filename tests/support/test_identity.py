@@ -6,6 +6,7 @@ import datetime
 import enum
 import fractions
 import functools
+import linecache
 import os
 import pathlib
 import subprocess
@@ -17,7 +18,7 @@ import numpy as np
 import pytest
 
 from llmppl.constraints import Text
-from llmppl.support.identity import digest, identity, task_digest
+from llmppl.support.identity import difference, digest, identity, task_digest
 
 
 @dataclasses.dataclass
@@ -29,6 +30,10 @@ class Point:
 class NoRepr:
     def __init__(self, *parts):
         self.parts = parts
+
+
+class Words(set):
+    pass
 
 
 class Slots:
@@ -89,7 +94,7 @@ def values():
         functools.partial(pow, 3), types.SimpleNamespace(a=1), types.SimpleNamespace(a=2),
         collections.OrderedDict(a=1, b=2), collections.OrderedDict(b=2, a=1), collections.Counter("aab"),
         np.random.default_rng(0), np.random.default_rng(1), range(3), range(4), slice(1),
-        Exception("a"), Exception("b"),
+        Exception("a"), Exception("b"), Words(["one", "two", "three"]), Words(["one", "two", "four"]),
     ]  # fmt: skip
 
 
@@ -162,6 +167,15 @@ def test_a_task_of_another_pickle_each_time_needs_a_key():
         task_digest(1, Changes(), None)
 
 
+def test_members_of_a_set_that_lead_to_each_other_need_a_key():
+    for _ in range(20):                                 # in a new order each time
+        cells = {NoRepr(i) for i in range(3)}
+        for cell in cells:
+            cell.others = [*cells - {cell}]
+        with pytest.raises(TypeError, match="has another pickle each time: give key="):
+            task_digest(1, cells, None)
+
+
 def test_a_key_is_a_text():
     with pytest.raises(TypeError, match="key must return a text; for task 2 it returned 1"):
         task_digest(2, "a", len)
@@ -186,15 +200,17 @@ def attributes(**values):
 
 
 def test_only_plain_data_is_compared():
-    others = {"lock": threading.Lock(), "call": lambda: 1, "rng_": 1, "state": NoRepr(2), "cell": {1: [NoRepr(1)]}}
+    others = {"lock": threading.Lock(), "call": lambda: 1, "_rng_": 1, "state": NoRepr(2), "cell": {1: [NoRepr(1)]}}
+    others["local"] = dataclasses.make_dataclass("Local", "x")(1)
     assert attributes(number=3, name="a", **others) == {"number": "3", "name": "'a'"}
     endless, shared = [], [1]
     endless.append(endless)
     for _ in range(60):
         shared = [shared, shared]
     data = [(1, "a"), [1, "a"], {1, "a"}, {1: "a"}, {"a": 1}, np.arange(3), np.arange(4), np.float64(1), endless,
-            shared, "a" * 1000, "a" * 999 + "b", [["a"] * 1000], 10**100]  # fmt: skip
-    told = [attributes(value=each)["value"] for each in data]
+            shared, "a" * 1000, "a" * 999 + "b", [["a"] * 1000], 10**100, Colour.RED, Colour.BLUE, Point(1), Point([1]),
+            datetime.date(2020, 1, 1), datetime.date(2020, 1, 2)]  # fmt: skip
+    told = [attributes(lambda_=each)["lambda_"] for each in data]
     assert len(set(told)) == len(data) and max(map(len, told)) < 100
 
 
@@ -207,3 +223,51 @@ def test_decorated_functions_and_partials_have_the_source_of_their_function():
     wrapper = functools.wraps(plain)(lambda *given: plain(*given))
     assert identity(plain) == identity(functools.partial(plain)) == identity(wrapper)
     assert "the source of kept" in identity(kept) and identity(kept)["its program"] == "kept"
+
+
+METHODS = """
+    @property
+    def weight(self): return {0}
+    @functools.cached_property
+    def kept(self): return {1}
+    @functools.lru_cache
+    def cached(self): return {2}
+    @staticmethod
+    def alone(): return {3}
+    @classmethod
+    def made(cls, of={4}): return of
+    called = lambda self, x={5}: x + {6}
+    def __call__(self, task, rng, *, n={7}): return n
+    number = {8}
+"""
+CELL = METHODS + "    array = np.array({9}) + noise\n"
+
+
+def shell(text, name, file="<stdin>"):
+    names = {"__name__": "shell", "functools": functools, "np": np, "noise": 1}
+    exec(compile(text, file, "exec"), names)
+    return names[name]
+
+
+def notebook(text, name):
+    """Return an object of a cell of a notebook, whose lines are known by a name."""
+    cell = f"<ipython-input-{len(linecache.cache)}>"
+    linecache.cache[cell] = len(text), None, text.splitlines(keepends=True), cell
+    return shell(text, name, cell)
+
+
+@pytest.mark.parametrize("made, text", [(shell, METHODS), (notebook, CELL)])
+def test_each_part_of_a_class_without_a_file_is_compared(made, text):
+    numbers = list(range(1, 11))
+    now = identity(made("class Own:" + text.format(*numbers), "Own")())
+    assert now == identity(made("class Own:" + text.format(*numbers), "Own")())
+    for place in range(text.count("{")):
+        changed = [*numbers[:place], 99, *numbers[place + 1 :]]
+        before = identity(made("class Own:" + text.format(*changed), "Own")())
+        assert difference(before, now) == "the source of Own has changed"
+
+
+@pytest.mark.parametrize("call", ["lambda task, rng, n={}: n", "lambda task, rng, *, n={}: n"])
+def test_defaults_of_a_lambda_are_compared(call):
+    one, same, two = (identity(shell(f"call = {call.format(n)}", "call")) for n in (1, 1, 2))
+    assert one == same and difference(one, two) == "the source of <lambda> has changed"

@@ -255,8 +255,8 @@ def test_a_full_disk_ends_the_run_and_loses_no_result(path, tmp_path):
     error, number = told.stdout.splitlines()
     assert "The results before are whole; resume=True goes on" in error and str(path) in error
     assert len(load_results(path)) == int(number) > 10
-    run_all(path, range(200), resume=True)
-    run_all(tmp_path / "whole.db", range(200))
+    run_all(path, range(400), resume=True)
+    run_all(tmp_path / "whole.db", range(400))
     assert records(path) == records(tmp_path / "whole.db")
 
 

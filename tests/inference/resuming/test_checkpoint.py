@@ -27,6 +27,7 @@ from llmppl import (
     ConstrainedText,
     Model,
     Regex,
+    Rule,
     Uniform,
     Vocabulary,
     importance_sampling,
@@ -354,6 +355,15 @@ def test_another_run_is_refused_by_name_and_the_file_stays(call, difference, tmp
     with pytest.raises(ValueError, match=f"is the checkpoint of another run: {difference}"):
         call(path)
     assert path.read_bytes() == before
+
+
+@pytest.mark.parametrize("prompt, how, attribute", [("b", {}, "context"), ("a", {"rule": Rule(0.5)}, "rule")])
+def test_another_prompt_or_temperature_is_refused(prompt, how, attribute, tmp_path):
+    lm, path = cold_lm(), tmp_path / "run.ckpt"
+    smc_steer(ConstrainedText(lm, "a", max_tokens=3), 4, 2, checkpoint=path)
+    smc_steer(ConstrainedText(lm, "a", max_tokens=3, rule=Rule()), 4, 2, checkpoint=path)
+    with pytest.raises(ValueError, match=f"is the checkpoint of another run: the attribute {attribute} was"):
+        smc_steer(ConstrainedText(lm, prompt, max_tokens=3, **how), 4, 2, checkpoint=path)
 
 
 OWN = """
