@@ -12,6 +12,7 @@ import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
+from llmppl.decisions.joint import Joint
 from llmppl.decisions.questions import Question, Questions
 from llmppl.report.probabilities import Probabilities, Share
 from llmppl.report.tables import TableView, one_line
@@ -109,10 +110,20 @@ class Answer(Probabilities):
         )
 
 
+def marginals(asked: Mapping[str, Question], joint: Joint) -> dict[str, Answer]:
+    """Return the marginal answers of a joint distribution."""
+    answers = {}
+    for i, (name, question) in enumerate(asked.items()):
+        shares = joint.shares(question.values, [combination[i] for combination in joint.places])
+        answers[name] = Answer(question, shares, joint.log_masses[i])
+    return answers
+
+
 class Decision(TableView, Mapping[str, Answer]):
     """Answers to the questions about one state, by name. It is displayed as a table, in a notebook with bars.
 
-    value : object of the type that asked, or a dict of the most probable answers
+    value : object of the type that asked, or a dict of the most probable answers; of the most probable combination
+        where the decision is joint
         None stands for an answer whose confidence is below `abstain`. A record with such an answer is a dict.
     state : as it was given
     joint : Probabilities or None
@@ -134,11 +145,11 @@ class Decision(TableView, Mapping[str, Answer]):
 
     def __init__(
         self, state: Any, answers: Mapping[str, Answer], questions: Questions | None = None, *,
-        abstain: float = 0.0, tokens: int = 0, seconds: float = 0.0, error: str = "",
+        joint: Joint | None = None, abstain: float = 0.0, tokens: int = 0, seconds: float = 0.0, error: str = "",
     ) -> None:  # fmt: skip
         self.state, self.abstain, self.error = state, abstain, error
         self.tokens, self.seconds = tokens, seconds
-        self.joint: Any = None
+        self._joint = joint
         self._answers = dict(answers)
         self._questions = questions or Questions({})
 
@@ -163,8 +174,33 @@ class Decision(TableView, Mapping[str, Answer]):
         if self.error:
             raise ValueError(self.error)
         unsure = self.abstains
-        values = {name: None if name in unsure else answer.best for name, answer in self.items()}
+        best = {name: answer.best for name, answer in self.items()}
+        if self.joint is not None:
+            best = dict(zip(best, self.joint.best, strict=True))
+        values = {name: None if name in unsure else each for name, each in best.items()}
         return values if unsure else self._questions.make(values)
+
+    @property
+    def joint(self) -> Probabilities | None:
+        if self._joint is None:
+            return None
+        return self._joint.table({name: answer.question for name, answer in self.items()})
+
+    def given(self, known: Mapping[str, Any] | None = None, **more: Any) -> Decision:
+        """Return the decision given some answers: `decision.given(queue="billing")`, or a dict for other names.
+
+        ValueError without `joint=True`, and for answers that have no probability together.
+        """
+        if self._joint is None:
+            raise ValueError(
+                "answers depend on each other in a joint decision only: decide(..., joint=True)"
+            )
+        names, places = [*self], dict[int, int]()
+        for name, value in {**(known or {}), **more}.items():
+            places[names.index(name)] = self[name].question.index(value)
+        joint = self._joint.given(places)
+        answers = marginals({name: answer.question for name, answer in self.items()}, joint)
+        return Decision(self.state, answers, self._questions, joint=joint, abstain=self.abstain)
 
     @property
     def fields(self) -> dict[str, Answer]:

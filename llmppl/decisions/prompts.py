@@ -14,6 +14,7 @@ from llmppl.decisions.questions import Question
 from llmppl.lm import CachedTransformer, Context
 from llmppl.support.arguments import shown
 
+THINK = "Think first, in a sentence or two."
 LAYOUT = "1"  # changes with every change of a prompt
 
 
@@ -48,16 +49,22 @@ def text_of_question(question: Question, order: Sequence[int]) -> str:
     lines = [question.text]
     if question.kind != "predicate":
         lines.append("Options:")
-        instruction = "Answer with one of these options only."
-    else:
-        instruction = "Answer yes or no."
     for i in order:
         description = question.descriptions[i]
         if description:
             lines.append(f"{question.names[i]}: {description}")
         elif question.kind != "predicate":
             lines.append(question.names[i])
-    return "\n".join([*lines, instruction])
+    return "\n".join([*lines, instruction(question)])
+
+
+def instruction(question: Question) -> str:
+    """Return the sentence that asks for one of the answers."""
+    return (
+        "Answer yes or no."
+        if question.kind == "predicate"
+        else "Answer with one of these options only."
+    )
 
 
 def conversation(
@@ -78,6 +85,23 @@ def conversation(
     return turns
 
 
+def thinking(
+    turns: list[dict[str, str]], question: Question, draft: str | None = None
+) -> list[dict[str, str]]:
+    """Return the conversation that asks for a draft first. With the draft, it asks for the answer."""
+    *earlier, asked = turns
+    drafted = [*earlier, _turn("user", f"{asked['content']}\n{THINK}")]
+    if draft is None:
+        return drafted
+    return [*drafted, _turn("assistant", draft), _turn("user", instruction(question))]
+
+
+def with_answers(state: str, questions: Sequence[Question], places: Sequence[int]) -> str:
+    """Return the text of a state with the answers to earlier questions."""
+    lines = [f"{each.text} {each.names[i]}" for each, i in zip(questions, places, strict=True)]
+    return "\n".join([state, "", *lines]) if lines else state
+
+
 def _turn(role: str, content: str) -> dict[str, str]:
     return {"role": role, "content": content}
 
@@ -93,5 +117,5 @@ def as_context(lm: CachedTransformer, turns: Sequence[Mapping[str, str]]) -> Con
         return lm.chat(turns)
     lines = list[str]()
     for turn in turns:
-        lines.append(turn["content"] if turn["role"] == "user" else f"Answer: {turn['content']}")
+        lines.append(turn["content"] if turn["role"] == "user" else f"Answer: {turn['content'].strip()}")
     return lm.context("\n\n".join([*lines, "Answer:"]), special=False)
