@@ -74,11 +74,7 @@ MAX_WALK = 1.1                                          # times the moves that d
 # comprehensions in 1,000 code lines, code lines above 100 characters. A commit that raises one says why, beside it.
 # The aims are 200,000 tokens in all, and 9.5 tokens in a line of each folder.
 CEILINGS = {
-<<<<<<< HEAD
-    "llmppl": (245_484, 11.1, 39, 62, 1_814),
-=======
-    "llmppl": (247_046, 11.1, 38, 62, 1_816),
->>>>>>> 5735cf7 (decisions: joint answers with conditionals, and the mean over drafts)
+    "llmppl": (247_457, 11.1, 38, 62, 1_815),
     "llmppl/.": (9_695, 12.3, 25, 98, 77),
     "llmppl/cli": (4_928, 8.3, 33, 28, 33),
     "llmppl/constraints": (3_302, 10.1, 37, 31, 32),
@@ -98,8 +94,8 @@ CEILINGS = {
     "llmppl/queries": (18_293, 11.1, 37, 54, 144),
     "llmppl/report": (6_617, 10.7, 44, 97, 54),
     "llmppl/serving": (10_281, 10.6, 43, 40, 69),
-    "llmppl/support": (9_256, 9.7, 28, 36, 56),
-    "llmppl/tasks": (12_314, 8.2, 31, 38, 38),
+    "llmppl/support": (9_256, 9.7, 26, 35, 55),
+    "llmppl/tasks": (12_314, 8.2, 30, 38, 38),
     "tests": (330_000, 12.6, 16, 80, 2_400),                # room for the tests of mended defects
 }
 
