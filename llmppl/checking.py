@@ -173,7 +173,10 @@ class _Check:
     @contextlib.contextmanager
     def watching(self) -> Iterator[None]:
         """Note distributions, scores and batched functions of all steps in the block; restore the outside after it."""
-        draw, observe, score, call = Model._draw_, Model.observe, Model.score, Batched.__call__
+        draw = Model._draw_
+        observe = Model.observe
+        score = Model.score
+        call = Batched.__call__
 
         def watched_draw(model: Model, verb: str, dist: Any, proposal: Any, *more: Any) -> Any:
             self._note(model, [dist, proposal])
@@ -260,7 +263,7 @@ class _Check:
 
     def _rebuilt(self, choices: list[Steps], make: Callable[[], Model], failed: str) -> list[Any]:
         """Make particles with these choices together, step by step, and note the distributions that each asks for."""
-        particles: list[Any] = [make() for _ in choices]
+        particles = [make() for _ in choices]
         self.watched = {id(particle): _Watched() for particle in particles}
         for particle, steps in zip(particles, choices, strict=True):
             particle._chooser_ = Replayed(steps, np.random.default_rng(self.number))
@@ -433,7 +436,7 @@ def _global_names(code: types.CodeType) -> set[str]:
 def _is_users(module: str | None) -> bool:
     """Return True if a module is neither of this library, nor of Python, nor of an installed package."""
     root = str(module).partition(".")[0]
-    file: str = getattr(sys.modules.get(str(module)), "__file__", None) or ""
+    file = getattr(sys.modules.get(str(module)), "__file__", None) or ""
     return root not in (*sys.stdlib_module_names, __name__.partition(".")[0]) and "-packages" not in file
 
 
@@ -501,7 +504,8 @@ def _walk(
 
     Objects of the `closed` types are yielded without their parts.
     """
-    todo, seen = collections.deque(roots), dict[int, tuple[str, Any]]()
+    todo = collections.deque(roots)
+    seen = dict[int, tuple[str, Any]]()
     while todo and len(seen) < MAX_OBJECTS:
         path, value = todo.popleft()
         if id(value) in seen:
@@ -562,7 +566,8 @@ def _same(x: Any, y: Any) -> bool:
 
 def _check_copy(model: Model) -> None:
     """Raise a RuntimeError if a copy leads to the model, shares memory differently, or has another shape."""
-    new, pairs = model.copy(), []
+    new = model.copy()
+    pairs = []
     _check_ways(path for path, value in _walk([("self", new)], (type, types.ModuleType)) if value is model)
     for of in (model, new):
         arrays = [(path, array) for path, value in _walk([("self", of)]) if (array := _memory(value)) is not None]
@@ -605,7 +610,8 @@ class _Outside:
     def changed(self) -> str:
         """Return the first list, set or array that changed, other than a global or a shared one, in words."""
         own = [each for each in self.saved if isinstance(each[2], list | set | np.ndarray) and "->" not in each[0]]
-        before, now = [(path, old) for path, _, old in own], [(path, _changeable(value)) for path, value, _ in own]
+        before = [(path, old) for path, _, old in own]
+        now = [(path, _changeable(value)) for path, value, _ in own]
         return _difference(_contents(before), _contents(now))
 
     def restore(self) -> None:
@@ -620,7 +626,8 @@ class _Outside:
     @contextlib.contextmanager
     def later(self, number: int) -> Iterator[None]:
         """Set the clocks forward, for modules that import them by name, too."""
-        ahead, places = _clocks_ahead(98_765.4321 * number), [vars(time), vars(datetime), *self.globals]
+        ahead = _clocks_ahead(98_765.4321 * number)
+        places = [vars(time), vars(datetime), *self.globals]
         found = [(names, name, each) for names in places for name, each in names.items() if id(each) in ahead]
         try:
             for names, name, clock in found:
@@ -638,7 +645,9 @@ class _Dates(type):
 
 def _clocks_ahead(seconds: float) -> dict[int, Any]:
     """Return clocks that are `seconds` ahead, by the ids of the functions and classes whose place they take."""
-    now, ahead, moved = time.time, dict[int, Any](), datetime.timedelta(seconds=seconds)
+    now = time.time
+    ahead = {}
+    moved = datetime.timedelta(seconds=seconds)
     for name in ("time", "perf_counter", "monotonic", "process_time"):
         for read, by in ((getattr(time, name), seconds), (getattr(time, f"{name}_ns"), int(1e9 * seconds))):
             ahead[id(read)] = lambda read=read, by=by: read() + by
@@ -733,12 +742,14 @@ def _wrong_with(dist: Proposal) -> str:
     weights: dict[str, list[float]] = {}                # of the draws of each value
     for value, log_w in draws:
         weights.setdefault(repr(value), []).append(math.exp(log_w))
-    support, drawn = [*(dist.support or ())], {repr(value): value for value, _ in draws}
+    support = [*(dist.support or ())]
+    drawn = {repr(value): value for value, _ in draws}
     values = support + [drawn[key] for key in drawn.keys() - set(map(repr, support))]
     measures = [math.exp(dist.log_measure(value)) for value in values]
     if support and not np.allclose(np.exp(dist.log_measures()), measures[: len(support)], atol=1e-6):
         return "its log_measures() are not the log_measure of each value of its support"
-    once, n = [*map(len, weights.values())].count(1), NUM_DRAWS
+    once = [*map(len, weights.values())].count(1)
+    n = NUM_DRAWS
     if once > n / 2:
         return _wrong_with_density(dist, [value for value, _ in draws]) if isinstance(dist, Distribution) else ""
     missing = 1e-5 if support else 0.01 + 3 * once / n              # of the values that were not drawn

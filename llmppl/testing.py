@@ -114,7 +114,7 @@ class _Checker:
         return self._truths[key]
 
     def _normalised(self, logits: NDArray[Any]) -> Logs:
-        row: Logs = logits[: self.size].astype(np.float64)
+        row = logits[: self.size].astype(np.float64)
         row -= logsumexp(row)
         return row
 
@@ -271,6 +271,6 @@ def _without_prefixes(contexts: list[Ids]) -> list[Ids]:
 
 
 def _numpy(logits: Any) -> NDArray[Any]:
-    found: NDArray[Any] = np.asarray(logits.cpu().numpy() if hasattr(logits, "cpu") else logits)
+    found = np.asarray(logits.cpu().numpy() if hasattr(logits, "cpu") else logits)
     return found
 

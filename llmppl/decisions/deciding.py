@@ -18,7 +18,7 @@ from llmppl.decisions.questions import questions_of
 from llmppl.lm import CachedTransformer
 from llmppl.support.arguments import count, generator
 from llmppl.support.identity import VERSION
-from llmppl.support.options import list_options, unknown_option
+from llmppl.support.options import check_options, list_options
 from llmppl.support.runtime import Runtime
 from llmppl.tasks.many import TOGETHER, lanes, recorded
 from llmppl.tasks.results import load_results
@@ -126,8 +126,7 @@ def decide(lm: CachedTransformer, state: Any, questions: Any, **how: Unpack[HowT
     >>> decide(lm, "The cat was happy.", {"mood": choice("How was it?", ["happy", "sad"])})["mood"].best
     'happy'
     """
-    if unknown := how.keys() - HowToDecide.__annotations__.keys():
-        raise unknown_option("decide", unknown, HowToDecide.__annotations__)
+    check_options("decide", how, HowToDecide.__annotations__)
     given: dict[str, Any] = {**_DEFAULTS, **how}
     asking = Asking(lm, questions_of(questions), given)
     if not is_many(state):

@@ -128,9 +128,11 @@ class ArrayTable(Table):
     def __init__(
         self, array: NDArray[Any], mask: Mask | None = None, base: ArrayTable | None = None, top: float | None = None
     ) -> None:
-        self.array, self.mask = array, mask
+        self.array = array
+        self.mask = mask
         self.nbytes = array.nbytes + 16 * ((len(array) - 1) // BLOCK)       # plus two sums for each further block
-        self._base, self._top = base, top
+        self._base = base
+        self._top = top
 
     def __len__(self) -> int:
         return len(self.array)
@@ -152,7 +154,8 @@ class ArrayTable(Table):
     def _sums(self) -> Floats:
         base = self._base or self
         size = len(self.array)
-        weights, starts = _scratch_of(size), _starts(size)
+        weights = _scratch_of(size)
+        starts = _starts(size)
         np.subtract(self.array, base.top, out=weights, dtype=np.float64)
         if weights.min(initial=0.0) < _LEAST:           # rare; np.maximum takes as long as np.exp
             np.maximum(weights, _LEAST, out=weights)
@@ -213,7 +216,9 @@ class PutTable(Table):
     """
 
     def __init__(self, base: Table, index: int, log_weight: float) -> None:
-        self.base, self.index, self.log_weight = base, index, log_weight
+        self.base = base
+        self.index = index
+        self.log_weight = log_weight
         self.nbytes = base.nbytes
 
     def __len__(self) -> int:
@@ -222,7 +227,8 @@ class PutTable(Table):
     @property
     def log_sums(self) -> Floats:
         if self._log_sums is None:
-            log_sums, block = self.base.log_sums.copy(), self.index // BLOCK
+            log_sums = self.base.log_sums.copy()
+            block = self.index // BLOCK
             log_sums[block] = np.logaddexp(log_sums[block], self.log_weight)
             self._log_sums = log_sums
         return self._log_sums

@@ -163,7 +163,8 @@ class Finite(Distribution[T_co]):
     ) -> None:
         with contextlib.suppress(TypeError):            # values that cannot be hashed are not compared
             if not parents and isinstance(support, (list, tuple, str)) and len(set(support)) < len(support):
-                name, values = type(self).__name__, arguments.shown(support)
+                name = type(self).__name__
+                values = arguments.shown(support)
                 raise ValueError(f"{name} wants distinct values, not {values}: give equal ones one probability")
         self.support = support
         self._parents = tuple(parents)
@@ -260,7 +261,8 @@ class Finite(Distribution[T_co]):
             raise ValueError(f"the mask has shape {allowed.shape}; {self} wants ({len(self.support)},)")
         key: Hashable = id(allowed)                     # particles in one state share it; the result keeps it alive
         if not is_frozen(allowed):                      # later changes of the mask must have no effect
-            allowed, key = allowed.copy(), allowed.tobytes()
+            key = allowed.tobytes()
+            allowed = allowed.copy()
         return self.derive(
             lambda: self.table().masked(allowed),
             lambda: f"{self!r}.masked({'...' if allowed.any() else 'no value'})",
@@ -343,7 +345,9 @@ class RejectionProposal(Proposal[T_co]):
     def __init__(self, dist: Finite[T_co], predicate: Callable[[T_co], bool | np.bool_]) -> None:
         if not callable(predicate):
             raise TypeError(f"where() wants a predicate, a function to bool, not {predicate!r}; masked() takes a mask")
-        self.dist, self.predicate, self.support = dist, predicate, dist.support
+        self.dist = dist
+        self.predicate = predicate
+        self.support = dist.support
         self._accepted: dict[int, bool] = {}            # results of the predicate, by index
 
     @property

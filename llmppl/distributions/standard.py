@@ -47,7 +47,8 @@ class Categorical(Finite[T_co]):
         if isinstance(probs, dict):
             if values is not None:
                 raise ValueError("Categorical takes its values from the dict; leave `values` out")
-            values, probs = tuple(probs), list(probs.values())
+            values = tuple(probs)
+            probs = list(probs.values())
         array = probabilities("Categorical: probs", probs)
         if isinstance(values, set | frozenset):
             raise TypeError(f"Categorical: values must be a list, in the order of probs, not {arguments.shown(values)}")
@@ -103,7 +104,8 @@ class Uniform(Finite[T_co]):
 
     def __init__(self, low: Any, high: Any = None) -> None:
         if high is not None:
-            first, last = arguments.integer("Uniform: low", low), arguments.integer("Uniform: high", high)
+            first = arguments.integer("Uniform: low", low)
+            last = arguments.integer("Uniform: high", high)
             if first > last:
                 raise ValueError(f"Uniform wants integers low <= high, not low={first} and high={last}")
             low = range(first, last + 1)
@@ -238,7 +240,8 @@ def product(*dists: Finite[T], powers: Sequence[float] | None = None) -> Finite[
     >>> round(both.log_prob(1), 4)
     -1.6094
     """
-    first, given = _same_support("product", dists), [1.0] * len(dists) if powers is None else powers
+    first = _same_support("product", dists)
+    given = [1.0] * len(dists) if powers is None else powers
     numbers = [arguments.number("product: each of the powers", power) for power in given]
     if len(numbers) != len(dists) or not any(numbers):
         raise ValueError(f"product: powers has a number for each of {len(dists)} distributions, and not all 0")
@@ -255,7 +258,8 @@ def _powered(parts: Sequence[tuple[float, Finite[Any]]]) -> Floats:
     """Return (n,) sum_k power_k log p_k. A 0 with a positive power gives 0, whatever the divisors are."""
     total = np.zeros(len(parts[0][1].support))
     for power, dist in sorted(parts, key=lambda part: part[0] < 0.0):
-        log_probs, possible = dist.log_probs(), total > -np.inf
+        log_probs = dist.log_probs()
+        possible = total > -np.inf
         if power < 0.0 and (log_probs[possible] == -np.inf).any():
             value = dist.support[int(np.flatnonzero(possible & (log_probs == -np.inf))[0])]
             raise ValueError(

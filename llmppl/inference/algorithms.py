@@ -6,6 +6,7 @@ Each one constructs an `SMC`, attaches its observers (checkpoint, `on_step`, pro
 from __future__ import annotations
 
 import functools
+import inspect
 import itertools
 import math
 import os
@@ -22,12 +23,12 @@ from llmppl.inference.expansion import EXPANSIONS, Copies, ExpansionName, Limit,
 from llmppl.inference.particles import Particles
 from llmppl.inference.resampling import DownSample, ResampleBelow, Scheme, systematic
 from llmppl.inference.resuming.checkpoint import Checkpoint
-from llmppl.inference.smc import SMC, Expand, Observer, Select, Step, describe, paced_collector
+from llmppl.inference.smc import SMC, Expand, Select, Step, describe, paced_collector
 from llmppl.models.model import Model
 from llmppl.report.progress import Bar
 from llmppl.report.tables import TableView, frame
 from llmppl.support.arguments import count, function, generator, one_of, optional_count, positive
-from llmppl.support.options import list_options, unknown_option
+from llmppl.support.options import check_options, list_options
 from llmppl.support.runtime import Runtime, Stats
 
 if TYPE_CHECKING:
@@ -58,11 +59,15 @@ _DEFAULTS = {"power": 1.0, "on_timeout": "return", "version": "", "resume": True
 _OF_CHECKPOINT = {"every": None, "version": "", "resume": True}         # options of no use without one
 
 
-def _run(name: str, model: M, expand: Expand, select: Select, options: RunOptions) -> Particles[M]:
-    if unknown := options.keys() - RunOptions.__annotations__.keys():
-        raise unknown_option(name, unknown, [*RunOptions.__annotations__, "N", "K"])
-    seed, rng, on_step = options.get("seed"), options.get("rng"), options.get("on_step")
-    path, progress = options.get("checkpoint"), options.get("progress")
+def _run(
+    algorithm: Callable[..., Any], model: M, expand: Expand, select: Select, options: RunOptions
+) -> Particles[M]:
+    check_options(algorithm.__name__, options, inspect.signature(algorithm).parameters)
+    seed = options.get("seed")
+    rng = options.get("rng")
+    on_step = options.get("on_step")
+    path = options.get("checkpoint")
+    progress = options.get("progress")
     max_steps = optional_count("max_steps", options.get("max_steps"))
     for option, default in _OF_CHECKPOINT.items():
         given = options.get(option, default)
@@ -70,7 +75,7 @@ def _run(name: str, model: M, expand: Expand, select: Select, options: RunOption
             raise ValueError(f'{option}={given!r} is of a checkpoint: give its path, as in checkpoint="run.ckpt"')
     run = SMC(model, expand, select, seed=seed, rng=rng, power=options.get("power", 1.0))
     limit = Limit(run.runtime, options.get("timeout"), options.get("budget"), options.get("on_timeout", "return"))
-    observers = list[Observer]()
+    observers = []
     if on_step is not None:
         run.recorder = call = function("on_step", on_step, 'Recorder("run.jsonl")')
         observers.append(lambda run, record, candidates: call(run.as_step(record, candidates)))
@@ -147,7 +152,7 @@ def smc_steer(
     {' happy': 0.61, ' sad': 0.39}
     """
     one_of("expand", expand, EXPANSIONS)
-    return _run("smc_steer", check_model(model), EXPANSIONS[expand](N, K), DownSample(N), options)
+    return _run(smc_steer, check_model(model), EXPANSIONS[expand](N, K), DownSample(N), options)
 
 
 @list_options(RunOptions, _DEFAULTS)
@@ -164,7 +169,7 @@ def smc_standard(
     >>> len(smc_standard(ConstrainedText(lm, "He was", [" happy", " sad"]), N=4, seed=0))
     4
     """
-    return _run("smc_standard", check_model(model), Copies(N), ResampleBelow(N, ess_threshold, resample), options)
+    return _run(smc_standard, check_model(model), Copies(N), ResampleBelow(N, ess_threshold, resample), options)
 
 
 @list_options(RunOptions, _DEFAULTS)
@@ -176,7 +181,7 @@ def importance_sampling(model: M, N: int, **options: Unpack[RunOptions]) -> Part
     >>> len(importance_sampling(ConstrainedText(lm, "He was", [" happy", " sad"]), N=4, seed=0))
     4
     """
-    return _run("importance_sampling", check_model(model), Copies(N), ResampleBelow(N, 0.0), options)
+    return _run(importance_sampling, check_model(model), Copies(N), ResampleBelow(N, 0.0), options)
 
 
 # ---- repetitions
@@ -262,7 +267,9 @@ def repeat(
     """
     count("R", R)
     function("run", run, "lambda rng: smc_steer(model, N, K, rng=rng)", takes=1)
-    runtime, streams, done = Runtime(), generator(seed, rng).spawn(R), dict[int, Particles[M]]()
+    runtime = Runtime()
+    streams = generator(seed, rng).spawn(R)
+    done = {}
 
     def one(index: int) -> None:
         particles = run(streams[index])
@@ -375,7 +382,9 @@ def tune(
     >>> tune(program, N=(1, 4), K=2, R=5, tolerance=0.5, seed=0).cheapest
     (4, 2)
     """
-    stream, R, tolerance = generator(seed), count("R", R, 2), positive("tolerance", tolerance)
+    stream = generator(seed)
+    count("R", R, 2)
+    positive("tolerance", tolerance)
     sizes = [(count("N", n), count("K", k)) for n, k in itertools.product(np.ravel(N).tolist(), np.ravel(K).tolist())]
 
     def measured(n: int, k: int) -> Repeats[Any]:

@@ -60,7 +60,7 @@ def detach(particle: Any) -> SavedParticle:
     """Return the text, the weight, the plain attributes and the parsed value of `particle`."""
     if isinstance(particle, SavedParticle):
         return particle
-    attributes = dict[str, Any]()
+    attributes = {}
     for name, value in getattr(particle, "__dict__", {}).items():
         if not name.startswith("_") and name not in _OTHER:
             with contextlib.suppress(TypeError, RecursionError):        # it is of another type, or contains itself

@@ -59,7 +59,10 @@ def enumerate_exact(model: M, max_steps: int | None = None, *, power: float = 1.
     3.0
     """
     optional_count("max_steps", max_steps)
-    runtime, done, deaths, t = Runtime(), list[M](), list[Death](), 0
+    runtime = Runtime()
+    done = []
+    deaths = list[Death]()
+    t = 0
     states = start_particles(model, [StopAtChoice(asker="enumerate_exact")], power)
     watch = Warnings(bounded=max_steps is not None)
     while states and t != max_steps:
@@ -83,10 +86,12 @@ def _step(
     After each choice the N best branches stay, and each is extended by its K most probable choices; all if N and K are
     None.
     """
-    todo, ended = [Branch(run, asker) for run in runs if not run.finished], list[Any]()
+    todo = [Branch(run, asker) for run in runs if not run.finished]
+    ended = []
     while todo:
         first = 0 if N else max(len(todo) - MAX_TOGETHER, 0)
-        batch, todo = todo[first:], todo[:first]
+        batch = todo[first:]
+        todo = todo[:first]
         runtime.run([branch.run for branch in batch], [name] * len(batch))
         ended += [branch.particle for branch in batch if not branch.suspended]
         suspended = [branch for branch in batch if branch.suspended]
@@ -210,9 +215,11 @@ def beam_search(
     count("N", N)
     count("K", K)
     optional_count("max_steps", max_steps)
-    runtime, t = Runtime(), 0
-    runs: list[Any] = start_particles(model, [StopAtChoice(asker="beam_search")])
-    watch, limit = Warnings(bounded=max_steps is not None), Limit(runtime, timeout, budget)
+    runtime = Runtime()
+    t = 0
+    runs = start_particles(model, [StopAtChoice(asker="beam_search")])
+    watch = Warnings(bounded=max_steps is not None)
+    limit = Limit(runtime, timeout, budget)
     bar = Bar(progress, max_steps, lambda runs: f"{finished(runs)}, best log joint {runs[0].log_weight:.2f}")
     with bar as show, limit:
         while any(not run.finished for run in runs) and t != max_steps and not (t and limit.reached(runs)):

@@ -118,7 +118,8 @@ class Branch:
         self.particle = self.start._spawn_(chooser)
         with contextlib.suppress(Suspended):
             self.particle.step()
-        self.listing, self.suspended = chooser.listing, chooser.left
+        self.listing = chooser.listing
+        self.suspended = chooser.left
         self.particle._log_weight_ += self.log_q
 
     def children(self, K: int | None = None) -> list[Branch]:
@@ -161,7 +162,8 @@ class Copies:
         return self.N
 
     def __call__(self, run: Any) -> list[Extension]:
-        extensions, streams = list[Extension](), spawned(run.rng)
+        extensions = []
+        streams = spawned(run.rng)
         for i, particle in enumerate(run.particles):
             group = i if run.t > 1 else 0               # all particles start in one state
             copies = [particle]
@@ -208,20 +210,24 @@ class Distinct:
         probes = {i: Branch(particle) for i, particle in enumerate(run.particles) if not particle.finished}
         run.advance([probe.run for probe in probes.values()], [*probes])
         kept = self._kept(run, {i: probe.listing for i, probe in probes.items() if probe.listing is not None})
-        groups, streams, extensions = itertools.count(), spawned(run.rng), list[Extension]()
+        groups = itertools.count()
+        streams = spawned(run.rng)
+        extensions = []
         for i, particle in enumerate(run.particles):
             if i in kept:
                 for pick, log_weight, log_kept in kept[i]:
                     extensions.append(_picked(particle, next(streams), pick, log_weight, log_kept, i, next(groups)))
             elif i in probes and probes[i].suspended:
-                number, group = self.N * self.K if len(run.particles) == 1 else self.K, next(groups)
+                number = self.N * self.K if len(run.particles) == 1 else self.K
+                group = next(groups)
                 copies = [Extension(particle._spawn_(Sampled(next(streams))), i, group) for _ in range(number)]
                 for each in copies:
                     each.split_weight(number)
                 extensions += copies
             else:                                       # it has finished, or its step has ended without a choice
                 if i in probes:
-                    probes[i].particle._chooser_, particle = particle.chooser, probes[i].particle
+                    probes[i].particle._chooser_ = particle.chooser
+                    particle = probes[i].particle
                 extensions.append(Extension(particle, i, next(groups), moving=False))
         run.advance([each.particle.step for each in extensions if each.moving])
         fixed = [each for each in extensions if each.pick is not None]
@@ -229,7 +235,8 @@ class Distinct:
 
     def _kept(self, run: Any, listed: dict[int, ListedChoice]) -> dict[int, list[tuple[Pick, float, float]]]:
         """Return the kept first choices of each particle, with new log-weight and log-probability of being kept."""
-        numbers, listings = [*listed], [*listed.values()]
+        numbers = [*listed]
+        listings = [*listed.values()]
         particles = [run.particles[i] for i in numbers]
         starts = np.array([p.log_weight - p.log_twist for p in particles]) - [each.log_total for each in listings]
         tables = [listing.table for listing in listings]
@@ -254,11 +261,12 @@ class Distinct:
         numbers = 1 + np.floor(max(self.N * self.K - len(fixed), 0) * shares).astype(int)
         for each in fixed:
             each.copies = 0                             # without a further choice, it drew nothing
-        more = list[Extension]()
+        more = []
         for each, number in zip(unfinished, numbers.tolist(), strict=True):
             each.split_weight(number)
             each.copies = 1
-            start, how = run.particles[each.parent], (each.log_start, each.log_kept, each.parent, each.group)
+            start = run.particles[each.parent]
+            how = (each.log_start, each.log_kept, each.parent, each.group)
             more += [_picked(start, next(streams), each.pick, *how) for _ in range(number - 1)]
         run.advance([each.particle.step for each in more])
         return more
@@ -275,7 +283,8 @@ def _picked(
 ) -> Extension:
     """Return the extension of a particle that begins its step with this first choice and this log-weight."""
     copy = start._spawn_(Sampled(stream, pick))
-    copy._log_weight_, copy._log_twist_ = log_weight, 0.0
+    copy._log_weight_ = log_weight
+    copy._log_twist_ = 0.0
     return Extension(copy, parent, group, pick=pick, log_kept=log_kept)
 
 
@@ -288,11 +297,12 @@ def _merged(extensions: list[Extension]) -> list[Extension]:
     if len({each.group for each in extensions}) == len(extensions):
         return extensions
     first: dict[Hashable, Extension] = {}
-    merged = list[Extension]()
+    merged = []
     for each in extensions:
         key = each.key
         earlier = each if key is None else first.setdefault(key, each)
-        old, new = earlier.particle, each.particle
+        old = earlier.particle
+        new = each.particle
         gains = old.log_weight - earlier.log_start, new.log_weight - each.log_start
         if earlier is each or str(old.s) != str(new.s) or not math.isclose(*gains, abs_tol=1e-6):
             merged.append(each)
@@ -353,7 +363,8 @@ def choose(
     log_weights = np.maximum(values[np.searchsorted(opened, found // BLOCK), found % BLOCK], -log_c)
     if blocks.size:
         drawn = blocks * BLOCK + _draw(rng, read(*np.divmod(blocks, width)))
-        found, log_weights = np.append(found, drawn), np.append(log_weights, np.full(drawn.size, -log_c))
+        found = np.append(found, drawn)
+        log_weights = np.append(log_weights, np.full(drawn.size, -log_c))
     order = np.argsort(found)
     return (*np.divmod(found[order], width * BLOCK), log_weights[order])
 
@@ -430,11 +441,14 @@ class Limit:
     def __init__(
         self, runtime: Runtime, timeout: float | None = None, budget: int | None = None, on_timeout: str = "return"
     ) -> None:
-        self.runtime, self.budget = runtime, optional_count("budget", budget)
+        self.runtime = runtime
+        self.budget = optional_count("budget", budget)
         self.bounded = (timeout, budget) != (None, None)
         self.timeout = math.inf if timeout is None else positive("timeout", timeout)
         self.on_timeout = one_of("on_timeout", on_timeout, ("return", "raise"))
-        self._start, self._tokens, self._watch = time.perf_counter(), spent()[1], watching.get()
+        self._start = time.perf_counter()
+        self._tokens = spent()[1]
+        self._watch = watching.get()
 
     def __enter__(self) -> None:
         self._watched = watching.set(unwatched)

@@ -116,7 +116,7 @@ class StepRecords(TableView, tuple[StepRecord, ...]):
 
         A small number at early steps means that the particles share their beginnings, whatever the ess is.
         """
-        counts = list[int]()
+        counts = []
         alive = np.flatnonzero(self[-1].log_survivors > -np.inf) if self else np.empty(0, int)
         for step in reversed(self):
             counts.append(alive.size)
@@ -159,7 +159,8 @@ def record_step(
     def column(name: str, kind: type) -> Any:
         return np.array([getattr(each, name) for each in extensions], dtype=kind)
 
-    parents, log_survivors = column("parent", np.int64), np.array([p.log_weight - p.log_twist for p in survivors])
+    parents = column("parent", np.int64)
+    log_survivors = np.array([p.log_weight - p.log_twist for p in survivors])
     log_total = logsumexp(candidate_log_weights)
     log_shares = 2.0 * (candidate_log_weights - log_total) if log_total > -np.inf else np.array([np.inf])
     return StepRecord(
@@ -186,7 +187,8 @@ def log_ml_error(records: Sequence[StepRecord]) -> tuple[float | None, str]:
     if share > 1 / MIN_KNOWN:
         return None, f"chance chose nearly all of the weight at step {index}: `repeat` shows the error"
     estimates = relative_variance(records, 1.0), relative_variance(records, MIN_FAMILIES)
-    variance, units = max(each[0] for each in estimates), min(each[1] for each in estimates)
+    variance = max(each[0] for each in estimates)
+    units = min(each[1] for each in estimates)
     v = variance * (1 + 4 / units) if variance > ROUNDING else 0.0
     return math.sqrt(v + v * v / 4 + (UNSEEN / (estimates[0][2] + 2)) ** 2), ""
 
@@ -219,10 +221,13 @@ def relative_variance(
     there. Takes O(M log M) time and O(M) memory for a step of M candidates.
     """
     later = _Influence(_shares(records[-1].log_survivors), holds)
-    seen, squares, families = 0.0, 0.0, math.inf
+    seen = 0.0
+    squares = 0.0
+    families = math.inf
     for t, step in reversed([*enumerate(records)]):
         # selection: candidates from survivors
-        chosen, log_weights = _shares(step.log_chosen), step.candidate_log_weights
+        chosen = _shares(step.log_chosen)
+        log_weights = step.candidate_log_weights
         unsure = _unsure(log_weights[step.ancestors] - step.log_chosen)
         deviations = _deviations(unsure, later.influence, chosen)
         if t < len(records) - 1 or holds is not None:
@@ -230,13 +235,16 @@ def relative_variance(
         later.go_back(unsure, deviations, chosen, step.ancestors, _shares(log_weights))
         # draws: starts from candidates
         _, first, groups = np.unique(step.groups, return_index=True, return_inverse=True)
-        starts, parents = _shares(step.log_starts), step.parents[first] if t else np.zeros(first.size, np.int64)
-        unsure, unsure_first = 1 / np.maximum(step.copies, 1) * (step.copies > 0), _unsure(step.log_kept[first])
+        starts = _shares(step.log_starts)
+        parents = step.parents[first] if t else np.zeros(first.size, np.int64)
+        unsure = 1 / np.maximum(step.copies, 1) * (step.copies > 0)
+        unsure_first = _unsure(step.log_kept[first])
         kept = np.sum(unsure_first * _sums(groups, later.share, first.size) ** 2)
         inverse_families = kept + np.sum((unsure * (1 - unsure_first)[groups]) * later.share**2)
         families = _fewer(families, kept if holds is None else inverse_families)
         if inverse_families * min_families > 1 + 1e-9 and t < len(records) - 1:
-            seen, squares = seen + np.sum(later.seen), squares + np.sum(later.squares)
+            seen = seen + np.sum(later.seen)
+            squares = squares + np.sum(later.squares)
             later = _Influence(_shares(log_weights))
         deviations = _deviations_of_runs(unsure, later.influence, starts, groups, step.copies)
         of_start = _sums(groups, starts, first.size)
@@ -267,7 +275,9 @@ class _Influence:
 
     def go_back(self, unsure: Floats, deviations: Floats, after: Floats, owners: Indices, before: Floats) -> None:
         """Go back over an event: from its units (n,), of shares `after`, to their owners (m,), of shares `before`."""
-        n, term, sure = before.size, unsure * deviations, 1 - unsure
+        n = before.size
+        term = unsure * deviations
+        sure = 1 - unsure
         self.influence = _sums(owners, self.influence - self.changes * after, n) + self.changes * before
         self.share = _sums(owners, self.share, n)
         self.seen = _sums(owners, term + sure * self.seen, n)

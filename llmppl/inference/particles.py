@@ -44,7 +44,10 @@ DEATH_HEADS = "count", "steps", "reason"
 MAX_END = 100               # characters kept of a dead particle's text
 MAX_REASON = 200            # and of the reason
 MAX_ERRORS = 50             # probabilities of values that get a standard error
-MIN_DOUBTED, FEW, MAX_SHAPE = 5, 1.5, 0.7       # particles, and an ess and a k-hat that are not to be trusted
+# particles, and an ess and a k-hat that are not to be trusted
+MIN_DOUBTED = 5
+FEW = 1.5
+MAX_SHAPE = 0.7
 
 P = TypeVar("P", bound=Model | SavedParticle, covariant=True)
 
@@ -115,7 +118,9 @@ class Particles(Shared, Sequence[P]):
         self.stats: Stats | Any = stats                 # | Any: None only if the caller has run many at once
         self.deaths = Deaths(deaths)
         self.steps = StepRecords(steps)
-        self._accuracy, self._recorder, self.limit = accuracy, recorder, limit
+        self._accuracy = accuracy
+        self._recorder = recorder
+        self.limit = limit
 
     @cached_property
     def _error(self) -> tuple[float | None, str]:
@@ -158,7 +163,7 @@ class Particles(Shared, Sequence[P]):
 
     def _grouped(self, values: Iterable[Any]) -> list[tuple[float, list[int]]]:
         """Return the weight and the indices of the particles of each value, the heaviest value first."""
-        groups = defaultdict[Any, list[int]](list)
+        groups = defaultdict(list)
         for i, value in enumerate(values):
             groups[key_of(value)].append(i)
         return sorted(((float(self.weights[group].sum()), group) for group in groups.values()), key=lambda g: -g[0])
@@ -219,7 +224,8 @@ class Particles(Shared, Sequence[P]):
 
         The keys are those of `by`, such as "mood" or "parsed.age". A particle without the value has None there.
         """
-        cut, columns = [particle.cut for particle in self], dict(map(self._column, keys))
+        cut = [particle.cut for particle in self]
+        columns = dict(map(self._column, keys))
         more = {name: [None if value is NO_VALUE else value for value in column] for name, column in columns.items()}
         return frame({"text": self.texts, "weight": self.weights, "log_weight": self.log_weights, "cut": cut, **more})
 
@@ -273,7 +279,8 @@ class Particles(Shared, Sequence[P]):
     @property
     def doubts(self) -> list[str]:
         """Reasons not to trust averages over the weights; empty if none is known. A printed result shows them."""
-        found, k = list[str](), tail_shape(self.log_weights)
+        found = []
+        k = tail_shape(self.log_weights)
         if len(self) >= MIN_DOUBTED and self.ess < FEW and self._accuracy is not _unknown:
             found.append(f"one of {len(self)} particles has {self.weights[0]:.0%} of the weight")
         if k > MAX_SHAPE and self._accuracy is not _unknown:
@@ -361,7 +368,8 @@ class Particles(Shared, Sequence[P]):
     def _header(self) -> str:
         error = "" if self.log_ml_se is None else f" +- {self.log_ml_se:.2g}"
         header = f"Particles({len(self)} of positive weight, log_ml={self.log_ml:z.2f}{error}, ess={self.ess:.1f})"
-        texts, first = len(set(self.texts)), int(self.lineages[0]) if len(self.steps) > 1 else 0
+        texts = len(set(self.texts))
+        first = int(self.lineages[0]) if len(self.steps) > 1 else 0
         counts = f"\n{texts} different text{'s' * (texts != 1)}" * bool(texts)
         return header + counts + f", {first} ancestor{'s' * (first != 1)} at step 1" * bool(first)
 
@@ -383,7 +391,8 @@ class Particles(Shared, Sequence[P]):
     def _causes(self) -> str:
         if not self.deaths:
             return "none has a positive weight, and no death was recorded"
-        rows, last = self.deaths.by_reason(), self.deaths[-1].step
+        rows = self.deaths.by_reason()
+        last = self.deaths[-1].step
         causes = [
             f"{count} of {self.deaths.number}{f' at step {steps}' * (steps != str(last))}: {reason}"
             for count, steps, reason in rows[:MAX_REASONS]
@@ -509,7 +518,7 @@ class Deaths(TableView, tuple[Death, ...]):
 
         The commonest reason comes first, and of equally common ones that of the latest death.
         """
-        by_reason = defaultdict[str, list[Death]](list)
+        by_reason = defaultdict(list)
         for death in self:
             by_reason[death.reason].append(death)
         rows = []

@@ -138,16 +138,22 @@ def meet(
     kept = [np.empty(0, dtype=np.int64)]
     while shares.shape[1] > 1 and len(shares):
         half = shares.shape[1] // 2
-        a, b, odd = shares[:, : 2 * half : 2], shares[:, 1::2], shares[:, 2 * half :]
-        one, other, odd_ids = ids[:, : 2 * half : 2], ids[:, 1::2], ids[:, 2 * half :]
+        a = shares[:, : 2 * half : 2]
+        b = shares[:, 1::2]
+        odd = shares[:, 2 * half :]
+        one = ids[:, : 2 * half : 2]
+        other = ids[:, 1::2]
+        odd_ids = ids[:, 2 * half :]
         both = a + b
         full = both >= 1.0
         # The last two sum to 1, to rounding: at a + b = 1 both cases must keep the same unit for the same uniform.
         first = rng.random(both.shape) * np.where(full, (1.0 - a) + (1.0 - b), both) < np.where(full, 1.0 - b, a)
         kept.append(np.where(first[full], one[full], other[full]))
-        shares, ids = both - full, np.where(first ^ full, one, other)
+        shares = both - full
+        ids = np.where(first ^ full, one, other)
         if odd.size:
-            shares, ids = np.concatenate([shares, odd], axis=1), np.concatenate([ids, odd_ids], axis=1)
+            shares = np.concatenate([shares, odd], axis=1)
+            ids = np.concatenate([ids, odd_ids], axis=1)
     return np.concatenate(kept), shares[:, 0], ids[:, 0]
 
 
@@ -220,7 +226,8 @@ def threshold(log_weights: NDArray[np.float64], N: int) -> tuple[float, NDArray[
     log_weights = log_weights[alive]
     order = np.argpartition(log_weights, log_weights.size - N - 1)[log_weights.size - N - 1 :]
     order = order[np.argsort(-log_weights[order], kind="stable")]
-    top, next_one = order[:N], order[N]
+    top = order[:N]
+    next_one = order[N]
     rest = log_weights - log_weights[next_one]
     rest[top] = -np.inf
     log_rest = log_weights[next_one] + np.log(np.sum(np.exp(rest, out=rest)))

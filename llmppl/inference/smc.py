@@ -121,11 +121,17 @@ class SMC(Generic[M]):
     ) -> None:  # fmt: skip
         if not hasattr(expand, "num_starts"):
             raise TypeError(f"expand must be an expansion, as Distinct(N, K) is, not {expand!r}")
-        self.expand, self.select = expand, function("select", select, "DownSample(N)")
-        self.rng, self.t, self.runtime = generator(seed, rng), 0, Runtime()
-        self.records, self.deaths = list[StepRecord](), list[Death]()
+        self.expand = expand
+        self.select = function("select", select, "DownSample(N)")
+        self.rng = generator(seed, rng)
+        self.t = 0
+        self.runtime = Runtime()
+        self.records = list[StepRecord]()
+        self.deaths = list[Death]()
         choosers = [Sampled(stream) for stream in self.rng.spawn(expand.num_starts)]
-        self.particles, self.power, self.limit = start_particles(model, choosers, power), power, ""
+        self.particles = start_particles(model, choosers, power)
+        self.power = power
+        self.limit = ""
         for particle in self.particles:
             particle._log_weight_ -= math.log(len(self.particles))
         self.recorder: Any = None                       # the Recorder of the run, for the repr of its Particles
@@ -251,8 +257,8 @@ class SMC(Generic[M]):
 
 def _take(candidates: list[M], ancestors: Indices, log_weights: Floats, streams: Iterator[State]) -> list[M]:
     """Return the selected candidates with their new log-weights. Further selections of one candidate are copies."""
-    taken: list[M] = []
-    seen: set[int] = set()
+    taken = []
+    seen = set()
     for ancestor, log_weight in zip(ancestors.tolist(), log_weights.tolist(), strict=True):
         particle = candidates[ancestor]
         if ancestor in seen:
@@ -275,7 +281,8 @@ def describe(particles: list[Any]) -> str:
 PACE = 100_000                                          # new objects before the youngest generation is collected
 
 _pacing = Lock()
-_num_paced, _threshold_before = 0, gc.get_threshold()
+_num_paced = 0
+_threshold_before = gc.get_threshold()
 
 
 @contextlib.contextmanager

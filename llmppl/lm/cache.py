@@ -28,7 +28,10 @@ from numpy.typing import NDArray
 from llmppl.distributions import Table
 from llmppl.lm.engine import SlotEngine
 
-SLOT_OVERHEAD, ROW_OVERHEAD, NODE_OVERHEAD = 768, 640, 400      # bytes of Python objects for each, measured
+# bytes of Python objects for each, measured
+SLOT_OVERHEAD = 768
+ROW_OVERHEAD = 640
+NODE_OVERHEAD = 400
 _ROW_DIVISOR = 8                                        # 1/8 of the budget is reserved for rows
 
 
@@ -109,7 +112,8 @@ class Store:
     """
 
     def __init__(self, budget: int, engine: SlotEngine | None) -> None:
-        self.budget, self._engine = budget, engine
+        self.budget = budget
+        self._engine = engine
         self.slot_cost = 0 if engine is None else engine.slot_bytes + SLOT_OVERHEAD
         self.owners: list[Node | None] = []             # by slot
         self.peak_bytes = self.evictions = 0            # evictions: number of slots evicted so far
@@ -148,7 +152,8 @@ class Store:
 
     def put_row(self, node: Node, row: Table) -> None:
         """Keep `row` if it fits the budget; evict the least recently used rows for it."""
-        new, above = list[Node](), node
+        new = []
+        above = node
         while above.parent is not None and not above.held:
             new.append(above)
             above = above.parent
@@ -197,7 +202,8 @@ class Store:
         """
         if self._engine is None:
             return
-        most, unused = max_bytes // self.slot_cost, (self.budget - self.row_bytes) // self.slot_cost
+        most = max_bytes // self.slot_cost
+        unused = (self.budget - self.row_bytes) // self.slot_cost
         size = len(self.owners)
         new = min(size + max(more, size // 2, 64), most, unused)
         if new < size + more:                           # evict rows
@@ -225,7 +231,8 @@ class Store:
             used, slot, node = heapq.heappop(heap)
             parent = node.parent
             assert parent is not None
-            self.owners[slot], node.slot = None, -1
+            self.owners[slot] = None
+            node.slot = -1
             self.row_bytes += NODE_OVERHEAD * node.held
             self._free.append(slot)
             parent.kept -= 1

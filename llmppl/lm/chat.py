@@ -27,7 +27,7 @@ class Marks:
 
     def __init__(self, tokenizer: Any, vocab: Vocabulary, template: str, used: str) -> None:
         self.named = set[str]()
-        special = set[str]()
+        special = set()
         for i, token in tokenizer.added_tokens_decoder.items():
             text = token.content
             if i in vocab.special_ids:
@@ -102,7 +102,7 @@ def encode_chat(
         if found[1] != strict[start:end]:
             cuts.append(start + 1)
     cuts.append(len(text))
-    ids: list[int] = []
+    ids = []
     for start, end in pairwise(cuts):
         piece = text[start:end]
         plain = re.split(marks.control, piece, maxsplit=1)[0] if start else ""

@@ -48,8 +48,10 @@ class Context(Shared):
     node: Node
 
     def __init__(self, lm: Any, node: Node, ids: Iterable[int], start: Text, offset: int) -> None:
-        self.lm, self.node = lm, lm.evaluator.place(self, node, ids)
-        self._start, self._offset = start, offset       # the text of the first `offset` tokens
+        self.lm = lm
+        self.node = lm.evaluator.place(self, node, ids)
+        self._start = start
+        self._offset = offset                           # number of tokens whose text is `_start`
 
     def __add__(self, more: Token | int | str | EndOfText) -> Context:
         if isinstance(more, str):
@@ -173,7 +175,8 @@ class TokenDistribution(Finite[Token]):
             raise ValueError(f"an eos id ends a text, and {self.support!r} has none: give it eos_ids=[...]")
 
         def compute() -> Table:
-            table, stays = self.table(), inside & self.support.not_eos
+            table = self.table()
+            stays = inside & self.support.not_eos
             kept = table.masked(stays)
             if end == "prefix":
                 return PutTable(kept, self.support.eos_ids[0], table.log_total)

@@ -32,7 +32,10 @@ class DeviceTable(Table):
     def __init__(
         self, device: Device, row: torch.Tensor, mask: Mask | None = None, log_sums: Floats | None = None
     ) -> None:
-        self.owner, self.row, self.mask, self._log_sums = device, row, mask, log_sums
+        self.owner = device
+        self.row = row
+        self.mask = mask
+        self._log_sums = log_sums
         self.nbytes = row.numel() * row.element_size() + 16 * (len(row) // BLOCK)
         self.known: dict[int, float] = {}
 
@@ -78,7 +81,8 @@ class Device(Evaluator):
     patient = False
 
     def __init__(self, stats: Callable[[], Stats], size: int, unknown: NDArray[np.int64]) -> None:
-        self.size, self._stats = size, stats
+        self.size = size
+        self._stats = stats
         self._unknown = torch.from_numpy(unknown)
 
     def tables_of_logits(
@@ -150,7 +154,7 @@ class Device(Evaluator):
         parts = []
         for first in range(0, len(rows), step):
             weights = torch.stack([*rows[first : first + step]]).double()           # a copy, changed in place
-            forbidden = dict[int, torch.Tensor]()       # by mask, which several rows may share
+            forbidden = {}                              # by mask, which several rows may share
             for row, mask in zip(weights, masks[first : first + step], strict=True):
                 if mask is not None:
                     if id(mask) not in forbidden:

@@ -156,7 +156,8 @@ class FunctionEngine(Engine):
     reads_empty = True
 
     def __init__(self, function: Callable[[list[int]], Any], size: int) -> None:
-        self.function, self.size = function, size
+        self.function = function
+        self.size = size
 
     def forward(self, contexts: list[list[int]], asked: list[tuple[int, int]]) -> NDArray[Any]:
         self.tokens += sum(n for _, n in asked)
@@ -182,7 +183,8 @@ def tables_of_logits(
     tables = list[Table]()
     for i, given in enumerate(logits[:, :size]):
         row = np.empty(size, given.dtype)               # a copy: a view would keep all rows alive
-        row[: len(given)], row[len(given) :] = given, -np.inf
+        row[: len(given)] = given
+        row[len(given) :] = -np.inf
         row[unknown] = -np.inf
         top = float(row.max())
         if not abs(top) <= LARGE:

@@ -77,7 +77,9 @@ class CachedEvaluator:
     patient = False
 
     def __init__(self, engine: Engine, vocab: Vocabulary, cache_bytes: int, max_batch_tokens: int) -> None:
-        self.engine, self.vocab, self.max_batch_tokens = engine, vocab, max_batch_tokens
+        self.engine = engine
+        self.vocab = vocab
+        self.max_batch_tokens = max_batch_tokens
         self.slots = engine if isinstance(engine, SlotEngine) else None
         self.store = Store(cache_bytes, self.slots)
         self.trie = Trie(self.store)
@@ -164,7 +166,8 @@ class CachedEvaluator:
                 f"{self.engine.name or type(self.engine).__name__} was given to another CachedTransformer, which owns "
                 "its cache: share the CachedTransformer, which any number of programs and threads may use"
             )
-        start, tokens = perf_counter(), self.engine.tokens
+        start = perf_counter()
+        tokens = self.engine.tokens
         self._round += 1
         self._release()
         alive = [context() for asker, context in prefetches if asker() is not None]
@@ -210,7 +213,8 @@ class CachedEvaluator:
         claimed = set()
         chains = []
         for end in sorted(needs, key=lambda node: -node.depth):
-            chain, node = [], end
+            chain = []
+            node = end
             while node not in claimed and node.parent is not None and (node.slot < 0 or node is end):
                 chain.append(node)                      # `end` runs again if it has a slot but no row any more
                 node = node.parent
@@ -223,7 +227,8 @@ class CachedEvaluator:
     def _fitting(self, chains: list[Chain]) -> list[Chain]:
         """Return chains that fit together into one pass and the store; none if the first alone does not fit."""
         first, *rest = chains                           # the first always runs, so that every question is answered
-        group, longest = [first], first[-1].depth
+        group = [first]
+        longest = first[-1].depth
         for chain in sorted(rest, key=len, reverse=True):
             deepest = max(longest, chain[-1].depth)
             similar = max(len(first), len(chain)) <= 2 * min(len(first), len(chain))
@@ -255,14 +260,16 @@ class CachedEvaluator:
         """Call the engine once with whole contexts, the shortest ones first. The engine may cache them."""
         most = max(1, _MAX_ANSWER // (4 * len(self.vocab)))
         needs = sorted(pending.children, key=lambda node: node.depth)[:most]
-        min_depth, needed = needs[0].depth, set(needs)
+        min_depth = needs[0].depth
+        needed = set(needs)
         new = WeakKeyDictionary[Node, list[int]]()
         asked = {}
         for end in sorted(needs, key=lambda node: -node.depth):
             if end in asked:                            # a prefix of a longer context
                 continue
             before = None if end.parent is None else self._ids.get(end.parent)
-            asked[end], node = (len(new), end.depth), end
+            asked[end] = (len(new), end.depth)
+            node = end
             new[end] = end.tokens() if before is None else [*before, end.token]
             while node.depth > min_depth:               # prefixes that are needed, too
                 node = node.parent                      # type: ignore[assignment]   # only the root has none

@@ -59,7 +59,8 @@ class ConstraintLogitsProcessor:
             raise TypeError(
                 f"constraint must give masks of tokens, as Regex(...) does, and not be {arguments.shown(constraint)}"
             )
-        self.vocab, self.index = vocab, index
+        self.vocab = vocab
+        self.index = index
         self._start = index.start, arguments.optional_count("max_tokens", max_tokens)
         if not self._mask(self._start).any():
             raise ValueError(f"{index!r}: no text ends within max_tokens={max_tokens}")
@@ -73,7 +74,8 @@ class ConstraintLogitsProcessor:
         rows = np.ascontiguousarray(input_ids.cpu().numpy(), np.int64)
         states = []
         for row in rows:
-            before, token = self._states.get(row[:-1].tobytes()), int(row[-1])
+            before = self._states.get(row[:-1].tobytes())
+            token = int(row[-1])
             continues = before is not None and self._fits(before, token)
             states.append(self._advance(before, token) if continues else self._start)
         self._states = {row.tobytes(): state for row, state in zip(rows, states, strict=True)}
@@ -84,7 +86,8 @@ class ConstraintLogitsProcessor:
 
         `output_ids` are the ids so far without the prompt, `logits` the (n,) logits of the next token.
         """
-        num_read, state = 0, self._start
+        num_read = 0
+        state = self._start
 
         def process(output_ids: Sequence[int], logits: Any) -> Any:
             nonlocal num_read, state
@@ -120,7 +123,8 @@ class ConstraintLogitsProcessor:
     def _masked(self, states: Sequence[Any], scores: Any) -> Any:
         import torch
 
-        size, num_scores = len(self.vocab), scores.shape[-1]
+        size = len(self.vocab)
+        num_scores = scores.shape[-1]
         if abs(num_scores - size) > max(128, size // 32):       # heads are padded, or lack added tokens
             raise ValueError(
                 f"the model scores {num_scores:,} tokens, and the tokenizer of this processor has {size:,}: give the "

@@ -21,7 +21,7 @@ from llmppl.lm.engines import loading
 from llmppl.lm.evaluator import CachedEvaluator
 from llmppl.support import arguments, lazy
 from llmppl.support.arguments import count, optional_count, positive
-from llmppl.support.options import unknown_option
+from llmppl.support.options import check_options
 from llmppl.support.runtime import Stats
 from llmppl.support.shared import Shared
 
@@ -74,7 +74,8 @@ class CachedTransformer(Shared):
         if isinstance(model, CachedTransformer):        # it can be called, but not with token ids
             raise TypeError(f"{model!r} is no language model of another package: use it as it is")
         if tokenizer is None and hasattr(model, "tokenizer") and hasattr(model, "model"):       # a pipeline
-            model, tokenizer = model.model, model.tokenizer
+            tokenizer = model.tokenizer
+            model = model.model
         self.model = model
         self.tokenizer: Any = None
         if isinstance(tokenizer, Vocabulary):
@@ -101,7 +102,8 @@ class CachedTransformer(Shared):
             cache_bytes = default_cache_bytes(getattr(engine, "devices", [getattr(engine, "device", None)]))
         self.engine = engine
         self.evaluator = CachedEvaluator(engine, self.vocab, cache_bytes, max_batch_tokens)
-        self.trie, self.store = self.evaluator.trie, self.evaluator.store
+        self.trie = self.evaluator.trie
+        self.store = self.evaluator.store
 
     @classmethod
     def from_pretrained(
@@ -139,7 +141,8 @@ class CachedTransformer(Shared):
             A package is missing. The message says how to install it.
         """
         if name is not None and not isinstance(name, str | os.PathLike):
-            given, other = arguments.shown(name), "a loaded model goes into CachedTransformer(model, tokenizer)"
+            given = arguments.shown(name)
+            other = "a loaded model goes into CachedTransformer(model, tokenizer)"
             raise TypeError(f"name must be a str or a path, not {given}: {other}")
         cache_bytes = optional_count("cache_bytes", cache_bytes, least=0)
         keys = None if cache_bytes is None else cache_bytes - cache_bytes // 8
@@ -192,7 +195,8 @@ class CachedTransformer(Shared):
         TypeError
             The template does not read an option.
         """
-        conversation, tokenizer = _conversation(messages, system), self.tokenizer
+        conversation = _conversation(messages, system)
+        tokenizer = self.tokenizer
         if tokenizer is None or (tokenizer.chat_template is None and "chat_template" not in options):
             raise ValueError(
                 "this tokenizer has no chat template; its model may not be trained to chat: write the conversation out "
@@ -200,9 +204,8 @@ class CachedTransformer(Shared):
             )
         template = tokenizer.get_chat_template(options.pop("chat_template", None), options.get("tools"))
         names = {*re.findall(r"\w+", template)}
-        if unknown := options.keys() - _TEMPLATE_OPTIONS - names:               # the template would ignore them
-            known = {name for name in names if "_" in name}
-            raise unknown_option("chat, by this template,", unknown, known | _TEMPLATE_OPTIONS)
+        known = {name for name in names if "_" in name} | _TEMPLATE_OPTIONS
+        check_options("chat, by this template,", options.keys() - names, known)         # the template would ignore them
         last = conversation[-1]
         begun = last["role"] == "assistant" and not options.get("add_generation_prompt")
         continued = options.pop("continue_final_message", begun)

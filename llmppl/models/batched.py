@@ -85,7 +85,8 @@ class Batched(Shared, Evaluator, Generic[A, B]):
 
     def _call(self, questions: list[A]) -> list[B]:
         """Return the answers of the function, checked."""
-        stats, start = self._done[get_ident()], perf_counter()
+        stats = self._done[get_ident()]
+        start = perf_counter()
         stats.calls += 1
         stats.arguments += len(questions)
         try:

@@ -67,7 +67,8 @@ def state_of(stream: Any) -> State:
     """Return the state of a stream, which is a State already or a numpy stream that can spawn."""
     if isinstance(stream, State):
         return stream
-    seed, state = stream.bit_generator.seed_seq, stream.bit_generator.state
+    seed = stream.bit_generator.seed_seq
+    state = stream.bit_generator.state
     return State(state["bit_generator"], seed.entropy, seed.spawn_key, seed.pool_size, seed.n_children_spawned, state)
 
 
@@ -85,7 +86,10 @@ def spawned(rng: np.random.Generator) -> Iterator[State]:
     """Yield the streams of `rng.spawn(1)[0].spawn(n)`, without end. `rng` spawns when the first is requested."""
     (family,) = rng.spawn(1)
     seed: Any = family.bit_generator.seed_seq
-    kind, entropy, key, size = type(family.bit_generator).__name__, seed.entropy, seed.spawn_key, seed.pool_size
+    kind = type(family.bit_generator).__name__
+    entropy = seed.entropy
+    key = seed.spawn_key
+    size = seed.pool_size
     for number in itertools.count():
         yield State(kind, entropy, (*key, number), size)
 
@@ -150,7 +154,8 @@ class Noted(Shared):
     __slots__ = ("before", "item")
 
     def __init__(self, before: Noted | None = None, item: Item | None = None) -> None:
-        self.before, self.item = before, item
+        self.before = before
+        self.item = item
 
     def __iter__(self) -> Iterator[Item | None]:
         """Yield the items, from the latest to the earliest."""
@@ -181,7 +186,8 @@ def drawn_text(particle: Any) -> str:
     """Return the text of a particle and the tokens of its last step that it has not added, as those of a span."""
     values = [item[0] for item in last_choices(particle) if isinstance(item, Choice)]
     drawn = Text(b"".join(value.bytes for value in values if isinstance(value, Token)))
-    text, added = str(particle), particle.s[len(particle._before_) :]
+    text = str(particle)
+    added = particle.s[len(particle._before_) :]
     return text + drawn[next(n for n in range(len(drawn), -1, -1) if added.endswith(drawn[:n])) :]
 
 
@@ -198,7 +204,9 @@ class Sampled:
     weighs = True
 
     def __init__(self, rng: Any, pick: Pick | None = None, *, by_hand: bool = False) -> None:
-        self.stream, self._pick, self.by_hand = rng, pick, by_hand
+        self.stream = rng
+        self._pick = pick
+        self.by_hand = by_hand
 
     @property
     def rng(self) -> Any:
@@ -222,7 +230,8 @@ class Sampled:
         return choice
 
     def choose(self, proposal: Proposal) -> tuple[Any, float]:
-        pick, self._pick = self._pick, None
+        pick = self._pick
+        self._pick = None
         return proposal.propose(self.rng) if pick is None else pick.take(proposal)
 
     def hand_out_rng(self, particle: Any, name: str) -> Any:
@@ -253,7 +262,8 @@ class StopAtChoice(Sampled):
         super().__init__(None)
         self.listing: ListedChoice | None = None
         self.left = False
-        self._picks, self._asker = iter(picks), asker
+        self._picks = iter(picks)
+        self._asker = asker
 
     def choose(self, proposal: Proposal) -> tuple[Any, float]:
         if self.left:                                   # the step has caught the first exception
@@ -285,7 +295,9 @@ class Replayed(Sampled):
         self, steps: Steps, rng: Any, *, weighs: bool = True, read: Callable[[Any], Any] = lambda item: item
     ) -> None:
         super().__init__(rng)
-        self.steps, self._t, self.weighs = steps, 0, weighs
+        self.steps = steps
+        self._t = 0
+        self.weighs = weighs
         self._read = read
         self._remaining: deque[Item] = deque(*steps[:1])
 

@@ -65,7 +65,8 @@ class Lookahead(Shared):
             )
         if dist.support != index.vocab:
             raise ValueError(f"the distribution is over {dist.support}, and {index!r} over another vocabulary")
-        self.index, self.max_tokens = index, count("max_tokens", max_tokens, least=0)
+        self.index = index
+        self.max_tokens = count("max_tokens", max_tokens, least=0)
         one_of("end", end, ENDS)
         whole = index.build_all()
         if not isinstance(whole, PrecomputedIndex):
@@ -107,7 +108,9 @@ def _log_ends(whole: PrecomputedIndex, dist: TokenDistribution, end: End) -> Flo
 def _tabulate(whole: PrecomputedIndex, log_probs: Floats, log_ends: Floats, max_tokens: int) -> Floats:
     """Return (max_tokens + 1, S) log V_n(s), by value iteration over the rows of an index."""
     probs = np.exp(log_probs)
-    sources, targets, weights = [], [], []
+    sources = []
+    targets = []
+    weights = []
     for i in range(len(whole)):
         tokens, rows = whole.row(i)
         mass = np.bincount(rows, probs[tokens], minlength=1)        # tokens with the same next state are one step
@@ -132,7 +135,9 @@ def mean_next_token(context: Context, num_tokens: int, seed: int = 0) -> TokenDi
     A text that ends, or is as long as the model can read, starts again. The cost is `num_tokens` tokens of model work.
     """
     count("num_tokens", num_tokens)
-    rng, at, total = generator(seed), context, np.zeros(len(context.lm.vocab))
+    rng = generator(seed)
+    at = context
+    total = np.zeros(len(context.lm.vocab))
     for _ in range(num_tokens):
         dist = at.next_token()
         total += np.exp(dist.log_probs())

@@ -374,7 +374,8 @@ class Model:
         cls: Any = type(self)
         new: Self = object.__new__(cls)
         memo[id(self)] = new
-        kept, attributes = _kept_names(cls), vars(new)
+        kept = _kept_names(cls)
+        attributes = vars(new)
         for name, value in vars(self).items():
             kind: Any = type(value)
             if name in kept or _is_own_copy(kind):
@@ -389,7 +390,8 @@ class Model:
                         f"{cls.__name__}.{name} cannot be copied with its particle ({error}): keep its data, such as a "
                         "list and a position, or a file name, and make it from them where it is used"
                     ) from error
-        chooser, new._stepping_ = self._chooser_, False
+        chooser = self._chooser_
+        new._stepping_ = False
         new._chooser_ = chooser.__deepcopy__(memo) if chooser is not None and chooser.by_hand else None
         return new
 
@@ -417,7 +419,8 @@ class Model:
         _check_proposal(verb, dist)
         if proposal is not None:
             _check_proposal(verb, proposal)
-        source, power = dist if proposal is None else proposal, self._power_
+        source = dist if proposal is None else proposal
+        power = self._power_
         if power != 1.0 and isinstance(source, Finite):
             source = source.tempered(1 / power)
         try:
@@ -434,7 +437,8 @@ class Model:
             self._die_(verb, f"{verb}: {source!r} proposed {shown(value)} with weight 0")
             return None
         if source is not dist or power != 1.0:
-            log_p, log_mu = dist.log_measure(value), source.log_measure(value)
+            log_p = dist.log_measure(value)
+            log_mu = source.log_measure(value)
             if log_mu == -math.inf:
                 raise ValueError(f"{source!r} proposed {value!r}, where its log_measure is -inf")
             if log_p == -math.inf:
@@ -458,7 +462,9 @@ class Model:
         """Give the particle weight zero and leave its step."""
         if self._log_weight_ > -math.inf:               # else a bare `except:` caught the first death
             self._death_ = self._in_words_(verb, reason, call_site())
-        self._log_weight_, self._log_twist_, self.finished = -math.inf, 0.0, True
+        self._log_weight_ = -math.inf
+        self._log_twist_ = 0.0
+        self.finished = True
         if self._stepping_:
             raise Dead
 
@@ -490,7 +496,7 @@ def wrap_step(cls: type[Model]) -> None:
 
     The step may be written in the class, inherited from a mixin, or assigned.
     """
-    step: Callable[[Model], Any] = cls.step
+    step = cls.step
     if hasattr(step, "_wrapped"):
         return
 
@@ -501,7 +507,9 @@ def wrap_step(cls: type[Model]) -> None:
         if self.finished:
             raise RuntimeError(f"step() of a particle that has finished: {self!r}")
         untwist(self)
-        self._noted_, self._before_, self._stepping_ = Noted(self._noted_), self.s, True
+        self._noted_ = Noted(self._noted_)
+        self._before_ = self.s
+        self._stepping_ = True
         try:
             _check_result(step(self), type(self).__name__)
         except Dead:
@@ -509,7 +517,9 @@ def wrap_step(cls: type[Model]) -> None:
         except ContextTooLong as error:
             if not running():                           # by hand, the caller gets the error
                 raise
-            self._limit_, self.finished, self._cut_ = str(error), True, True
+            self._limit_ = str(error)
+            self.finished = True
+            self._cut_ = True
         finally:
             self._stepping_ = False
         if self.finished:

@@ -29,7 +29,7 @@ from llmppl.models.choices import CallSite
 from llmppl.models.model import Model
 from llmppl.models.spans import Guide, Until, open_path
 from llmppl.support import arguments
-from llmppl.support.options import list_options, unknown_option
+from llmppl.support.options import check_options, list_options
 from llmppl.support.runtime import mask_timer, warn
 from llmppl.support.shared import Shared
 
@@ -122,7 +122,7 @@ class Program(Model):
         super().__init__()
         if unknown:
             known = {*_DEFAULTS, *inspect.signature(type(self)).parameters} - {"self", "unknown", "options"}
-            raise unknown_option(type(self).__name__, unknown, known)
+            check_options(type(self).__name__, unknown, known)
         self.min_tokens = arguments.count("min_tokens", min_tokens, least=0)
         self.max_tokens: int | None = arguments.optional_count("max_tokens", max_tokens)
         if self.max_tokens is not None and self.max_tokens < self.min_tokens:
@@ -158,7 +158,8 @@ class Program(Model):
         found = self.stops.first(bytes_of(self.s), len(token.bytes))
         if found is not None:
             start, end = found
-            stop, self.s = bytes_of(self.s)[start:end], Text(bytes_of(self.s)[:start])
+            stop = bytes_of(self.s)[start:end]
+            self.s = Text(bytes_of(self.s)[:start])
             if self.before_min_tokens():
                 self._die_("stop", f"a stop string is written before min_tokens={self.min_tokens}")
             self._end(f"stop {stop.decode()!r}")
@@ -260,7 +261,10 @@ class ConstrainedText(Program):
             arguments.function("mask", mask, "short_words(vocab, 5)")
         self.context = as_context(lm, prompt)
         self._guide = guide = Guide(constraint, lm.vocab, complete, self.max_tokens, self.context.room, self.min_tokens)
-        self.constraint, self.index, self.mask, self.state = guide.function, guide.index, mask, guide.start
+        self.constraint = guide.function
+        self.index = guide.index
+        self.mask = mask
+        self.state = guide.start
         if self.index is not None:
             _warn_of_seam(self.context, guide)
         self.must_end_by = guide.must_end_by
@@ -343,7 +347,8 @@ class ConstrainedText(Program):
 
 def _warn_of_seam(prompt: Context, guide: Guide) -> None:
     """Warn if every text would continue the last word of the prompt."""
-    index, word = guide.index, re.split(r"[\W\d_]", str(prompt.text))[-1]
+    index = guide.index
+    word = re.split(r"[\W\d_]", str(prompt.text))[-1]
     if len(word) < 2 or not isinstance(index, TokenIndex) or not prompt.lm.vocab.tokens[prompt.tokens[-1]]:
         return                                          # a word begins after a special token, as in a chat
     first = index.next_bytes(index.start)
@@ -443,7 +448,9 @@ class Infilling(Program):
         if not rest:
             raise ValueError(f"a text with holes has two fragments or more; put {BLANK} where a hole is: {fragments!r}")
         _warn_of_blanks([first, *rest[:-1]])
-        self.context, self.s, self.fragments = lm.context(first), Text(first), tuple(rest)
+        self.context = lm.context(first)
+        self.s = Text(first)
+        self.fragments = tuple(rest)
         self.lengths = Geometric(0.5) if lengths is None else lengths
         if not isinstance(self.lengths, Distribution):
             raise TypeError(f"lengths must be a Distribution over 0, 1, 2, ..., not {lengths!r}")

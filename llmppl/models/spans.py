@@ -94,7 +94,10 @@ class Guide(Shared):
         self, constraint: Any, vocab: Vocabulary, complete: bool | None, max_tokens: int | None, room: float = math.inf,
         least: int | None = None,
     ) -> None:  # fmt: skip
-        self.index, self.vocab, self.max_tokens, self.room = _index_of(constraint, vocab), vocab, max_tokens, room
+        self.index = _index_of(constraint, vocab)
+        self.vocab = vocab
+        self.max_tokens = max_tokens
+        self.room = room
         self.function = constraint if self.index is None else None
         own = None if arguments.is_type(constraint) else constraint
         self.parse: Callable[[str], Any] = getattr(own, "parse", getattr(self.index, "parse", str))
@@ -112,7 +115,8 @@ class Guide(Shared):
         self.must_end_by = self._must_end_by(complete)
 
     def _must_end_by(self, complete: bool | None) -> float:
-        index, bound = self.index, min(self.room, math.inf if self.max_tokens is None else self.max_tokens)
+        index = self.index
+        bound = min(self.room, math.inf if self.max_tokens is None else self.max_tokens)
         if complete is None:
             complete = index is not None and bound < math.inf
         if not complete:
@@ -136,9 +140,12 @@ class Guide(Shared):
             return "the text" if self.function is None else arguments.name_of(self.function)
         made_from = getattr(index, "constraint", None) or getattr(index, "recognizer", index)
         made_from = getattr(made_from, "constraint", made_from)
-        name, short, strings = repr(made_from), type(made_from).__name__, getattr(made_from, "strings", None)
+        name = repr(made_from)
+        short = type(made_from).__name__
+        strings = getattr(made_from, "strings", None)
         if strings is not None:
-            name, short = f"the list {[*strings]}", f"the list of {len(strings)} strings"
+            name = f"the list {[*strings]}"
+            short = f"the list of {len(strings)} strings"
         return short if len(name) > MAX_NAME or name.startswith("<") else name
 
     @property
@@ -177,7 +184,8 @@ class Guide(Shared):
             under = ""
             if rule != NO_RULE and not greedy:
                 under = f" under {rule!r}, applied before the mask: a temperature or a weaker rule keeps more tokens"
-            index, left = self.index, self.must_end_by - num_tokens
+            index = self.index
+            left = self.must_end_by - num_tokens
             if left == 0 or (index is not None and left < math.inf and not index.mask_within(state, left).any()):
                 return f"{self.name} cannot end within {self.bound}: give room{under}"
             demands = " and ".join([*self.demands, *more])
@@ -252,7 +260,10 @@ class Extent(Guide):
 def extend(model: Any, context: Context, extent: Extent, rule: DecisionRule) -> Span:
     """Draw a span after `context` as choices of the particle `model`; see `Model.extend`."""
     arguments.function("rule", rule, "Rule(top_k=40)")
-    text, log_prob, state, num_tokens = Text(), 0.0, extent.start, 0
+    text = Text()
+    log_prob = 0.0
+    state = extent.start
+    num_tokens = 0
     while num_tokens != extent.cut_after and not model.finished:
         dist = model.transformer(context)
         if rule is not NO_RULE and not is_greedy(rule):
@@ -263,7 +274,9 @@ def extend(model: Any, context: Context, extent: Extent, rule: DecisionRule) -> 
         log_prob += dist.log_prob(token)
         ends = token == EOS
         if not ends:
-            text, context, num_tokens = text + token, context + token, num_tokens + 1
+            text += token
+            context += token
+            num_tokens += 1
             state = extent.advance(state, token)
         refusal = extent.refusal(text) if ends else extent.fails(text)
         if refusal:

@@ -169,7 +169,9 @@ class Space:
         """Return True if the text of a node is a match."""
         if not node.masks.accepts(node.state):
             return False
-        text, ignored, start = node.data.decode(), self.compiled.ignored, node.start
+        text = node.data.decode()
+        ignored = self.compiled.ignored
+        start = node.start
         if not self.only_canonical or (ignored is not None and text in ignored):
             return ignored is None or text not in ignored
         own = self.lm.context(start.prefix + text)
@@ -188,7 +190,8 @@ class Space:
     def match(self, node: Node, log_prob: float, upper: float | None = None, *, log_weight: float = 0.0) -> Match:
         """Return the match that ends at a node; `log_prob` is that of the whole part after the prefix."""
         start = node.start
-        text, tokens = Text(start.prefix.encode() + node.data), tuple(node.context.tokens[len(start.context) :])
+        text = Text(start.prefix.encode() + node.data)
+        tokens = tuple(node.context.tokens[len(start.context) :])
         upper = log_prob if upper is None else upper
         edits = self.compiled.alignments[start.part, node.data] if self.compiled.edits.max_cost else ()
         return Match(text, start.prefix, tokens, log_prob, upper, start.log_prob + log_prob, log_weight, edits)
@@ -267,7 +270,8 @@ class StringBound:
         if remove:
             del path[-1].own[item.number]
         for i, node in reversed([*enumerate(path)]):
-            before, below = node.best, max([child.best for child in node.children.values()], default=-math.inf)
+            before = node.best
+            below = max([child.best for child in node.children.values()], default=-math.inf)
             node.best = float(reduce(np.logaddexp, node.own.values(), below))
             if node.best == before:
                 return
@@ -285,7 +289,10 @@ class Search:
     """
 
     def __init__(self, space: Space, order: str, batch: int, max_expansions: int | None) -> None:
-        self.space, self.order, self.batch, self.max_expansions = space, order, batch, max_expansions
+        self.space = space
+        self.order = order
+        self.batch = batch
+        self.max_expansions = max_expansions
         self.expansions = self.fruitful = 0             # next-token distributions, and those before the last match
         self.heap: list[Item] = []
         self.bound: StringBound | None = None
@@ -321,7 +328,8 @@ class Search:
 
     def expand(self) -> None:
         """Expand the best nodes of the heap, up to `batch` of them, in one round."""
-        space, items = self.space, self._pop_batch()
+        space = self.space
+        items = self._pop_batch()
         nodes = [item.open(space) for item in items]
         allowed = [space.allowed(node) for node in nodes]
         accepts = [item.kind is TOKEN and space.accepts(node) for item, node in zip(items, nodes, strict=True)]
@@ -372,7 +380,8 @@ class Search:
         best = np.argpartition(-own, width)[: width + 1]
         best = np.flatnonzero(own >= own[best].min())   # ties: lower ids first
         best = best[np.lexsort((ids[best], -own[best]))][: width + 1]
-        chosen, following = best[:width], float(own[best[width]])
+        chosen = best[:width]
+        following = float(own[best[width]])
         others = np.delete(ids, chosen)
         mass = one = float(logsumexp(log_probs[others]))
         if self.bound is not None:                      # tokens of one text begin each other: their lengths differ
@@ -416,7 +425,8 @@ class Search:
         found = False
         while self.heap:
             if self.heap[0].kind is MATCH:
-                found, self.fruitful = True, self.expansions
+                found = True
+                self.fruitful = self.expansions
                 yield heapq.heappop(self.heap)
             elif self.given_up():
                 return
@@ -455,7 +465,8 @@ class Search:
     def summed(self, items: Iterable[Item], tolerance: float) -> Iterator[Match]:
         """Yield the new strings among some matches, with the sums over all their token sequences."""
         for item in items:
-            start, data = item.node.start, item.node.data
+            start = item.node.start
+            data = item.node.data
             if (id(start), data) not in self._known:
                 self._known.add((id(start), data))
                 yield self.space.match(item.node, *_total(self.space, start, data, self.batch, tolerance))

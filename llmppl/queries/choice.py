@@ -27,7 +27,7 @@ from llmppl.queries.query import warn_of_seam
 from llmppl.report.probabilities import Probabilities, Share, key_of
 from llmppl.report.tables import TableView, one_line
 from llmppl.support import arguments
-from llmppl.support.options import list_options, unknown_option
+from llmppl.support.options import check_options, list_options
 from llmppl.support.runtime import Runtime, warn
 
 Options = Iterable[str] | Mapping[Any, str] | type
@@ -69,7 +69,8 @@ class Choice(Probabilities):
         self.options = [share.value for share in shares]
         self.texts = dict(zip(self.options, texts, strict=True))
         self._texts = dict(zip(map(key_of, self.options), texts, strict=True))
-        self.log_mass, self.log_mass_upper = log_mass, upper
+        self.log_mass = log_mass
+        self.log_mass_upper = upper
         mass = math.exp(self.log_mass)
         header = f"Choice({len(shares)} options)"
         if mass < SELDOM:
@@ -175,8 +176,7 @@ def choose(lm: CachedTransformer, prompt: Any, options: Options, **how: Unpack[H
     >>> choose(lm, "He was", [" happy", " sad"]).best
     ' happy'
     """
-    if unknown := how.keys() - HowToChoose.__annotations__.keys():
-        raise unknown_option("choose", unknown, HowToChoose.__annotations__)
+    check_options("choose", how, HowToChoose.__annotations__)
     given: dict[str, Any] = _DEFAULTS | how
     end = arguments.one_of("end", given["end"], ENDS)
     rule = arguments.function("rule", given["rule"], "Rule(top_k=40)")
@@ -208,7 +208,8 @@ class Texts:
     """
 
     def __init__(self, lm: CachedTransformer, texts: Sequence[str], end: End, limit: Limit) -> None:
-        self.vocab, self.end = lm.vocab, end
+        self.vocab = lm.vocab
+        self.end = end
         self.order = sorted(range(len(texts)), key=lambda i: texts[i].encode())
         self.data = [texts[i].encode() for i in self.order]
         for text, after in itertools.pairwise(self.data):
@@ -256,7 +257,9 @@ class Sums:
     """
 
     def __init__(self, texts: Texts, start: Context, rule: DecisionRule, canonical: bool) -> None:
-        self.texts, self.start, self.rule = texts, start, rule
+        self.texts = texts
+        self.start = start
+        self.rule = rule
         self.found: Floats = np.full(len(texts.data), -np.inf)
         self.open = dict[Context, _Open]()
         self.expansions = 0
@@ -274,10 +277,12 @@ class Sums:
 
     def _path(self, tokens: Iterable[int]) -> Iterator[tuple[Context, bytes]]:
         """Yield the contexts from the prompt to the end of some tokens, with their bytes."""
-        context, data = self.start, b""
+        context = self.start
+        data = b""
         yield context, data
         for token in tokens:
-            context, data = context + token, data + self.texts.vocab.tokens[token]
+            context = context + token
+            data = data + self.texts.vocab.tokens[token]
             yield context, data
 
     def unsure(self, tolerance: float, max_expansions: int) -> list[tuple[Sums, Context]]:

@@ -354,7 +354,7 @@ def _side(name: str, given: Side) -> tuple[dict[str, float], int | None]:
         return given.probabilities, None
     if isinstance(given, str):
         raise TypeError(f"{name} is the str {given!r}; samples are strings in a list, as in [{given!r}]")
-    counts: Counter[str] = Counter(given) if isinstance(given, Mapping) else Counter(map(_text, given))
+    counts = Counter(given) if isinstance(given, Mapping) else Counter(map(_text, given))
     for text, times in counts.items():
         arguments.text(f"{name}: each string", text)
         arguments.count(f"{name}: the number of {text!r} (known probabilities need Exact({{...}}))", times, least=0)

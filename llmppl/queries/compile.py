@@ -156,7 +156,9 @@ def compile_query(
     parts = []
     deferred = None
     for states, strings in _split(language, prefixes, before, prefix):
-        start, follow, unedited = states[0], language, language
+        start = states[0]
+        follow = language
+        unedited = language
         if len(states) > 1 or after.max_cost or max_chars is not None or unwanted is not None:
             unedited = reduce(operator.or_, [_from_state(language, state) for state in states])
             follow = after(unedited)
@@ -213,9 +215,9 @@ def _split(
     language: DFA, prefixes: DFA, edits: Edits, shown: Language
 ) -> list[tuple[tuple[int, ...], tuple[str, ...]]]:
     """Return the edited prefix strings, grouped by the states of `language` after the strings before the edits."""
-    before = defaultdict[int, list[str]](list)
-    states = defaultdict[str, list[int]](list)
-    groups = defaultdict[tuple[int, ...], list[str]](list)
+    before = defaultdict(list)
+    states = defaultdict(list)
+    groups = defaultdict(list)
     for text in _listed(prefixes, shown):
         before[language.after(language.start, text.encode())].append(text)
     for text in before.get(0, ()):

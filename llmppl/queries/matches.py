@@ -120,7 +120,9 @@ class Matches(Iterator[Match]):
     def __init__(
         self, lm: CachedTransformer, matches: Iterator[Match], progress: bool | None, search: Any = None
     ) -> None:
-        self._lm, self._matches, self._search = lm, matches, search
+        self._lm = lm
+        self._matches = matches
+        self._search = search
         self._before = replace(lm.stats)
         self.num_matches = 0
         self._bar = Bar(progress, None, lambda matches: matches, "match")       # its text is read again and again

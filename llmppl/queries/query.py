@@ -30,7 +30,7 @@ from llmppl.queries.sampling import Probability, bounded, samples
 from llmppl.support import arguments
 from llmppl.support.arguments import count, generator, number, one_of, optional_count
 from llmppl.support.locks import cached_property
-from llmppl.support.options import list_options, unknown_option
+from llmppl.support.options import check_options, list_options
 from llmppl.support.runtime import warn
 
 Tokenization = Literal["all", "canonical", "canonical_prefix"]
@@ -221,7 +221,9 @@ class Query:
             Number of samples in a block. Samples of one block are not independent.
         """
         one_of("prefixes", prefixes, get_args(Prefixes))
-        rng, particles, uniform = generator(seed, rng), count("particles", particles), prefixes == "uniform"
+        rng = generator(seed, rng)
+        particles = count("particles", particles)
+        uniform = prefixes == "uniform"
         texts = [*self.compiled.prefixes]
         drawn_evenly = ([self.space.start(texts[rng.integers(len(texts))])] for _ in itertools.count())
         starts = drawn_evenly if uniform else repeat(self.space.starts())
@@ -252,11 +254,11 @@ class Query:
         progress : bool, optional
             Show the bounds so far on stderr; if left out, only on a terminal.
         """
-        if unknown := how.keys() - HowProbable.__annotations__.keys():
-            raise unknown_option("probability", unknown, HowProbable.__annotations__)
+        check_options("probability", how, HowProbable.__annotations__)
         given: dict[str, Any] = _OF_PROBABILITY | how
         tolerance = number("tolerance", given["tolerance"])
-        particles, runs = count("particles", given["particles"]), count("runs", given["runs"], least=0)
+        particles = count("particles", given["particles"])
+        runs = count("runs", given["runs"], least=0)
         max_expansions = count("max_expansions", given["max_expansions"], least=0)
         starts = self.space.starts()
         space = replace(self.space, first=self.end == "prefix" and self.compiled.continues())
@@ -350,8 +352,7 @@ def probability(lm: CachedTransformer, pattern: Language, **options: Unpack[Prob
 
 def _query(name: str, known: Any, lm: Any, pattern: Any, options: Mapping[str, Any]) -> tuple[Query, dict[str, Any]]:
     """Return the query of a short form, and the options of its answer."""
-    if unknown := options.keys() - known.__annotations__.keys():
-        raise unknown_option(name, unknown, known.__annotations__)
+    check_options(name, options, known.__annotations__)
     own = {key: value for key, value in options.items() if key in _DEFAULTS}
     return Query(lm, pattern, **own), {key: value for key, value in options.items() if key not in own}
 
@@ -395,9 +396,11 @@ def _lacks_blank(lm: CachedTransformer, prefix: str, text: str) -> bool:
     """Return True if the model expects a text with a blank before it, and the two do not continue one word."""
     if not (prefix and text) or prefix[-1].isspace() or text[0].isspace() or (prefix[-1] + text[0]).isdigit():
         return False
-    start, begin = lm.context(prefix), text[:MAX_BEGIN]
+    start = lm.context(prefix)
+    begin = text[:MAX_BEGIN]
     with contextlib.suppress(ValueError):               # the vocabulary has no blank, or the context is full
-        whole, apart = lm.context(prefix + begin), start + f" {begin}"
+        whole = lm.context(prefix + begin)
+        apart = start + f" {begin}"
         one_word = len(apart) > len(whole) and whole.tokens[: len(start)] != start.tokens
         more = apart.log_prob_since(start) - (start + begin).log_prob_since(start)
         return not one_word and more > FAR_MORE

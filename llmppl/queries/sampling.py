@@ -16,7 +16,7 @@ from __future__ import annotations
 import html
 import math
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -25,11 +25,11 @@ import numpy as np
 
 from llmppl.constraints.vocabulary import EOS
 from llmppl.distributions import Bernoulli, Finite, Ints
-from llmppl.inference import Particles, Step, importance_sampling, smc_standard
+from llmppl.inference import Step, importance_sampling, smc_standard
 from llmppl.inference.expansion import Limit
 from llmppl.lm import TokenDistribution
 from llmppl.models.model import Model
-from llmppl.queries.best_first import REST, Item, Node, Search, Space, Start
+from llmppl.queries.best_first import REST, Node, Search, Space, Start
 from llmppl.queries.matches import Match
 from llmppl.report.progress import Bar
 from llmppl.report.tables import bar
@@ -54,7 +54,8 @@ class Sampled(Model):
 
     def __init__(self, space: Space, starts: list[Start]) -> None:
         super().__init__()
-        self.space, self.starts = space, starts
+        self.space = space
+        self.starts = starts
         self.node: Node | None = space.root(starts[0]) if len(starts) == 1 else None
         self.log_prob = 0.0                             # log-probability of the text under the rule
 
@@ -70,12 +71,15 @@ class Sampled(Model):
     def step(self) -> None:
         if self.node is None:
             self.node = self.begin()
-        space, node = self.space, self.node
-        ids, accepts = space.allowed(node), space.accepts(node)
+        space = self.space
+        node = self.node
+        ids = space.allowed(node)
+        accepts = space.accepts(node)
         self.condition(accepts or ids.size > 0)
         if accepts and space.end == "prefix" and not ids.size:
             return self.finish()
-        dist, mask = space.rule(node.context.next_token()), np.zeros(len(space.lm.vocab), bool)
+        dist = space.rule(node.context.next_token())
+        mask = np.zeros(len(space.lm.vocab), bool)
         mask[ids] = True
         if accepts and space.end != "eos":
             if self.ends(dist, ids):
@@ -110,7 +114,7 @@ def samples(
     space: Space, blocks: Iterator[list[Start]], N: int, rng: np.random.Generator, *, local: bool, normalise: bool
 ) -> Iterator[Match]:
     """Yield matches without end, in blocks of at most N; `local` ones have no weights and are not resampled."""
-    run: Callable[..., Particles[Sampled]] = importance_sampling if local else smc_standard
+    run = importance_sampling if local else smc_standard
     barren = steps = 0
 
     def count(step: Step) -> None:
@@ -202,18 +206,20 @@ def bounded(
     if runs:                                            # half of each limit is for them
         limit.timeout /= 2
         limit.budget = limit.budget and max(1, limit.budget // 2)
-    reached, left = "", search.open_mass()
+    reached = ""
+    left = search.open_mass()
     with Bar(progress, None, str, unit="expansion") as show:
         while left > tolerance * (search.found_mass + left) and not search.given_up() and not reached:
             search.expand()
             left = search.open_mass()
             show(search.expansions, f"between {search.found_mass:.3g} and {search.found_mass + left:.3g}")
             reached = limit.reached(())
-        lower, upper = min(1.0, search.found_mass), min(1.0, search.found_mass + left)     # rounding may bring them out
+        lower = min(1.0, search.found_mass)             # rounding may bring both above 1
+        upper = min(1.0, search.found_mass + left)
         shares = [0.0] * runs
         if left > 0.0 and runs:
             shares.clear()
-            options: dict[str, Any] = {"budget": limit.budget and max(1, limit.budget // runs)}
+            options = {"budget": limit.budget and max(1, limit.budget // runs)}
             run = partial(_share, Remainder(search), particles, time.perf_counter() + limit.timeout, options)
             calls = [(partial(run, stream), f"run {i}") for i, stream in enumerate(rng.spawn(runs))]
             for share, cut in Runtime().each(calls, max(1, TOGETHER // particles)):
@@ -253,11 +259,13 @@ class Remainder(Sampled):
         self.choice = Finite(range(len(self.items)), log_masses)
 
     def begin(self) -> Node:
-        item: Item = self.items[self.sample(self.choice)]
-        space, node = self.space, item.node
+        item = self.items[self.sample(self.choice)]
+        space = self.space
+        node = item.node
         if item.kind is not REST:
             return item.open(space)
-        dist, mask = space.rule(node.context.next_token()), np.zeros(len(space.lm.vocab), bool)
+        dist = space.rule(node.context.next_token())
+        mask = np.zeros(len(space.lm.vocab), bool)
         mask[item.later(space.allowed(node), dist.log_probs())] = True
         token = int(self.sample(dist.masked(mask)))     # one of the tokens that the item stands for
         return space.child(node, token, dist.log_prob(token))

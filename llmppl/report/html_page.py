@@ -86,7 +86,7 @@ def show(recording: Recording) -> None:
 def _differs(steps: Sequence[RecordedStep], name: str) -> bool:
     """Return True if the particles that a step keeps, and that go on, may have different values of an attribute."""
     values = [{c.values.get(name) for c in step.candidates if c.copies and not c.finished} for step in steps]
-    return max(map(len, values)) > 1 and len(set[str | None]().union(*values)) <= MAX_COLOURS
+    return max(map(len, values)) > 1 and len(set().union(*values)) <= MAX_COLOURS
 
 
 def _step(

@@ -38,7 +38,8 @@ class Share(NamedTuple):
     @property
     def interval(self) -> tuple[float, ...]:
         """Certain bounds, or one standard error to each side within 0 and 1; empty without either."""
-        p, bounds = self.probability, (self.lower, self.upper)
+        p = self.probability
+        bounds = (self.lower, self.upper)
         ends = bounds if self.se is None else (max(p - self.se, 0.0), min(p + self.se, 1.0))
         return tuple(end for end in ends if end is not None)
 

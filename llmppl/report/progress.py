@@ -11,7 +11,8 @@ from typing import Any, Self
 from llmppl.support.runtime import running
 
 SECONDS = 0.2                                           # between two updates in a notebook
-FIRST_LINE, NEXT_LINE = 15.0, 60.0                      # seconds before a line without a terminal, and the next
+FIRST_LINE = 15.0                                       # seconds before the first line without a terminal
+NEXT_LINE = 60.0                                        # and before each further one
 
 
 class Bar:
@@ -26,17 +27,21 @@ class Bar:
         self, progress: bool | None, total: int | None, describe: Callable[[Any], object], unit: str = "step",
         lines: bool = False,
     ) -> None:  # fmt: skip
-        self._describe, self._unit, self._of = describe, unit, "" if total is None else f" of {total}"
+        self._describe = describe
+        self._unit = unit
+        self._of = "" if total is None else f" of {total}"
         self._bar: Any = None
         self._line: Any = None
-        self._text, self._written_at = "", 0.0
+        self._text = ""
+        self._written_at = 0.0
         self._next_line = time.monotonic() + FIRST_LINE if lines and progress is None and not running() else math.inf
         if not (sys.stderr.isatty() and not running() if progress is None else progress):  # bars of tasks would mix
             return
         if in_notebook():
             from IPython.display import Pretty, display
 
-            self._pretty, self._line = Pretty, display(Pretty(""), display_id=True)
+            self._pretty = Pretty
+            self._line = display(Pretty(""), display_id=True)
             return
         from rich.console import Console
         from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
@@ -89,5 +94,5 @@ def cell_of(filename: str) -> str | None:
 
 
 def _shell() -> Any:
-    ipython: Any = sys.modules.get("IPython")
+    ipython = sys.modules.get("IPython")
     return ipython and ipython.get_ipython()

@@ -203,7 +203,8 @@ def parse(lines: Sequence[str], name: str) -> Recording:
 
     Every value is converted to its type, because the page contains it and the file may come from somebody else.
     """
-    recording, number = Recording("", ""), 0
+    recording = Recording("", "")
+    number = 0
     try:
         for number, line in enumerate(lines, 1):
             record = json.loads(line)
@@ -239,7 +240,8 @@ def _step(record: dict[str, Any], before: list[RecordedStep]) -> RecordedStep:
 
 
 def _candidate(record: dict[str, Any], before: list[RecordedStep]) -> Candidate:
-    place, parent = None, _ROOT
+    place = None
+    parent = _ROOT
     if before:
         place = before[-1].ancestors[_place(record["parent"], before[-1].ancestors)]
         parent = before[-1].candidates[place]
@@ -341,7 +343,8 @@ class Recorder:
         """Continue the recording of a resumed run from its recorded lines and its particles."""
         for line in lines:
             self._write(line)
-        self._index, self._before = max(len(lines) - 1, 0), [*map(_state, particles)]
+        self._index = max(len(lines) - 1, 0)
+        self._before = [*map(_state, particles)]
 
     @property
     def recording(self) -> Recording:
@@ -389,7 +392,8 @@ def _state(particle: Any) -> _State:
 
 
 def _candidate_record(candidate: Any, parent: int, log_weight: float, now: _State, before: _State) -> dict[str, Any]:
-    keep, died = len(os.path.commonprefix([before.text, now.text])), log_weight == -math.inf
+    keep = len(os.path.commonprefix([before.text, now.text]))
+    died = log_weight == -math.inf
     added = {name: total - before.attribution.get(name, 0.0) for name, total in now.attribution.items()}
     return {
         "parent": parent,
@@ -417,7 +421,8 @@ def _prompts(particles: Sequence[Any]) -> tuple[list[str], list[str]]:
     found = []
     messages = list[str]()
     for particle in particles:
-        text, parts = str(particle), itertools.chain.from_iterable(map(_listed, vars(particle).values()))
+        text = str(particle)
+        parts = itertools.chain.from_iterable(map(_listed, vars(particle).values()))
         contexts = [each for each in parts if hasattr(each, "next_token") and hasattr(each, "tokens")]
         if all(str(each.text).endswith(text) for each in contexts):
             found.append([str(each.text).removesuffix(text) for each in contexts])

@@ -23,9 +23,12 @@ if TYPE_CHECKING:
 
 MAX_ROWS = 20               # rows of a table that are shown
 MAX_TEXT = 90               # characters of a text that are shown
-WIDTH, HEIGHT = 340, 64     # px of a chart
+WIDTH = 340                 # px of a chart
+HEIGHT = 64
 BAR = 80                    # px of the longest bar
-LEFT, RIGHT, TOP, BOTTOM = 56, 56, 8, 17        # px of the margins around its curve
+LEFT = RIGHT = 56           # px of the margins around its curve
+TOP = 8
+BOTTOM = 17
 
 Rows = Sequence[Sequence[str]]
 Bars = Sequence[Sequence[tuple[float, ...]]]    # of each row: (value,), or (value, low, high) with an interval
@@ -159,8 +162,10 @@ def chart(name: str, values: Sequence[float], *, low: float | None = None) -> st
     The axis begins at `low`, by default the smallest value. A value that is not finite leaves a gap.
     """
     finite = [value for value in values if math.isfinite(value)] or [0.0]
-    low, high = min(finite) if low is None else low, max(finite)
-    base, right = HEIGHT - BOTTOM, WIDTH - RIGHT
+    low = min(finite) if low is None else low
+    high = max(finite)
+    base = HEIGHT - BOTTOM
+    right = WIDTH - RIGHT
     xs = [LEFT + (right - LEFT) * step / max(len(values) - 1, 1) for step in range(len(values))]
     ys = [base - (base - TOP) * (value - low) / max(high - low, 1e-12) for value in values]
     moves = ["L" if math.isfinite(before) else "M" for before in (math.nan, *values)]

@@ -34,7 +34,9 @@ class Alarm:
     """Alarm of the thread that makes it."""
 
     def __init__(self) -> None:
-        self.thread, self.at, self.cpu_at = threading.get_ident(), math.inf, math.inf
+        self.thread = threading.get_ident()
+        self.at = math.inf
+        self.cpu_at = math.inf
         self.cpu_time: Callable[[], float] = time.process_time          # of the thread, where the system tells it
         if hasattr(time, "pthread_getcpuclockid"):
             self.cpu_time = functools.partial(time.clock_gettime, time.pthread_getcpuclockid(self.thread))
@@ -75,7 +77,9 @@ def limited(seconds: float, cpu_seconds: float = math.inf) -> Iterator[None]:
         alarm.stop()
 
 
-_lock, _alarms, _watchers = Lock(), set[Alarm](), list[threading.Thread]()
+_lock = Lock()
+_alarms = set[Alarm]()
+_watchers = list[threading.Thread]()
 at_fork(after_in_child=_alarms.clear)
 
 
@@ -96,7 +100,8 @@ def _watch() -> None:
                 last = now
                 due = now >= alarm.at or alarm.cpu_time() >= alarm.cpu_at
                 if due and _may_end(sys._current_frames().get(alarm.thread)):
-                    alarm.at, alarm.cpu_at = now + AGAIN, math.inf
+                    alarm.at = now + AGAIN
+                    alarm.cpu_at = math.inf
                     _raise_in(alarm.thread, Overdue)
             if now - last > 1:
                 _watchers.clear()
@@ -105,7 +110,7 @@ def _watch() -> None:
 
 def _may_end(frame: FrameType | None) -> bool:
     """Return True unless the code of a frame holds locks that an error would leave locked."""
-    names = list[str]()
+    names = []
     while frame is not None:
         names.append(frame.f_globals.get("__name__", "").partition(".")[0])
         frame = frame.f_back

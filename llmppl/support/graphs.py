@@ -21,7 +21,8 @@ class Memo(dict[K, V]):
 
     def __init__(self, find: Callable[[K], V], most: float = math.inf) -> None:
         super().__init__()
-        self._find, self.most = find, most
+        self._find = find
+        self.most = most
 
     def __missing__(self, key: K) -> V:
         found = self._find(key)
@@ -66,7 +67,7 @@ def reachable(starts: Iterable[K], edges: Callable[[K], Iterable[K]]) -> Iterato
 
 def reversed_edges(edges: Iterable[tuple[V, Iterable[K]]]) -> dict[K, list[V]]:
     """Return, for every target in edges (a node and its targets each), the nodes that lead to it, in order."""
-    found: dict[K, list[V]] = defaultdict(list)
+    found = defaultdict(list)
     for node, targets in edges:
         for target in targets:
             found[target].append(node)
@@ -75,7 +76,8 @@ def reversed_edges(edges: Iterable[tuple[V, Iterable[K]]]) -> dict[K, list[V]]:
 
 def postorder(roots: Iterable[Any], edges: Callable[[Any], Iterable[Any]], key: Callable[[Any], Any] = id) -> list[Any]:
     """Return the nodes of an acyclic graph, each once (by its `key`) and after the nodes that its edges lead to."""
-    order, seen = [], set()
+    order = []
+    seen = set()
     todo = [(root, False) for root in roots]
     while todo:
         node, done = todo.pop()

@@ -6,27 +6,33 @@ import difflib
 import functools
 import inspect
 from collections.abc import Callable, Iterable, Mapping
+from types import MappingProxyType
 from typing import Any, NoReturn, TypeVar
 
 F = TypeVar("F", bound=Callable[..., Any])
 C = TypeVar("C", bound=type)
 
 
-def unknown_option(
-    owner: str, given: Iterable[str], known: Iterable[str], guesses: Mapping[str, str] | None = None
-) -> TypeError:
-    """Return the error for keywords that `owner` does not take. It names the most similar of the `known` ones.
+def check_options(
+    owner: str,
+    given: Iterable[str],
+    known: Iterable[str],
+    guesses: Mapping[str, str] = MappingProxyType({}),
+) -> None:
+    """Raise a TypeError if `owner` does not take a given keyword. It names the most similar of the `known` ones.
 
     `guesses` has the hints for names of other libraries.
     """
-    name, known = min(given), sorted(known)
+    known = sorted(known)
+    name = min(set(given).difference(known), default=None)
+    if name is None:
+        return
     close = difflib.get_close_matches(name, known, 1)
     hint = f"did you mean {close[0]}?" if close else f"it takes {', '.join(known)}"
     hint = "itertools.islice(search(...), n) takes n results" if "_results" in name and "results" in known else hint
     if "rule" in known and name in ("temperature", "top_k", "top_p", "min_p"):
         hint = f"give it in rule=Rule({name}=...)"
-    hint = (guesses or {}).get(name, hint)
-    return TypeError(f"{owner} takes no {name}: {hint}")
+    raise TypeError(f"{owner} takes no {name}: {guesses.get(name, hint)}")
 
 
 def list_options(options: type, defaults: Mapping[str, object]) -> Callable[[F], F]:
@@ -70,7 +76,7 @@ def no_attribute(hint: str) -> Callable[[Any, str], NoReturn]:
 
 def readable_tuple(cls: C) -> C:
     """Return a NamedTuple class after making its signature show types as they are written, not as ForwardRef."""
-    new: Any = cls.__new__
+    new = cls.__new__
     new.__annotations__ = {name: _text(kind) for name, kind in new.__annotations__.items()}
     return cls
 

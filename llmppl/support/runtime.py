@@ -35,7 +35,8 @@ _PACKAGE = __name__.partition(".")[0] + "."
 
 def warn(message: str) -> None:
     """Warn at the line outside of this package that led here, also from within a run."""
-    here, frame = getcurrent(), sys._getframe()
+    here = getcurrent()
+    frame = sys._getframe()
     while frame.f_globals.get("__name__", "").startswith(_PACKAGE):
         while frame.f_back is None and here.parent is not None:         # the first frame of a greenlet
             here = here.parent
@@ -130,13 +131,15 @@ class _Worker(greenlet):  # type: ignore[misc]
         self, runtime: Runtime, todo: deque[tuple[Callable[[], Any], str]], context: contextvars.Context
     ) -> None:
         super().__init__(self._work)
-        self.runtime, self.name = runtime, ""
+        self.runtime = runtime
+        self.name = ""
         self.result: Any = None                         # of its last function
         self.cancelled = False                          # another thread may set it: `Runtime.each` then unwinds it
         self.cpu_seconds = self.tokens = self.resumed = 0.0         # counted by `Runtime.each`
         self.last = 0.0                                 # of its CPU seconds, those between its last two questions
         self.patience = self.ends = math.inf            # set by `limit`
-        self._todo, self._caller = todo, context
+        self._todo = todo
+        self._caller = context
 
     def set_alarm(self) -> None:
         """Limit its code from now on. A worker that is late has a second for its end."""
@@ -186,7 +189,8 @@ def limit(patience: float, ends: float) -> None:
     Beyond either, Overdue is raised in its code. The moment is one of `time.monotonic`.
     """
     worker = getcurrent()
-    worker.patience, worker.ends = patience, ends
+    worker.patience = patience
+    worker.ends = ends
     worker.set_alarm()
 
 
@@ -280,7 +284,8 @@ class Runtime:
         todo = deque(zip(functions, names, strict=False))
         context = contextvars.copy_context()
         context.run(watching.set, unwatched)            # runs inside of these functions are others
-        workers, waiting = list[_Worker](), list[_Request]()
+        workers = list[_Worker]()
+        waiting = list[_Request]()
         try:
             while todo:
                 workers.append(_Worker(self, todo, context))
@@ -314,8 +319,10 @@ class Runtime:
         With `turn`, a function that has used so many CPU seconds no longer counts for `together`, and takes part in a
         round if it has room: see `_round`.
         """
-        thread, todo = threading.get_ident(), iter(functions)
-        workers, waiting = dict[_Worker, None](), list[_Request]()
+        thread = threading.get_ident()
+        todo = iter(functions)
+        workers = dict[_Worker, None]()
+        waiting = list[_Request]()
 
         def resume(worker: _Worker, go_on: Callable[[], Any] | None) -> list[T]:
             """Return the result of the worker in a list, empty if it waits."""
@@ -408,7 +415,7 @@ def _unwind(workers: Iterable[_Worker]) -> None:
 
 
 def _by_evaluator(batch: list[_Request]) -> Iterable[list[_Request]]:
-    by_evaluator = defaultdict[int, list[_Request]](list)
+    by_evaluator = defaultdict(list)
     for each in batch:
         by_evaluator[id(each.evaluator)].append(each)
     return by_evaluator.values()
@@ -418,7 +425,7 @@ def _answers(requests: list[_Request]) -> dict[_Worker, list[Any]]:
     """Evaluate the requests to one evaluator together, and return the answers of each worker."""
     asked = [(each.worker, question) for each in requests for question in each.questions]
     replies = _evaluated(requests[0].evaluator, [question for _, question in asked])
-    answers = defaultdict[_Worker, list[Any]](list)
+    answers = defaultdict(list)
     for (worker, _), reply in zip(asked, replies, strict=True):
         answers[worker].append(reply)
     return answers
@@ -427,9 +434,11 @@ def _answers(requests: list[_Request]) -> dict[_Worker, list[Any]]:
 def _counted(requests: list[_Request]) -> dict[_Worker, Callable[[], Any]]:
     """Answer as `_answered_apart` does, and count the cost for each worker in proportion to its questions."""
     evaluator = requests[0].evaluator
-    (cpu, tokens), work = spent(), evaluator.done().tokens
+    cpu, tokens = spent()
+    work = evaluator.done().tokens
     answered = _answered_apart(requests)
-    (cpu_after, tokens_after), work_after = spent(), evaluator.done().tokens
+    cpu_after, tokens_after = spent()
+    work_after = evaluator.done().tokens
     used = tokens_after - tokens if running() else work_after - work
     total = sum(len(each.questions) for each in requests)
     for each in requests:

@@ -72,7 +72,7 @@ def decode(data: Any, more: Callable[[str, Any], Any] | None = None) -> Any:
         return [decode(each, more) for each in data]
     if not isinstance(data, dict):
         return data
-    name: str = next(iter(data), "")
+    name = next(iter(data), "")
     if name[:1] != "$":
         return {key: decode(each, more) for key, each in data.items()}
     if name in _READ:

@@ -91,14 +91,19 @@ class Generation:
 
         `parse` returns the value of a text, None without a constraint; `weighs` is True if weights are probabilities.
         """
-        self.posterior, self.particle = posterior, particle
-        self._parse, self._weighs = parse, weighs
+        self.posterior = posterior
+        self.particle = particle
+        self._parse = parse
+        self._weighs = weighs
         if particle is None:
-            self.value, self.ended, self.cut = posterior.best, "complete", False
+            self.value = posterior.best
+            self.ended = "complete"
+            self.cut = False
             self.text = str(posterior.text_of(self.value))
             self.log_prob = math.log(posterior[self.value]) + float(posterior.log_mass)
             return
-        self.text, self.cut = str(particle), particle.cut
+        self.text = str(particle)
+        self.cut = particle.cut
         self.ended = str(
             particle.ended or ("context" if particle._limit_ else posterior.limit)
         )
@@ -295,7 +300,8 @@ class Fields(TableView, dict[str, Probabilities]):
         header: str,
     ) -> None:
         super().__init__(fields)
-        self._values, self.header = values, header
+        self._values = values
+        self.header = header
 
     def __missing__(self, name: str) -> Probabilities:
         raise KeyError(f"{name!r}: {self.header}{', '.join(['', *self])}")
@@ -425,7 +431,7 @@ def parser_of(constraint: Any) -> Parse | None:
         return {text: label for label, text in constraint.items()}.__getitem__
     if is_type(constraint):
         constraint = constraint_of(constraint)
-    parse: Parse = getattr(constraint, "parse", str)
+    parse = getattr(constraint, "parse", str)
     return parse
 
 
@@ -462,7 +468,8 @@ def loaded(
         ]
         return Probabilities(shares, plural(len(shares), "value"))
 
-    note, value = data["note"], value_in(data)
+    note = data["note"]
+    value = value_in(data)
     if "beams" in data:
         beams = list[Beam[Any]]()
         for row in data["beams"]:
@@ -471,7 +478,8 @@ def loaded(
         alternatives: Any = Beams(beams)
     else:
         alternatives = shares_in(data["alternatives"])
-    known, fields = bool(alternatives) and "beams" not in data, data["fields"]
+    known = bool(alternatives) and "beams" not in data
+    fields = data["fields"]
     header = (
         plural(len(fields), "field")
         if fields

@@ -43,7 +43,7 @@ from llmppl.queries.choice import choose
 from llmppl.report.probabilities import key_of
 from llmppl.support.arguments import count, function, generator, is_type, one_of, shown
 from llmppl.support.identity import Identity, identity
-from llmppl.support.options import list_options, unknown_option
+from llmppl.support.options import check_options, list_options
 from llmppl.support.runtime import Runtime, spent
 from llmppl.tasks.answers import Generation, Generations, parser_of
 from llmppl.tasks.many import TOGETHER, lanes, recorded
@@ -278,10 +278,7 @@ class Plan:
         seed: int | None,
         options: GenerateOptions,
     ) -> None:
-        if unknown := options.keys() - GenerateOptions.__annotations__.keys():
-            raise unknown_option(
-                "generate", unknown, inspect.signature(generate).parameters, _GUESSES
-            )
+        check_options("generate", options, inspect.signature(generate).parameters, _GUESSES)
         given = {
             name: value
             for name, value in {**limits, **options}.items()
@@ -293,7 +290,8 @@ class Plan:
                     "generate takes temperature or rule: put the temperature into the rule"
                 )
             given["rule"] = Rule(given.pop("temperature"))
-        self.lm, self.options = lm, constraint
+        self.lm = lm
+        self.options = constraint
         if isinstance(constraint, Mapping):
             if constraint.keys() & {"type", "properties", "$ref", "anyOf"}:
                 raise TypeError(
@@ -383,7 +381,8 @@ class Plan:
 
     def answer(self, prompt: Any, rng: np.random.Generator) -> Generation:
         """Return the answer to one prompt, as a function of `Runtime.each`. ValueError if no text is left."""
-        start, before = time.perf_counter(), spent()[1]
+        start = time.perf_counter()
+        before = spent()[1]
         try:
             posterior, particle = self._run(prompt, rng, start, before)
         except NoBeam as error:

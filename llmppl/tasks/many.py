@@ -24,7 +24,7 @@ from llmppl.report.progress import Bar
 from llmppl.support.arguments import count, function, generator, name_of, optional_count, positive, shown
 from llmppl.support.files import is_own_error
 from llmppl.support.identity import Identity, identity
-from llmppl.support.options import list_options, unknown_option
+from llmppl.support.options import check_options, list_options
 from llmppl.support.runtime import Runtime, spent, watching
 from llmppl.tasks.results import Result, ResultFile
 
@@ -162,9 +162,11 @@ def recorded(
     >>> [result.matches[0].text for result in results]
     ['The cat was happy', 'The dog was happy']
     """
-    if unknown := options.keys() - Options.__annotations__.keys():
-        raise unknown_option("run_many", unknown, inspect.signature(run_many).parameters)
-    seed, to, resume, key = options.get("seed"), options.get("to"), options.get("resume", False), options.get("key")
+    check_options("run_many", options, inspect.signature(run_many).parameters)
+    seed = options.get("seed")
+    to = options.get("to")
+    resume = options.get("resume", False)
+    key = options.get("key")
     progress = options.get("progress")
     if isinstance(tasks, str) or not isinstance(tasks, Iterable):
         raise TypeError(f"tasks must be a list or another iterable of tasks, not {shown(tasks)}")
@@ -239,7 +241,8 @@ def _attempt(run: Run, index: int, task: Any, seed: int) -> Result:
     except (Exception, SystemExit) as reason:
         if is_own_error(reason):
             raise
-        error, left = traceback.format_exc(), getattr(reason, "particles", None)
+        error = traceback.format_exc()
+        left = getattr(reason, "particles", None)
         particles = left if isinstance(left, Particles) and left.steps else None
     if particles is not None:
         particles.stats = None

@@ -36,7 +36,8 @@ Pair = tuple[int, Any]                                  # an index and its task
 MAX_STARTS = 3                                          # in a row, of a worker that dies in each
 GRACE = 60.0                                            # seconds after its timeout, until a chunk is late
 SILENCE = 3.0                                           # seconds until a wait says what it waits for
-MAX_SHARED, MAX_ALONE = 2, 3                            # deaths of workers that ran a task with others, and alone
+MAX_SHARED = 2                                          # deaths of workers that ran a task with others
+MAX_ALONE = 3                                           # and of those that ran it alone
 
 
 @list_options(Options, DEFAULTS)
@@ -96,7 +97,8 @@ def run_many(
     optional_count("workers", workers)
     count("together", together)
     program = identity(run, options.pop("version", ""))
-    run, patience = within(run, timeout, budget), (timeout or math.inf) + GRACE
+    run = within(run, timeout, budget)
+    patience = (timeout or math.inf) + GRACE
     return recorded(on_workers(run, make_lm, workers, resources, together, patience), tasks, program, **options)
 
 
@@ -105,7 +107,8 @@ def on_workers(
     patience: float = math.inf,
 ) -> RunAll:  # fmt: skip
     """Return a function that runs numbered tasks on workers."""
-    ray, resources = _ray(), dict(resources or {})
+    ray = _ray()
+    resources = dict(resources or {})
 
     def on_actors(numbered: Iterable[Pair], seed: int) -> Iterator[Result]:
         rest = iter(numbered)
@@ -180,9 +183,16 @@ class Actors:
         self, ray: Any, size: int, resources: Mapping[str, Any], run: Run, make_lm: Callable[[], Any], seed: int,
         together: int, patience: float,
     ) -> None:  # fmt: skip
-        dumps, put = ray.cloudpickle.dumps, ray.put
-        self._make_lm, self._run = put(dumps(make_lm)), put(dumps(run))         # sent once to a machine
-        self.size, self._ray, self._seed, self._together, self._patience = size, ray, seed, together, patience
+        dumps = ray.cloudpickle.dumps
+        put = ray.put
+        # sent once to a machine
+        self._make_lm = put(dumps(make_lm))
+        self._run = put(dumps(run))
+        self.size = size
+        self._ray = ray
+        self._seed = seed
+        self._together = together
+        self._patience = patience
         # without OMP_NUM_THREADS, each takes all cores of its machine
         variables = {"OMP_NUM_THREADS": str(max(1, int(resources.get("num_cpus", 1))))}
         if gpus := resources.get("num_gpus"):
@@ -245,20 +255,26 @@ def schedule(cluster: Any, tasks: Iterable[Pair], together: int) -> Iterator[Res
     A cluster has `size` workers and the methods `send` and `wait`, as `Actors` has. If two workers died while they had
     a task, it runs alone from then on. If three more die of it, its result is an error.
     """
-    rest, ended = iter(tasks), list[Result]()
-    waiting, alone, ready = deque[Pair](), deque[Pair](), deque[int]()
-    out, deaths = dict[int, list[Pair]](), Counter[int]()               # deaths: of workers, by index of a task
+    rest = iter(tasks)
+    ended = list[Result]()
+    waiting = deque[Pair]()
+    alone = deque[Pair]()
+    ready = deque[int]()
+    out = dict[int, list[Pair]]()
+    deaths = Counter[int]()                             # of workers, by index of a task
     while True:
         waiting.extend(islice(rest, max(2 * together * cluster.size - len(waiting), 0)))
         while ready and (waiting or alone):
-            worker, size = ready.popleft(), min(together, -(-len(waiting) // cluster.size))
+            worker = ready.popleft()
+            size = min(together, -(-len(waiting) // cluster.size))
             out[worker] = [alone.popleft()] if alone else [waiting.popleft() for _ in range(size)]
             cluster.send(worker, out[worker])
         yield from ended
         if not (waiting or alone or out):
             return
         worker, results = cluster.wait()
-        chunk, ended = out.pop(worker, []), results or []
+        chunk = out.pop(worker, [])
+        ended = results or []
         if results is not None:
             ready.append(worker)
             continue

@@ -38,7 +38,6 @@ from llmppl.support.files import Owned, own_errors
 from llmppl.support.identity import VERSION, Identity, difference, digest, task_digest
 from llmppl.support.values import decode, encode
 from llmppl.tasks.answers import (
-    Fields,
     Generation,
     Parse,
     as_data,
@@ -146,7 +145,7 @@ class Result:
     @property
     def fields(self) -> dict[str, Probabilities]:
         if self.answer is not None:
-            found: Fields = self.answer.fields
+            found = self.answer.fields
             return found
         return (
             {
@@ -160,7 +159,7 @@ class Result:
     @property
     def probability(self) -> float | None:
         if self.answer is not None:
-            known: float | None = self.answer.probability
+            known = self.answer.probability
             return known
         return (
             self.particles.answers().shares[0].probability if self.particles else None
@@ -302,7 +301,9 @@ class ResultFile:
 
     def _begin(self, seed: int | None, resume: Resume, program: Identity) -> None:
         """Read the tasks that are done and the last run. Make the tables, and add a row if this run is another."""
-        rows, before, tables = list[Any](), Identity(), _tables(self._db)
+        rows = []
+        before = Identity()
+        tables = _tables(self._db)
         if tables:
             rows = self._db.execute(
                 "select task_index, digest, failed from result"
@@ -493,7 +494,8 @@ class Results:
     """
 
     def __init__(self, path: str | os.PathLike[str], constraint: Any = None) -> None:
-        self.path, self._parse = path_of("path", path), parser_of(constraint)
+        self.path = path_of("path", path)
+        self._parse = parser_of(constraint)
         self.path.stat()  # or a FileNotFoundError
         with closing(_connect(self.path, "rw")) as db:
             _check(self.path, db)
@@ -570,7 +572,7 @@ def _rows_of(result: Result) -> list[dict[str, Any]]:
     """Return a row for each particle or match, or one for the answer, or for the error."""
     names = "index", "task", "error", "seconds", "cpu_seconds", "tokens"
     common = {name: getattr(result, name) for name in names}
-    rows = list[dict[str, Any]]()
+    rows = []
     if result.answer is not None:
         answer = result.answer
         known = {

@@ -62,7 +62,8 @@ class Checkpoint:
 
     def __init__(self, path: str | os.PathLike[str], run: Any, model: Any, options: Mapping[str, Any]) -> None:
         self.path = path_of("checkpoint", path)
-        self._run, self._model = run, model
+        self._run = run
+        self._model = model
         self._every = optional_count("every", options.get("every"))
         self._max_steps = options.get("max_steps")
         resume = options.get("resume", True)
@@ -109,7 +110,7 @@ class Checkpoint:
         run = self._run
         tree = list[Any]()
         places = dict[int, int]()
-        particles = list[Any]()
+        particles = []
         for particle in run.particles:
             weights = {name: getattr(particle, name) for name in _WEIGHTS}
             at = _add(tree, places, particle._noted_)
@@ -135,7 +136,8 @@ class Checkpoint:
         rest = json.dumps({**encoded, "first": self._first, "vocabularies": [*self._numbers]})[1:].encode()
         head = f'{{"llmppl_checkpoint": {FORMAT}, "digest": "{_digest(rest)}", '
         self._file.replace(head.encode() + rest)
-        self._written, self._time = run.t, time.perf_counter()
+        self._written = run.t
+        self._time = time.perf_counter()
         self._seconds = self._time - start
 
     def _encode(self, value: Any) -> Any:
@@ -178,11 +180,13 @@ class Checkpoint:
         if self._recorder is not None and found["recorded"] is None:
             raise self._mismatch("it was made without the Recorder, which could not record all of its steps")
         self._digests = found["vocabularies"]
-        choices, first = found.pop("choices"), found.pop("first")       # decoded when the program makes them
+        choices = found.pop("choices")                  # decoded when the program makes them
+        first = found.pop("first")                      # compared as it is
         return {**decode(found, self._decode), "choices": choices, "first": first}
 
     def _resume(self, found: dict[str, Any]) -> None:
-        run, rng = self._run, found["rng"]
+        run = self._run
+        rng = found["rng"]
         notes = [NOTHING]                               # NOTHING stands at the place -1
         for before, item in found["choices"]:
             notes.insert(-1, Noted(notes[before], item))
@@ -197,17 +201,21 @@ class Checkpoint:
             vars(particle).update(each["weights"])
             particle._chooser_ = Sampled(each["stream"])
         if self._is_seeded and found["first"] == self._first:           # the caller may go on with this object
-            seed: Any = run.rng.bit_generator.seed_seq
+            seed = run.rng.bit_generator.seed_seq
             seed.spawn(max(rng.children - seed.n_children_spawned, 0))
             run.rng.bit_generator.state = rng.state
         else:
-            run.rng, self._first = stream_of(rng), found["first"]
-        run.t, run.particles = found["t"], rebuilt
+            run.rng = stream_of(rng)
+            self._first = found["first"]
+        run.t = found["t"]
+        run.particles = rebuilt
         run.records = [StepRecord(**each) for each in found["steps"]]
         run.deaths[:] = [Death(**each) for each in found["deaths"]]
         if self._recorder is not None:
             self._recorder.go_on(found["recorded"], rebuilt)
-        self._written, self._time, self._seconds = run.t, time.perf_counter(), 0.0
+        self._written = run.t
+        self._time = time.perf_counter()
+        self._seconds = 0.0
 
     def _rebuild(self, steps: Sequence[Any], written: Sequence[Any]) -> list[Any]:
         """Return the particles that made these choices. Only a step that reached the model's limit is weighed again."""
@@ -266,7 +274,7 @@ def _parsed(path: Any, data: bytes) -> dict[str, Any]:
 
 def _add(tree: list[Any], places: dict[int, int], noted: Noted) -> int:
     """Add the choices of a particle to the tree, and return the place of the last one; -1 if it has made none."""
-    new = list[Noted]()
+    new = []
     while noted.before is not None and id(noted) not in places:
         new.append(noted)
         noted = noted.before

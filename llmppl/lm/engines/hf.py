@@ -65,7 +65,8 @@ def engine(model: Any, vocab: Vocabulary, max_batch_tokens: int, adapters: Seque
     truth = np.stack([_numpy(plain.forward([row.tolist()], prefixes)) for row in rows])     # (2, n, V) logits
     plain.tokens = 0
     tolerance = 2e-3 if plain.dtype in (torch.float32, torch.float64) else 0.1
-    problems, shares = [], False
+    problems = []
+    shares = False
     for masks in ("by type" if len(_layer_types(_text_config(model))) > 1 else "one", "own"):
         try:
             slab = Cached(adapted, max_batch_tokens, masks)
@@ -133,7 +134,9 @@ def _error_of(slab: Cached, rows: NDArray[np.int64], truth: NDArray[Any]) -> flo
     for before, after in itertools.pairwise(stops):
         (run,) = (after > before).nonzero()
         if len(run):                                    # half of one token is empty
-            starts, lengths, longest = before[run], (after - before)[run], after.max()
+            starts = before[run]
+            lengths = (after - before)[run]
+            longest = after.max()
             i, j = (np.arange(lengths.max()) < lengths[:, None]).nonzero()          # where the batch has new tokens
             tokens = np.zeros((len(run), lengths.max()), dtype=np.int64)
             tokens[i, j] = rows[run[i], starts[i] + j]
@@ -216,10 +219,12 @@ class Recomputed(Engine):
     apart = False
 
     def __init__(self, adapted: Adapted, max_batch_tokens: int) -> None:
-        self.adapted, self.max_batch_tokens = adapted, max_batch_tokens
+        self.adapted = adapted
+        self.max_batch_tokens = max_batch_tokens
         model = adapted.model
         self.max_length = _max_length(_text_config(model))
-        self.dtype, self.device = _dtype(model), _device(model)
+        self.dtype = _dtype(model)
+        self.device = _device(model)
         if adapted.names:
             name = getattr(_text_config(model), "name_or_path", "") or type(model).__name__
             self.name = f"{name} with {', '.join(map(repr, adapted.names))}"
@@ -231,7 +236,8 @@ class Recomputed(Engine):
 
     def forward(self, contexts: list[list[int]], asked: list[tuple[int, int]]) -> Any:
         if self.apart:
-            contexts, asked = [contexts[i][:n] for i, n in asked], [(i, n) for i, (_, n) in enumerate(asked)]
+            contexts = [contexts[i][:n] for i, n in asked]
+            asked = [(i, n) for i, (_, n) in enumerate(asked)]
         by_length: dict[int, list[int]] = {}
         for i, ids in enumerate(contexts):
             by_length.setdefault(len(ids), []).append(i)
@@ -249,7 +255,8 @@ class Recomputed(Engine):
 
     def _by_group(self, groups: Iterable[list[int]], asked: Places, run: Callable[[list[int], Places], Any]) -> Any:
         """Return the logits at the (row, place) of `asked`, of one pass `run(rows, asked of them)` for each group."""
-        order, parts = list[int](), list[Any]()
+        order = []
+        parts = []
         for rows in groups:
             index = {row: i for i, row in enumerate(rows)}
             here = [k for k, (row, _) in enumerate(asked) if row in index]
@@ -291,7 +298,8 @@ class Cached(Recomputed, SlotEngine):
     def __init__(self, adapted: Adapted, max_batch_tokens: int, masks: str) -> None:
         super().__init__(adapted, max_batch_tokens)
         config = _text_config(adapted.model)
-        self.window, self.masks = _window(config), masks
+        self.window = _window(config)
+        self.masks = masks
         ropes = getattr(config, "rope_parameters", None) or {}
         if ropes.get("rope_type") == "longrope":        # longer texts rotate the keys of all their tokens differently
             name = "original_max_position_embeddings"
@@ -325,8 +333,10 @@ class Cached(Recomputed, SlotEngine):
             kinds.setdefault(kind, []).append(row)
 
         def run(rows: list[int], asked: Places) -> Any:
-            starts, lengths = batch.starts[rows], batch.lengths[rows]
-            tokens, slots = batch.tokens[rows, : lengths[0]], batch.slots[rows, : starts[0] + lengths[0]]
+            starts = batch.starts[rows]
+            lengths = batch.lengths[rows]
+            tokens = batch.tokens[rows, : lengths[0]]
+            slots = batch.slots[rows, : starts[0] + lengths[0]]
             return self._run(Batch(tokens, starts, lengths, slots, asked))
 
         return self._by_group(kinds.values(), batch.asked, run)
@@ -392,7 +402,8 @@ class Layer(CacheLayerMixin):                           # type: ignore[no-untype
 
     def __init__(self, store: Slab, buffer: int | None) -> None:
         super().__init__()                              # type: ignore[no-untyped-call]
-        self.store, self.buffer = store, buffer
+        self.store = store
+        self.buffer = buffer
 
     def lazy_initialization(self, key_states: torch.Tensor, value_states: torch.Tensor) -> None:
         pass
@@ -522,7 +533,8 @@ class Adapted:
             yield
         finally:
             for layer, active, disabled in before:
-                layer._active_adapter, layer._disable_adapters = active, disabled
+                layer._active_adapter = active
+                layer._disable_adapters = disabled
 
 
 def _held(layer: Any) -> set[str]:

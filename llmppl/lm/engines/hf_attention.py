@@ -58,7 +58,8 @@ def share(
 
     def visit(rows: NDArray[np.int64], start: int, stop: int) -> None:
         """Add the parts of `rows` from column `start` on. The rows share columns `start` .. `stop` - 1."""
-        first, alone = len(order), []
+        first = len(order)
+        alone = []
         for slot in dict.fromkeys(slots[rows, stop].tolist()):
             branch = rows[slots[rows, stop] == slot]
             saved = len(branch) - 1
@@ -107,7 +108,8 @@ class ForwardPass:
     buffers: dict[Any, torch.Tensor] = field(default_factory=dict)
 
     def on(self, device: torch.device) -> ForwardPass:
-        write, slots = self.write.to(device), self.slots.to(device)
+        write = self.write.to(device)
+        slots = self.slots.to(device)
         real = None if self.real is None else self.real.to(device)
         return ForwardPass(write, real, slots, [part.on(device) for part in self.parts])
 
@@ -141,9 +143,14 @@ class LazyKV:
     def __init__(
         self, tensor: torch.Tensor, forward: ForwardPass, buffer: Any, *, repeats: int = 1, transposed: bool = False
     ) -> None:
-        self.tensor, self.forward, self.buffer = tensor, forward, buffer
-        self.repeats, self.transposed = repeats, transposed
-        self.dtype, self.device, self.ndim = tensor.dtype, tensor.device, 4
+        self.tensor = tensor
+        self.forward = forward
+        self.buffer = buffer
+        self.repeats = repeats
+        self.transposed = transposed
+        self.dtype = tensor.dtype
+        self.device = tensor.device
+        self.ndim = 4
 
     @property
     def shape(self) -> torch.Size:
@@ -183,7 +190,8 @@ class LazyKV:
 
     @classmethod
     def __torch_function__(cls, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        kwargs, result = kwargs or {}, None
+        kwargs = kwargs or {}
+        result = None
         if function is torch.nn.functional.scaled_dot_product_attention:
             result = _attention(*args, **kwargs)
         elif function in _MATMUL and len(args) == 2 and not kwargs:
@@ -204,7 +212,8 @@ class KVView:
     """Intermediate view of a `LazyKV` in `repeat_kv`: keys[:, :, None].expand(...), before .reshape(...)."""
 
     def __init__(self, lazy: LazyKV, times: int) -> None:
-        self.lazy, self.times = lazy, times
+        self.lazy = lazy
+        self.times = times
 
     def expand(self, *sizes: int) -> KVView:
         return KVView(self.lazy, sizes[2])
@@ -263,9 +272,12 @@ def _scores(query: torch.Tensor, key: LazyKV, dtype: torch.dtype) -> torch.Tenso
     widens = queries.dtype != dtype and queries.device.type in _WIDENS      # needs no copy of the keys
     scores = queries.new_zeros((*queries.shape[:3], key.forward.slots.shape[1]), dtype=dtype)
     for part in key.forward.parts:
-        own, keys, into = queries[:, part.rows], key.part(part), scores[:, part.rows, :, part.columns]
+        own = queries[:, part.rows]
+        keys = key.part(part)
+        into = scores[:, part.rows, :, part.columns]
         merged = 1 if part.shared else 0                # dimension: rows share the keys of a head, or have their own
-        left, right = own.flatten(merged, merged + 1), (keys if part.shared else keys.flatten(0, 1)).mT
+        left = own.flatten(merged, merged + 1)
+        right = (keys if part.shared else keys.flatten(0, 1)).mT
         if part.shared and not widens:
             torch.bmm(left.to(dtype), right.to(dtype), out=into.flatten(1, 2))
         else:
@@ -278,7 +290,8 @@ def _mean(weights: torch.Tensor, value: LazyKV) -> torch.Tensor:
     """Return (H, B, G Q, D): sums of values with (H, B, G Q, T) weights."""
     means = weights.new_zeros((*weights.shape[:3], value.tensor.shape[2]))
     for part in value.forward.parts:
-        values, own = value.part(part), weights[:, part.rows, :, part.columns]
+        values = value.part(part)
+        own = weights[:, part.rows, :, part.columns]
         if part.shared:
             product = _split(own.flatten(1, 2) @ values, 1, own.shape[1:3])
         else:

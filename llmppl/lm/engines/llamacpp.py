@@ -146,7 +146,8 @@ class LlamaCpp(Engine):
         self._context = self._make()
         self._close.detach()
         self._close = weakref.finalize(self, _free, os.getpid(), self._c, self._context, self._model)
-        self._memory, self._process = self._c.llama_get_memory(self._context), os.getpid()
+        self._memory = self._c.llama_get_memory(self._context)
+        self._process = os.getpid()
 
     @property
     def quantised(self) -> bool:
@@ -241,7 +242,8 @@ class LlamaCpp(Engine):
         while True:
             held, n = self._nearest(context)
             done = 0 if held is None else min(n, held.done)
-            repeats, extends = done == length, held is not None and n == held.size
+            repeats = done == length
+            extends = held is not None and n == held.size
             short = not self._free and (repeats or (n < length and not extends))
             if not short and self._tokens + len(self._spare) + length - n + repeats <= self.cells:
                 break
@@ -256,7 +258,8 @@ class LlamaCpp(Engine):
             held = Sequence(context, self._branch(held, done), done, keep)
             insort(self._held, held, key=_IDS)
         self._tokens += length - n
-        held.used, held.group = self._round, self._group
+        held.used = self._round
+        held.group = self._group
         return True
 
     def _nearest(self, context: bytes) -> tuple[Sequence | None, int]:
@@ -304,12 +307,15 @@ class LlamaCpp(Engine):
 
     def _cut(self, held: Sequence, n: int) -> None:
         """Remove the tokens of `held` after the first n; all of them if others share these."""
-        i, size = self._held.index(held), held.size
+        i = self._held.index(held)
+        size = held.size
         around = self._held[max(0, i - 1) : i] + self._held[i + 1 : i + 2]
         shared = max((common(each.ids, held.ids) for each in around), default=0)
         if n > shared:
             self._c.llama_memory_seq_rm(self._memory, held.number, n, -1)
-            held.ids, held.done, held.keep = held.ids[: n * WIDTH], min(held.done, n), min(held.keep, n)
+            held.ids = held.ids[: n * WIDTH]
+            held.done = min(held.done, n)
+            held.keep = min(held.keep, n)
         else:
             self._free_number(held.number)
             del self._held[i]
@@ -343,7 +349,8 @@ class LlamaCpp(Engine):
                 computed = np.ctypeslib.as_array(self._c.llama_get_logits(self._context), (after - done, self.size))
                 here = (output_of >= done) & (output_of < after)
                 logits[rows[here]] = computed[output_of[here] - done]
-            start, done = stop, after
+            start = stop
+            done = after
 
     def _check(self) -> None:
         """Raise a ValueError if contexts that share prefixes have other logits than each context alone."""
@@ -357,7 +364,8 @@ class LlamaCpp(Engine):
         shared = self.forward(contexts, [(i, len(ids)) for i, ids in enumerate(contexts)])
         self.clear()
         self.tokens = 0
-        error, spread = np.abs(shared - np.stack(alone)).max(), np.std(alone)
+        error = np.abs(shared - np.stack(alone)).max()
+        spread = np.std(alone)
         if not error <= 0.05 * spread:
             raise ValueError(
                 f"{self.path}: contexts that share a prefix give other logits than each alone, by {error / spread:.2g} "
@@ -386,7 +394,8 @@ def _load(lib: Library, path: Path) -> Any:
         )
     for trait in _TRAITS:
         if getattr(lib.c, f"llama_model_{trait}")(model):
-            kind, words = lib.metadata(model, "general.architecture"), trait.replace("_", " ")
+            kind = lib.metadata(model, "general.architecture")
+            words = trait.replace("_", " ")
             lib.c.llama_model_free(model)
             raise ValueError(
                 f"{path}: contexts cannot share the state of a model of architecture {kind!r}, which {words}; give "
@@ -503,7 +512,8 @@ class Library:
             self.c = ctypes.CDLL(str(path))
             for name, (result, arguments) in _FUNCTIONS.items():
                 function = getattr(self.c, name)
-                function.restype, function.argtypes = result, arguments
+                function.restype = result
+                function.argtypes = arguments
         except (OSError, AttributeError) as error:
             raise _unfit(str(error)) from error
         self._log = _LOG(self._logged)                  # C calls it while the process lives

@@ -183,7 +183,7 @@ def _convert(file: Path, folder: Path) -> None:
     from gguf import GGUFReader
 
     unpacked = transformers.GgufConfig(dequantize=True)
-    options: dict[str, Any] = {"dtype": torch.float32, "output_loading_info": True, "quantization_config": unpacked}
+    options = {"dtype": torch.float32, "output_loading_info": True, "quantization_config": unpacked}
     auto: Any = transformers.AutoModelForCausalLM       # its types lack the loading info
     reader = sys.modules.get("transformers.modeling_gguf_pytorch_utils")
     if hasattr(reader, "tqdm"):                         # a bar that does not ask whether bars are shown

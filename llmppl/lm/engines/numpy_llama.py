@@ -32,10 +32,14 @@ class NumpyLlama(SlotEngine):
             name.removeprefix("model."): weight.astype(np.float32)
             for name, weight in load_file(folder / "model.safetensors").items()
         }
-        self.name, self.max_length = str(folder), config["max_position_embeddings"]
-        self.embedding, self.norm = weights["embed_tokens.weight"], weights["norm.weight"]
-        self.heads, self.kv_heads = config["num_attention_heads"], config["num_key_value_heads"]
-        self.head_dim, self.epsilon = config["head_dim"], np.float32(config["rms_norm_eps"])
+        self.name = str(folder)
+        self.max_length = config["max_position_embeddings"]
+        self.embedding = weights["embed_tokens.weight"]
+        self.norm = weights["norm.weight"]
+        self.heads = config["num_attention_heads"]
+        self.kv_heads = config["num_key_value_heads"]
+        self.head_dim = config["head_dim"]
+        self.epsilon = np.float32(config["rms_norm_eps"])
         self.scale = np.float32(self.head_dim**-0.5)
         self.layers = [_layer(weights, f"layers.{i}.") for i in range(config["num_hidden_layers"])]
         theta = config["rope_parameters"]["rope_theta"] ** (-np.arange(0, self.head_dim, 2) / self.head_dim)
@@ -88,7 +92,8 @@ class NumpyLlama(SlotEngine):
             heads = heads.reshape(len(x), -1, self.head_dim)                # (n, heads + 2 kv_heads, head_dim)
             rotated = _rotate(heads[:, : -self.kv_heads], rotations)
             queries[row, column] = rotated[:, : self.heads]
-            keys[write], values[write] = rotated[:, self.heads :], heads[:, -self.kv_heads :]
+            keys[write] = rotated[:, self.heads :]
+            values[write] = heads[:, -self.kv_heads :]
             attended = self._attention(queries, keys[batch.slots], values[batch.slots], hidden)
             x = x + attended[row, column] @ layer["out"]
             gate, up = np.split(self._normal(x, layer["between"]) @ layer["gate_up"], 2, axis=-1)
@@ -122,7 +127,7 @@ class NumpyLlama(SlotEngine):
         scores /= scores.sum(-1, keepdims=True)
         means = scores @ values.transpose(0, 2, 1, 3)                       # (B, H, G Q, head_dim)
         means = means.reshape(rows, self.kv_heads, -1, width, self.head_dim)
-        joined: Floats = means.transpose(0, 3, 1, 2, 4).reshape(rows, width, -1)
+        joined = means.transpose(0, 3, 1, 2, 4).reshape(rows, width, -1)
         return joined
 
 
@@ -156,13 +161,16 @@ class FastTokenizer:
 
     def __init__(self, folder: Path) -> None:
         file = str(folder / "tokenizer.json")
-        backend, self._splitting = Tokenizer.from_file(file), Tokenizer.from_file(file)
+        backend = Tokenizer.from_file(file)
+        self._splitting = Tokenizer.from_file(file)
         self._splitting.encode_special_tokens = True    # a name of a special token is text
-        self.backend_tokenizer, self.added_tokens_decoder = backend, backend.get_added_tokens_decoder()
+        self.backend_tokenizer = backend
+        self.added_tokens_decoder = backend.get_added_tokens_decoder()
         self.all_special_ids = [i for i, token in self.added_tokens_decoder.items() if token.special]
         config = json.loads((folder / "tokenizer_config.json").read_text(encoding="utf-8"))
         self.bos_token_id, self.eos_token_id = map(backend.token_to_id, (config["bos_token"], config["eos_token"]))
-        self.get_vocab, self.convert_ids_to_tokens = backend.get_vocab, backend.id_to_token
+        self.get_vocab = backend.get_vocab
+        self.convert_ids_to_tokens = backend.id_to_token
 
     def encode(
         self, text: str, *, add_special_tokens: bool = True, split_special_tokens: bool = False, verbose: bool = True

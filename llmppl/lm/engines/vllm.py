@@ -235,7 +235,8 @@ def _start(options: dict[str, Any]) -> Any:
     options = _USUAL | (_CPU if current_platform.is_cpu() else {}) | options
     options["logits_processors"] = [*(options.get("logits_processors") or []), Rows]
     # else vLLM puts the scheduler, or on a CPU the model, into another process
-    before, os.environ[_PROCESS] = os.environ.get(_PROCESS), "0"
+    before = os.environ.get(_PROCESS)
+    os.environ[_PROCESS] = "0"
     # vLLM for CPUs probes the attributes of all modules, and that of llvmlite, which numba loads, claims to have each
     hidden = {name: sys.modules.pop(name) for name in _CLAIMS if name in sys.modules}
     try:
