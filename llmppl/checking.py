@@ -11,8 +11,6 @@ Besides, a copy of the model must have its shape, a distribution of the user's o
 say, and the contexts that steps read must grow by the tokens that were drawn after them.
 """
 
-from __future__ import annotations
-
 import collections
 import contextlib
 import datetime

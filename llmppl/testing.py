@@ -1,7 +1,5 @@
 """Checks for authors of programs and engines: `check_program` and `check_engine`."""
 
-from __future__ import annotations
-
 import contextlib
 import itertools
 import signal

@@ -1,7 +1,5 @@
 """Particles as data: a `SavedParticle` is one without its language model."""
 
-from __future__ import annotations
-
 import contextlib
 import dataclasses
 import sys

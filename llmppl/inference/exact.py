@@ -5,8 +5,6 @@ optimiser to compare samplers with. Its runs are not a sample, and the sum of th
 choice costs probability, so among runs of different lengths the short ones look good early (Lew et al. 2023).
 """
 
-from __future__ import annotations
-
 import heapq
 import math
 from dataclasses import dataclass

@@ -25,8 +25,6 @@ Bernoulli 25, for the shorter horizon; Hajek (1964), Annals of Mathematical Stat
 (1946), Biometrics 2.
 """
 
-from __future__ import annotations
-
 import math
 import operator
 from collections.abc import Sequence

@@ -5,8 +5,6 @@ character that occurs nowhere in the conversation. Aliases replace signs of the 
 template renders. So the result shows which of its signs come from the messages.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Collection, Mapping
 from itertools import pairwise

@@ -8,8 +8,6 @@ Several threads may ask, and one lock lets in one call at a time. After a call t
 cache. Contexts stay, since the trie is always valid.
 """
 
-from __future__ import annotations
-
 import itertools
 import warnings
 import weakref

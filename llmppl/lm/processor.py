@@ -5,8 +5,6 @@ are in the language, but not distributed as the model conditioned on the languag
 are not weighed (docs/local-and-global.md). `ConstrainedText` with `smc_steer` weighs them.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 

@@ -5,8 +5,6 @@ calls a batched function waits until all other steps wait as well. Then one call
 Equal arguments are passed once, and the newest answers are cached.
 """
 
-from __future__ import annotations
-
 import functools
 import sys
 from collections import defaultdict

@@ -13,8 +13,6 @@ A *stream* is the random generator of one particle. It is a `State` until the fi
 candidate whose only choice was made for it draws nothing.
 """
 
-from __future__ import annotations
-
 import copy
 import functools
 import itertools
@@ -33,7 +31,6 @@ from llmppl.distributions import Distribution, Finite, Impossible, Proposal
 from llmppl.distributions.blocks import ArrayTable, Table
 from llmppl.report.progress import cell_of
 from llmppl.support.locks import cached_property
-from llmppl.support.options import readable_tuple
 from llmppl.support.runtime import Runtime
 from llmppl.support.shared import Shared
 
@@ -110,7 +107,7 @@ class ParticleStream(np.random.Generator):
         particle = self.particle
         return getattr((particle.chooser or particle._own_chooser_()).hand_out_rng(particle, name), name)
 
-    def __deepcopy__(self, memo: dict[int, Any]) -> ParticleStream:
+    def __deepcopy__(self, memo: dict[int, Any]) -> "ParticleStream":
         return ParticleStream(memo.get(id(self.particle), self.particle))
 
     def __reduce__(self) -> NoReturn:
@@ -128,7 +125,6 @@ _NO_BITS = np.random.PCG64(0)                           # a Generator requires o
 # ---- noted choices
 
 
-@readable_tuple
 class Choice(NamedTuple):
     """A value that `sample` returned, and the log weight with which it was proposed; 0 for a Distribution.
 
@@ -153,7 +149,7 @@ class Noted(Shared):
 
     __slots__ = ("before", "item")
 
-    def __init__(self, before: Noted | None = None, item: Item | None = None) -> None:
+    def __init__(self, before: "Noted | None" = None, item: Item | None = None) -> None:
         self.before = before
         self.item = item
 
@@ -203,7 +199,7 @@ class Sampled:
 
     weighs = True
 
-    def __init__(self, rng: Any, pick: Pick | None = None, *, by_hand: bool = False) -> None:
+    def __init__(self, rng: Any, pick: "Pick | None" = None, *, by_hand: bool = False) -> None:
         self.stream = rng
         self._pick = pick
         self.by_hand = by_hand
@@ -214,7 +210,7 @@ class Sampled:
             self.stream = stream_of(self.stream)
         return self.stream
 
-    def __deepcopy__(self, memo: dict[int, Any]) -> Sampled | None:
+    def __deepcopy__(self, memo: dict[int, Any]) -> "Sampled | None":
         """Return None, or the chooser of a model that is copied together with the particle whose stream it uses."""
         if isinstance(self.stream, ParticleStream):
             return Sampled(copy.deepcopy(self.stream, memo), by_hand=True)
@@ -258,7 +254,7 @@ class StopAtChoice(Sampled):
     The step waits for the probabilities of the choice. If they cannot be computed, its `sample` raises the error.
     """
 
-    def __init__(self, picks: Sequence[Pick] = (), asker: str = "") -> None:
+    def __init__(self, picks: "Sequence[Pick]" = (), asker: str = "") -> None:
         super().__init__(None)
         self.listing: ListedChoice | None = None
         self.left = False
@@ -406,7 +402,7 @@ def log_joints(particles: Sequence[Any]) -> list[float]:
 class Pick(NamedTuple):
     """The value at index `at` of a listed choice."""
 
-    listing: ListedChoice
+    listing: "ListedChoice"
     at: int
 
     @property

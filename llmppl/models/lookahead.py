@@ -11,8 +11,6 @@ Sources: Lin, Chen & Liu (2013), "Lookahead strategies for sequential Monte Carl
 Whiteley & Lee (2014), "Twisted particle filters", for the best twist.
 """
 
-from __future__ import annotations
-
 import math
 
 import numpy as np

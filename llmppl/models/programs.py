@@ -4,8 +4,6 @@ They are ordinary Models on one base class, `Program`, which bounds the number o
 Sources: Lew et al. 2023, Sec. 2.2; Willard & Louf 2023 for the masks of `ConstrainedText`.
 """
 
-from __future__ import annotations
-
 import functools
 import inspect
 import itertools

@@ -9,8 +9,6 @@ rarely satisfied, use one step for each token instead.
 A `Guide` restricts the tokens of a span, and of a `ConstrainedText`, to those that a constraint and a bound allow.
 """
 
-from __future__ import annotations
-
 import functools
 import math
 import operator
@@ -30,7 +28,6 @@ from llmppl.constraints.vocabulary import EOS, Text, Token, Vocabulary
 from llmppl.distributions import NO_RULE, DecisionRule, Finite, is_greedy
 from llmppl.lm import Context
 from llmppl.support import arguments
-from llmppl.support.options import readable_tuple
 from llmppl.support.runtime import mask_timer
 from llmppl.support.shared import Shared
 
@@ -42,7 +39,6 @@ LATE = 120                              # tokens more than the shortest text tak
 Until = Callable[[str], bool | np.bool_]
 
 
-@readable_tuple
 class Span(NamedTuple):
     """Result of `Model.extend`.
 

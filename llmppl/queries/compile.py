@@ -5,8 +5,6 @@ prefix string belongs to two parts. The language after a prefix depends only on 
 after the prefix, or on several states if edits make one string of several prefixes. Most queries have one part.
 """
 
-from __future__ import annotations
-
 import contextlib
 import operator
 from collections import defaultdict

@@ -1,7 +1,5 @@
 """Results of queries: a Match is a string with its probability, Matches the iterator over them, MatchList a table."""
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace

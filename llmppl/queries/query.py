@@ -4,8 +4,6 @@
     query.best()      query.samples(seed=0)      query.distinct(seed=0)      query.probability()      query.plan()
 """
 
-from __future__ import annotations
-
 import contextlib
 import functools
 import inspect

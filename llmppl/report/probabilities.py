@@ -5,8 +5,6 @@ values, as are [1], (1,) and "[1]". A Text is a str with its bytes, and a NumPy 
 of a dict does not count. NaN is one value, and 0.0 is -0.0.
 """
 
-from __future__ import annotations
-
 import enum
 import math
 from collections.abc import Hashable, Iterable, Iterator, Mapping, Set
@@ -16,12 +14,11 @@ import numpy as np
 
 from llmppl.report.tables import TableView, one_line
 from llmppl.support.arguments import is_hashable
-from llmppl.support.options import no_attribute, readable_tuple
+from llmppl.support.options import no_attribute
 
 CERTAIN = 5e-4                                          # half the last digit that is shown
 
 
-@readable_tuple
 class Share(NamedTuple):
     """Probability of one value.
 

@@ -1,7 +1,5 @@
 """Progress bars on stderr, and output below the cells of a notebook."""
 
-from __future__ import annotations
-
 import math
 import sys
 import time

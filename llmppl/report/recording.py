@@ -23,8 +23,6 @@ object with `step` (from 1), `candidates`, `ancestors` (the place of each surviv
     cut : true if the model's length or `max_tokens` ended it
 """
 
-from __future__ import annotations
-
 import itertools
 import json
 import math

@@ -4,8 +4,6 @@ The error comes between two instructions of Python, as KeyboardInterrupt does af
 and the code of locks end first. A thread of its own looks at the alarms that are set.
 """
 
-from __future__ import annotations
-
 import ctypes
 import functools
 import math

@@ -3,8 +3,6 @@
 An entry is complete before it can be looked up. So other threads and interrupts never leave a partial entry.
 """
 
-from __future__ import annotations
-
 import math
 from collections import defaultdict
 from collections.abc import Callable, Hashable, Iterable, Iterator

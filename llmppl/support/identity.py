@@ -5,8 +5,6 @@ contexts, and `version`, a text of the user's. Objects that the source refers to
 the *digest* of its pickle, or by a key.
 """
 
-from __future__ import annotations
-
 import ast
 import dataclasses
 import functools

@@ -1,7 +1,5 @@
 """Options of functions: errors for unknown keywords, and signatures that list every option."""
 
-from __future__ import annotations
-
 import difflib
 import functools
 import inspect
@@ -10,7 +8,6 @@ from types import MappingProxyType
 from typing import Any, NoReturn, TypeVar
 
 F = TypeVar("F", bound=Callable[..., Any])
-C = TypeVar("C", bound=type)
 
 
 def check_options(
@@ -46,7 +43,8 @@ def list_options(options: type, defaults: Mapping[str, object]) -> Callable[[F],
         parameters = {name: each for name, each in signature.parameters.items() if each.kind is not each.VAR_KEYWORD}
         keyword = functools.partial(inspect.Parameter, kind=inspect.Parameter.KEYWORD_ONLY)
         for name, kind in inspect.get_annotations(options).items():
-            parameters.setdefault(name, keyword(name, default=defaults.get(name), annotation=_text(kind)))
+            annotation = getattr(kind, "__forward_arg__", kind)         # a type as it is written
+            parameters.setdefault(name, keyword(name, default=defaults.get(name), annotation=annotation))
         setattr(function, "__signature__", signature.replace(parameters=[*parameters.values()]))      # noqa: B010
         return function
 
@@ -72,14 +70,3 @@ def no_attribute(hint: str) -> Callable[[Any, str], NoReturn]:
         raise AttributeError(f"{type(self).__name__} has no {name}: {hint.format(name)}")
 
     return unknown
-
-
-def readable_tuple(cls: C) -> C:
-    """Return a NamedTuple class after making its signature show types as they are written, not as ForwardRef."""
-    new = cls.__new__
-    new.__annotations__ = {name: _text(kind) for name, kind in new.__annotations__.items()}
-    return cls
-
-
-def _text(kind: Any) -> Any:
-    return getattr(kind, "__forward_arg__", kind)

@@ -6,8 +6,6 @@ A *method* is an algorithm with the way in which its result becomes an answer. `
 library that a method stands for. A `Plan` has the arguments that do not depend on the prompt.
 """
 
-from __future__ import annotations
-
 import functools
 import inspect
 import os

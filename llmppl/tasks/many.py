@@ -5,8 +5,6 @@ full. Each task has its own random stream, that of its index. Up to rounding, it
 in its batches, nor on earlier runs of a resumed file.
 """
 
-from __future__ import annotations
-
 import functools
 import inspect
 import math

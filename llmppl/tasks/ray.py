@@ -5,8 +5,6 @@ get smaller towards the end, so that all workers end at about the same time. If 
 and its tasks run again. They draw from the same random streams, so nothing is lost and nothing changes.
 """
 
-from __future__ import annotations
-
 import math
 import os
 import sys

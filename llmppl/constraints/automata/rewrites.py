@@ -13,8 +13,6 @@ Sources: Schulz & Mihov (2002), "Fast string correction with Levenshtein automat
 for regular languages", for the distance; Kaplan & Kay (1994), "Regular models of phonological rule systems".
 """
 
-from __future__ import annotations
-
 import itertools
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -31,13 +29,11 @@ from llmppl.constraints.automata.operations import trie_of
 from llmppl.constraints.automata.regex import Regex
 from llmppl.support.arguments import count, shown
 from llmppl.support.graphs import Memo, reachable
-from llmppl.support.options import readable_tuple
 
 SIZES = (1,) * 12 + (2, 2, 3, 4)                    # bytes of a character, by the first 4 bits of its first byte
 STEPS_PER_STATE = 50                                # that the next characters of a state cost
 
 
-@readable_tuple
 class Edit(NamedTuple):
     """One edit of a member: `wanted` ("" if inserted) became `found` ("" if deleted) at character `place` of the text.
 
@@ -88,7 +84,8 @@ def within(
     costs = _checked(language, insert, delete, substitute)
     characters = _fragment(_alphabet(alphabet))
     k = count("k", k, least=0)
-    what, remedy = f"k={k} edits of {shown(language)}", "a smaller k, or fewer states (language.minimise()), would work"
+    what = f"k={k} edits of {shown(language)}"
+    remedy = "a smaller k, or fewer states (language.minimise()), would work"
     nfa = NFA(Budget(f"the language of the strings within {what}", remedy=remedy))
     if language.is_empty():
         return DFA(nfa)
@@ -134,7 +131,8 @@ def alignment(
     [Edit(kind='substitute', place=5, wanted='i', found='a')]
     """
     most = math.inf if k is None else count("k", k, least=0)
-    costs, characters = _checked(language, insert, delete, substitute), _alphabet(alphabet)
+    costs = _checked(language, insert, delete, substitute)
+    characters = _alphabet(alphabet)
     try:
         encoded = list(map(str.encode, text))
     except UnicodeEncodeError:                      # a lone surrogate is in no language
@@ -313,7 +311,8 @@ def _rewritten(language: DFA, keys: Sequence[_Keys]) -> DFA:
     nfa = NFA(Budget(f"the language of the rewrites of {shown(language)}", remedy=remedy))
     if language.is_empty():
         return DFA(nfa)
-    arcs, spelled = language.edges(), Memo[frozenset[str], DFA](lambda words: DFA.from_strings(words).minimise())
+    arcs = language.edges()
+    spelled = Memo[frozenset[str], DFA](lambda words: DFA.from_strings(words).minimise())
     jumps: dict[int, dict[int, list[By]]] = {}      # state -> state after a key -> replacements
     for state in range(1, len(arcs)):
         found: dict[int, list[By]] = {}

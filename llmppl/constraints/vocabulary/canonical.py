@@ -14,8 +14,6 @@ between tokens. They leave a *doubt*: the rules that were read are certain, but 
 Source: "Language Models over Canonical Byte-Pair Encodings" (ICML 2025).
 """
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Iterable, Iterator, Sequence
@@ -30,7 +28,6 @@ from llmppl.constraints.vocabulary.trie_walk import MemoGraph, walk_state
 from llmppl.constraints.vocabulary.vocabulary import BYTE_PIECES
 from llmppl.support.graphs import Memo
 from llmppl.support.locks import Lock, cached_property, locked
-from llmppl.support.options import readable_tuple
 from llmppl.support.shared import Shared
 
 GPT2 = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"  # the pattern of ByteLevel
@@ -64,7 +61,10 @@ class Merges:
     def __init__(self, sizes: Sequence[int], leaves: Iterable[int], merges: Sequence[tuple[int, int, int]]) -> None:
         V = len(sizes)
         self._rank = {left * V + right: rank for rank, (left, right, _) in enumerate(merges)}
-        self._time, self._left, self._right = [-1] * V, [-1] * V, [-1] * V  # last merge of each token
+        # last merge of each token
+        self._time = [-1] * V
+        self._left = [-1] * V
+        self._right = [-1] * V
         self.ascending = True
         stable = [False] * V
         for leaf in leaves:
@@ -87,19 +87,23 @@ class Merges:
             return np.zeros_like(self.stable)
         time, partner, rank, first, owner, end, begin = self._arrays
         out = self.stable.copy()
-        part, merged = left, NEVER
+        part = left
+        merged = NEVER
         while part >= 0:                            # along the right spine of `left`, the latest part first
             made = self._time[part]
             mine = slice(first[part], first[part + 1])
             sooner = rank[mine] < merged
-            parts, ranks = partner[mine][sooner], rank[mine][sooner]
+            parts = partner[mine][sooner]
+            ranks = rank[mine][sooner]
             together = time[parts] < merged
-            parts, ranks = parts[together], ranks[together]
+            parts = parts[together]
+            ranks = ranks[together]
             number = begin[parts + 1] - begin[parts]
             total = np.cumsum(number)
             where = np.arange(number.sum()) + np.repeat(begin[parts] - (total - number), number)
             out[owner[where[end[where] >= np.maximum(np.repeat(ranks, number), made)]]] = False
-            part, merged = self._right[part], made
+            part = self._right[part]
+            merged = made
         return out
 
     def _crossings(self, left: int, right: int) -> Iterator[tuple[int, int]]:
@@ -114,11 +118,14 @@ class Merges:
             rank = self._rank.get(left * V + right)
             if rank is not None and rank < merged_left and rank <= merged_right:
                 yield left, right
-            made_left, made_right = self._time[left], self._time[right]
+            made_left = self._time[left]
+            made_right = self._time[right]
             if made_left > made_right:
-                left, merged_left = self._right[left], made_left
+                left = self._right[left]
+                merged_left = made_left
             elif made_right >= 0:
-                right, merged_right = self._left[right], made_right
+                right = self._left[right]
+                merged_right = made_right
             else:
                 return
 
@@ -135,11 +142,13 @@ class Merges:
         begin : (V + 1,)
         """
         V = len(self._time)
-        time, left = np.array(self._time), np.array(self._left)
+        time = np.array(self._time)
+        left = np.array(self._left)
         keys = np.fromiter(self._rank.keys(), np.int64, len(self._rank))
         ranks = np.fromiter(self._rank.values(), np.int64, len(self._rank))
         by_left = np.argsort(keys)
-        keys, ranks = keys[by_left], ranks[by_left]
+        keys = keys[by_left]
+        ranks = ranks[by_left]
         part = owner = np.flatnonzero(self.stable)
         end = np.full(part.size, NEVER)
         spines = []
@@ -150,7 +159,8 @@ class Merges:
         parts, owners, ends = (np.concatenate(each) for each in zip(*spines, strict=True))
         by_part = np.argsort(parts, kind="stable")
         ids = np.arange(V + 1)
-        first, begin = np.searchsorted(keys // V, ids), np.searchsorted(parts[by_part], ids)
+        first = np.searchsorted(keys // V, ids)
+        begin = np.searchsorted(parts[by_part], ids)
         return time, keys % V, ranks, first, owners[by_part].astype(np.int32), ends[by_part], begin
 
 
@@ -183,10 +193,13 @@ def read_rules(rules: dict[str, Any], vocab: VocabularyLike, has_text: Bools, ad
     blank, begin = _read_blanks(normalizers, steps, bool(splits), pieces)
 
     letters = {piece: vocab.tokens[id] for piece, id in pieces.items() if len(piece) == 1}
-    alphabet, byte_ids = frozenset[str](), list[int]()
-    longest, num_bytes = 4, 0                       # bytes of a letter at most; bytes that have a token
+    alphabet = frozenset[str]()
+    byte_ids = list[int]()
+    longest = 4                                         # bytes of a letter, at most
+    num_bytes = 0                                       # that have a token
     if "ByteLevel" in types:
-        longest, num_bytes = 1, len(set(letters.values()))
+        longest = 1
+        num_bytes = len(set(letters.values()))
     elif model["byte_fallback"]:
         alphabet = frozenset("".join(letters).replace(BLANK, " ")) | letters.keys()
         byte_ids = [pieces[piece] for piece in BYTE_PIECES & pieces.keys()]
@@ -231,8 +244,11 @@ def _read_blanks(
 ) -> tuple[str, bytes]:
     """Return the form of a blank when tokens are merged, BLANK or " ", and the bytes that begin every text."""
     types = [step["type"] for step in steps]
-    metaspace, replaced, several = "Metaspace" in types, REWRITE in normalizers, len(steps) > 1
-    rewritten, added = metaspace or replaced, any(step.get("add_prefix_space") for step in steps)
+    metaspace = "Metaspace" in types
+    replaced = REWRITE in normalizers
+    several = len(steps) > 1
+    rewritten = metaspace or replaced
+    added = any(step.get("add_prefix_space") for step in steps)
     reread = "ByteLevel" in types[:-1] or (metaspace and several)
     _refuse_if_any({
         "its pre-tokenizers read what something else has written":
@@ -286,7 +302,6 @@ SAMPLES = "a a", "  a  "                            # texts that a decoder must 
 MAX_STATES = 1 << 16                                # states of the pre-tokeniser whose steps are kept
 
 
-@readable_tuple
 class CanonicalState(NamedTuple):
     """State after a sequence of tokens: everything that determines which tokens may follow.
 

@@ -7,8 +7,6 @@ choices of all are one tree of [place of the choice before, choice]. The file be
 all that follows.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 import os

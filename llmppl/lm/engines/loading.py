@@ -8,8 +8,6 @@ the weights (as float32), the tokenizer, the chat template and the eos ids are s
 folder named after the SHA-256 of the file. One process converts at a time, into a temporary folder that it renames.
 """
 
-from __future__ import annotations
-
 import hashlib
 import os
 import shutil

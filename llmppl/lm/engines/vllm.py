@@ -8,8 +8,6 @@ An exception in the middle of a pass would leave vLLM inconsistent. So vLLM runs
 arrives: the caller is interrupted, the pass ends, and the waiting requests are aborted.
 """
 
-from __future__ import annotations
-
 import gc
 import itertools
 import os
