@@ -108,11 +108,14 @@ class _PatternIndex(Index):
     def __init__(self, constraint: Pattern, vocab: VocabularyLike) -> None:
         self.constraint, self.vocab, self._never = constraint, vocab, without_bytes(vocab)
         self._masks = Memo(self._find, 256)
+        self._firsts: Memo[tuple[bytes, float], bool]       # by the text with the first byte of a token
+        self._firsts = Memo(lambda key: self._begins(*key), 4096)
 
     def fits(self, state: bytes | None, token: int, end: float = np.inf) -> bool:
         if state is None or token in self._never:
             return token in self.vocab.eos_ids and self.accepts(state)
-        return bool(data := self.vocab.tokens[token]) and self._begins(state + data, end)
+        data = self.vocab.tokens[token]
+        return bool(data) and self._firsts[state + data[:1], end] and self._begins(state + data, end)
 
     def _begins(self, data: bytes, end: float) -> bool:
         begins = partial(self.constraint.matches, partial=True, end=min(end, thread_time() + 1))
@@ -138,7 +141,6 @@ class _PatternIndex(Index):
 
     def _find(self, state: bytes | None) -> Bools:
         end = thread_time() + MAX_SECONDS
-        first = Memo[bytes, bool](lambda byte: self._begins((state or b"") + byte, end))
-        mask = np.array([first[data[:1]] and self.fits(state, id, end) for id, data in enumerate(self.vocab.tokens)])
+        mask = np.array([self.fits(state, token, end) for token in range(len(self.vocab.tokens))])
         mask.flags.writeable = False
         return mask

@@ -373,11 +373,20 @@ class RejectionProposal(Proposal[T_co]):
         indices = [index for index in self.dist.indices(value) if self._accepts(index)]
         return float(np.logaddexp.reduce([self.dist.log_prob_at(index) for index in indices], initial=-math.inf))
 
-    def log_measures(self) -> Floats:
-        """Return (n,) float64, read-only: log mu of each value. It tests every possible value."""
+    def log_measures(self, most: float = math.inf) -> Floats:
+        """Return (n,) float64, read-only: log mu of each value, or of the `most` probable accepted ones and -inf.
+
+        The values of positive probability are tested, the most probable first, until `most` are accepted.
+        """
         log_probs = self.dist.log_probs()
-        accepted = [log_prob > -math.inf and self._accepts(index) for index, log_prob in enumerate(log_probs.tolist())]
-        return frozen(np.where(accepted, log_probs, -math.inf))
+        accepted = np.full(len(log_probs), -math.inf)
+        for index in np.argsort(-log_probs, kind="stable").tolist():
+            if not most or log_probs[index] == -math.inf:
+                break
+            if self._accepts(index):
+                accepted[index] = log_probs[index]
+                most -= 1
+        return frozen(accepted)
 
     def _accepts(self, index: int) -> bool:
         if index not in self._accepted:

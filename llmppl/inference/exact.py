@@ -84,7 +84,7 @@ def _step(
     After each choice the N best branches stay, and each is extended by its K most probable choices; all if N and K are
     None.
     """
-    todo = [Branch(run, asker) for run in runs if not run.finished]
+    todo = [Branch(run, asker, most=K) for run in runs if not run.finished]
     ended = []
     while todo:
         first = 0 if N else max(len(todo) - MAX_TOGETHER, 0)
@@ -95,7 +95,7 @@ def _step(
         suspended = [branch for branch in batch if branch.suspended]
         best = heapq.nlargest(N, suspended, lambda branch: branch.particle.log_weight) if N else suspended
         for branch in best:
-            todo += branch.children(K)
+            todo += branch.children()
             if N is None and len(ended) + len(todo) > MAX_OUTCOMES:
                 raise ValueError(
                     f"{name}: {asker} meets more than {MAX_OUTCOMES:,} of them; a constraint, fewer choices or "

@@ -15,7 +15,7 @@ import math
 import time
 import warnings
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
-from dataclasses import KW_ONLY, dataclass
+from dataclasses import KW_ONLY, dataclass, replace
 from typing import Any, Literal, TypeVar
 
 import numpy as np
@@ -102,6 +102,7 @@ class Branch:
     Enumeration follows the branches of all values of the next choice, a beam the likeliest, and `Distinct` one choice.
 
     log_q : float, log-probability of the picks
+    most : int or None, number of values of a choice that are followed
     particle : Model, the copy, with log_q in its weight
     listing : ListedChoice or None, the choice at which the step stopped, if its values can be listed
     suspended : bool, True if the step stopped at a choice
@@ -111,10 +112,11 @@ class Branch:
     asker: str = ""
     picks: tuple[Pick, ...] = ()
     log_q: float = 0.0
+    most: int | None = None
 
     def run(self) -> None:
         """Run the step to its end, or to its first choice after the picks."""
-        chooser = StopAtChoice(self.picks, self.asker)
+        chooser = StopAtChoice(self.picks, self.asker, self.most)
         self.particle = self.start._spawn_(chooser)
         with contextlib.suppress(Suspended):
             self.particle.step()
@@ -122,13 +124,13 @@ class Branch:
         self.suspended = chooser.left
         self.particle._log_weight_ += self.log_q
 
-    def children(self, K: int | None = None) -> list[Branch]:
-        """Return the branches of the next choice: one for each possible value, or for the K most probable ones."""
+    def children(self) -> list[Branch]:
+        """Return the branches of the next choice: one for each possible value, or for the `most` probable ones."""
         assert self.listing is not None
         log_probs = self.listing.table.whole(self.listing.log_total)
-        order = np.arange(log_probs.size) if K is None else np.argsort(-log_probs, kind="stable")[:K]
+        order = np.arange(log_probs.size) if self.most is None else np.argsort(-log_probs, kind="stable")[: self.most]
         picks = [Pick(self.listing, index) for index in order[log_probs[order] > -np.inf].tolist()]
-        return [Branch(self.start, self.asker, (*self.picks, pick), self.log_q + pick.log_prob) for pick in picks]
+        return [replace(self, picks=(*self.picks, pick), log_q=self.log_q + pick.log_prob) for pick in picks]
 
 
 # ---- expansions

@@ -27,7 +27,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from llmppl.constraints.vocabulary import Text, Token
-from llmppl.distributions import Distribution, Finite, Impossible, Proposal
+from llmppl.distributions import Distribution, Finite, Impossible, Proposal, RejectionProposal
 from llmppl.distributions.blocks import ArrayTable, Table
 from llmppl.report.progress import cell_of
 from llmppl.support.locks import cached_property
@@ -251,15 +251,17 @@ class StopAtChoice(Sampled):
     have to be computed for every value, or the step draws from `self.rng` directly. With an `asker`, which needs every
     choice, a weighted proposal is listed, and the other cases are a TypeError in its name.
 
-    The step waits for the probabilities of the choice. If they cannot be computed, its `sample` raises the error.
+    The step waits for the probabilities of the choice. If they cannot be computed, its `sample` raises the error. With
+    `most`, a rejection proposal lists so many values.
     """
 
-    def __init__(self, picks: "Sequence[Pick]" = (), asker: str = "") -> None:
+    def __init__(self, picks: "Sequence[Pick]" = (), asker: str = "", most: int | None = None) -> None:
         super().__init__(None)
         self.listing: ListedChoice | None = None
         self.left = False
         self._picks = iter(picks)
         self._asker = asker
+        self._most = most
 
     def choose(self, proposal: Proposal) -> tuple[Any, float]:
         if self.left:                                   # the step has caught the first exception
@@ -267,7 +269,7 @@ class StopAtChoice(Sampled):
         if (pick := next(self._picks, None)) is not None:
             return pick.take(proposal)
         if self._asker or (isinstance(proposal, Distribution) and proposal.support is not None):
-            listing = ListedChoice(proposal)
+            listing = ListedChoice(proposal, self._most)
             listing.check()
             self.listing = listing
         self.left = True
@@ -417,8 +419,9 @@ class Pick(NamedTuple):
 class ListedChoice:
     """A choice of finite support as a step listed it. Its probabilities are computed when first needed."""
 
-    def __init__(self, proposal: Proposal) -> None:
+    def __init__(self, proposal: Proposal, most: int | None = None) -> None:
         self.proposal = proposal
+        self._most = most
 
     @cached_property
     def table(self) -> Table:
@@ -426,6 +429,8 @@ class ListedChoice:
         dist = self.proposal
         if isinstance(dist, Finite):
             return dist.table()
+        if self._most is not None and isinstance(dist, RejectionProposal):
+            return ArrayTable(dist.log_measures(self._most))
         table = ArrayTable(dist.log_measures())
         if isinstance(dist, Distribution) and not abs(table.log_total) < MAX_ROUNDING:
             raise ValueError(

@@ -171,8 +171,8 @@ class Guide(Shared):
             proposal = proposal.masked(mask)
         greedy = rule is not NO_RULE and is_greedy(rule)
         if self.index is not None and self.fits is not None:
-            fits = functools.partial(self.fits, state)
-            proposal = proposal.masked(self.index.mask(state)) if greedy else proposal.where(fits)
+            accepted = proposal.where(functools.partial(self.fits, state))
+            proposal = proposal.masked(accepted.log_measures(1) > -math.inf) if greedy else accepted
         if greedy:
             dist = proposal = rule(proposal)
 

@@ -11,9 +11,11 @@ import regex
 from helpers.common import repetitions
 from helpers.tiny import log_prob_by_hand, spelled, tiny_lm
 
-from llmppl import ConstrainedText, Vocabulary
-from llmppl.constraints import Pattern, index_of
-from llmppl.inference import enumerate_exact
+from llmppl import CachedTransformer, ConstrainedText, Rule, Vocabulary
+from llmppl.constraints import Index, Pattern, index_of
+from llmppl.constraints.pattern import _PatternIndex
+from llmppl.distributions import NO_RULE
+from llmppl.inference import beam_search, enumerate_exact
 
 TEXTS = ["".join(letters) for n in range(7) for letters in itertools.product("ab ", repeat=n)]
 ATOMS = ["a", "b", " ", "[ab]", ".", r"\w", r"\b", r"\B", "$", "^", r"\Z", "(a)", r"\1", "[^a]"]
@@ -93,6 +95,31 @@ def test_at_the_boundary_a_text_ends_where_nothing_continues_it():
     for particle in enumerate_exact(ConstrainedText(lm, "a", Pattern(pattern), max_tokens=3)):
         found[str(particle)] += math.exp(particle.log_weight)
     assert found == pytest.approx(expected)
+
+
+def test_a_beam_tests_the_most_probable_tokens_alone(monkeypatch):
+    class Masked(Index):                            # the same texts by whole masks
+        vocab, start = CachedTransformer.from_pretrained().vocab, b""
+
+        def __init__(self, pattern):
+            inner = pattern.index(self.vocab)
+            self.mask, self.advance, self.accepts = inner.mask, inner.advance, inner.accepts
+
+    def counted(index, data, end):
+        texts.append(data)
+        return begins(index, data, end)
+
+    texts, begins = list[bytes](), _PatternIndex._begins
+    monkeypatch.setattr(_PatternIndex, "_begins", counted)
+    lm, pattern = CachedTransformer.from_pretrained(), Pattern(r" (\w+) and \1\.")
+    for rule, search in itertools.product((NO_RULE, Rule(temperature=0)), ((1, 1), (3, 2))):
+        found, counts = [], []
+        for constraint in (pattern, Masked(pattern)):
+            texts.clear()
+            program = ConstrainedText(lm, "Tim saw", constraint, max_tokens=8, rule=rule)
+            found.append([(str(beam), beam.log_joint) for beam in beam_search(program, *search, max_steps=3)])
+            counts.append(len(texts))
+        assert found[0] == found[1] and counts[0] < counts[1] / 2
 
 
 @pytest.mark.parametrize("pattern, message", [

@@ -16,8 +16,8 @@ import itertools
 import re
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
-from functools import cache, lru_cache
+from contextlib import contextmanager, suppress
+from functools import cache
 from importlib import import_module
 from typing import Any
 
@@ -26,9 +26,9 @@ from llmppl.constraints.automata.budget import REMEDY, Budget, TooLarge
 from llmppl.constraints.automata.characters import (  # isort: skip
     category, characters, general_category, include_intersection, negated, properties,
 )  # fmt: skip
-from llmppl.constraints.automata.determinise import Leftmost
+from llmppl.constraints.automata.determinise import Leftmost, Threads, unguarded
 from llmppl.constraints.automata.dfa import DFA
-from llmppl.constraints.automata.nfa import ACCEPT, DEAD, FOUND, NFA, Ahead, Behind, Ranges, merged, utf8
+from llmppl.constraints.automata.nfa import ACCEPT, DEAD, FOUND, NFA, Ahead, Behind, Fragment, Ranges, merged, utf8
 from llmppl.constraints.automata.operations import automaton_of
 from llmppl.support.arguments import shown
 
@@ -37,6 +37,8 @@ _parser: Any = import_module("re._parser")
 op: Any = import_module("re._constants")
 
 NOTHING, NEWLINE = Ranges(), ((10, 10),)            # characters
+MARK = 0xFF                                         # stands for `\b` until it is read away
+MARK_READ: Fragment = (((MARK, MARK, -1),),)
 WORDS = re.compile(r"[\w ]+(?:\|[\w ]+){7,}")       # read as a list of strings, which is faster
 ITEM_STEPS, INTERSECTION_STEPS = 20, 20_000         # that building a copy of an item, or an intersection, costs
 MAX_AROUND = 40                                     # characters of a pattern shown on either side of an error
@@ -83,21 +85,27 @@ def parse(pattern: str, flags: int = 0, *, to_end: bool = False) -> NFA:
     """
     if not isinstance(pattern, str):
         raise TypeError(f"a regex is a str, not {type(pattern).__name__}: its classes are sets of characters")
-    return _Builder(pattern, int(flags), to_end).nfa
+    marks = set[bool]()
+    if to_end and r"\b" in pattern:
+        marked = _Builder(pattern, int(flags), to_end, marks).nfa
+        if len(marks) == 1 and unguarded(marked, Threads(marked).start[0]):
+            with suppress(TooLarge):
+                return _without_marks(marked, *marks)
+    return _Builder(pattern, int(flags), to_end, None).nfa
 
 
 class _Builder:
     """Translation of Python's syntax tree into an NFA, from its end to its start.
 
-    Each method takes the state that follows, and returns the state that matches an item and becomes that state.
+    Each method takes the state that follows, and returns the state that matches an item and becomes that state. Unless
+    `marks` is None, `\\b` reads the byte MARK, which no text has, and adds to `marks` if it is of ASCII.
     """
 
-    def __init__(self, pattern: str, flags: int, to_end: bool) -> None:
-        self.pattern, self.to_end = pattern, to_end
+    def __init__(self, pattern: str, flags: int, to_end: bool, marks: set[bool] | None) -> None:
+        self.pattern, self.to_end, self.marks = pattern, to_end, marks
         self.nfa = NFA(budget := Budget(f"regex {shown(pattern)}", f"{REMEDY}, or a Pattern, which has no automaton"))
         self.intersection_budget = Budget("an intersection", whole=budget)      # intersections may fail
         self.complete = to_end                      # True if `follow` is finished, up to the end of the text
-        self.firsts = dict.fromkeys([ACCEPT] * to_end, NOTHING)     # characters that states read first, where known
         self.made: dict[tuple[Any, ...], Any] = {}  # what the copies of an item in repeats share
         text, self.properties = _without_properties(pattern)
         if flags & op.SRE_FLAG_LOCALE:
@@ -136,9 +144,7 @@ class _Builder:
         match kind:
             case op.LITERAL | op.NOT_LITERAL | op.IN | op.ANY:
                 ranges = self.shared((kind, id(value), flags), self.characters, kind, value, flags)
-                state = self.nfa.read(utf8(ranges), follow)
-                self.firsts[state] = ranges
-                return state
+                return self.nfa.read(utf8(ranges), follow)
             case op.BRANCH:
                 return self.nfa.split([self.sequence(choice, flags, follow) for choice in value[1]])
             case op.SUBPATTERN:
@@ -196,17 +202,14 @@ class _Builder:
         if place in (op.AT_BEGINNING, op.AT_BEGINNING_STRING):
             before = _texts(r"(?s:.*\n)?" if multiline and place is op.AT_BEGINNING else "")
             return self.nfa.guard(Behind(before, True), follow)
-        after_word, after_other = (self.word(sign, ascii_only, follow) for sign in (not boundary, boundary))
+        if boundary and self.marks is not None:
+            self.marks.add(bool(ascii_only))
+            return self.nfa.read(MARK_READ, follow)
+        word = _tree(r"\w")
+        after_word, after_other = (self.ahead(word, ascii_only, sign, follow) for sign in (not boundary, boundary))
         if not boundary and sys.version_info < (3, 14):     # before 3.14, \B does not match in an empty text
             after_other = self.after(_texts(""), self.ahead(_tree("(?s:.)"), 0, True, after_other), after_other)
         return self.after(_texts(r"(?s:.*)\w", ascii_only), after_word, after_other)
-
-    def word(self, positive: bool, ascii_only: int, follow: int) -> int:
-        """Return a state that becomes `follow` where a word character comes next, or where none does."""
-        kinds = {_is_word(self.firsts.get(q, negated(NOTHING)), ascii_only) for q in self.nfa.unread(follow)}
-        if kinds == {positive}:
-            return follow
-        return DEAD if kinds == {not positive} else self.ahead(_tree(r"\w"), ascii_only, positive, follow)
 
     def shared(self, key: tuple[Any, ...], build: Callable[..., Any], *arguments: Any) -> Any:
         """Return `build(*arguments)`, made once for all copies of the item that `key` names."""
@@ -235,7 +238,8 @@ class _Builder:
                 with self.apart(self.intersection_budget) as nfa:
                     nfa.start = self.sequence(inner, flags, nfa.anything(ACCEPT))
                 factors.append((nfa, kind is op.ASSERT))
-            if not leading and any(isinstance(g, Behind) for nfa, _ in factors for g in nfa.guards.values()):
+            guards = itertools.chain(*(nfa.guards.values() for nfa, _ in factors))
+            if self.marks or (not leading and any(isinstance(guard, Behind) for guard in guards)):
                 return None
             dfas = [(DFA(nfa).explore(), sign) for nfa, sign in factors]
             return include_intersection(self.nfa, dfas, self.intersection_budget)
@@ -245,11 +249,11 @@ class _Builder:
     @contextmanager
     def apart(self, budget: Budget) -> Iterator[NFA]:
         """Build the content of the `with` block into an NFA of its own."""
-        outer, self.nfa, self.firsts = (self.nfa, self.firsts), NFA(budget), {}
+        outer, self.nfa = self.nfa, NFA(budget)
         try:
             yield self.nfa
         finally:
-            self.nfa, self.firsts = outer
+            self.nfa = outer
 
     @contextmanager
     def incomplete(self) -> Iterator[None]:
@@ -327,18 +331,43 @@ def _pointed(pattern: str, message: str, position: int | None) -> str:
 Properties = dict[tuple[Any, int], tuple[str, bool]]            # item of the tree -> general category, negated
 
 
-@lru_cache(4096)
-def _is_word(ranges: Ranges, ascii_only: int) -> bool | None:
-    """Return whether characters match `\\w`: all, none, or some (None)."""
-    word = category("w", bool(ascii_only))
-    if merged([*ranges, *negated(word)]) == negated(word):
-        return False
-    return True if merged([*ranges, *word]) == word else None
-
-
 def _looks_ahead(item: Any) -> bool:
     kind, value = item
     return kind in (op.ASSERT, op.ASSERT_NOT) and value[0] > 0
+
+
+def _without_marks(marked: NFA, ascii_only: bool) -> NFA:
+    """Return the texts of a language whose marks stand at boundaries of words, without their marks."""
+    dfa = DFA(marked) & _boundaries(ascii_only)
+    nfa = NFA(marked.budget)
+    rows = dfa.edges()
+    for row in rows:
+        if row and row[-1][0] == MARK:
+            row.pop()
+    after = dfa.table[:, MARK].tolist()
+    exits = {state: nfa.add(()) for state in range(1, len(rows))}
+    _, entries = nfa.graph(rows, exits)
+    for state, exit in exits.items():
+        if dfa.accepts(state):
+            nfa.epsilon[exit] += (ACCEPT,)
+        if after[state]:
+            nfa.epsilon[exit] += (entries[after[state]],)
+    nfa.start = entries[dfa.start]
+    return nfa
+
+
+@cache
+def _boundaries(ascii_only: bool) -> DFA:
+    """Return the texts that may have marks where a word begins or ends."""
+    nfa = NFA()
+    after_word, after_other = nfa.add(()), nfa.add(())
+    inside = category("w", ascii_only)
+    word, other = nfa.read(utf8(inside), after_word), nfa.read(utf8(negated(inside)), after_other)
+    for state, ways in ((after_word, [ACCEPT, other]), (after_other, [word])):
+        marks = nfa.plus(lambda again: nfa.read(MARK_READ, again), nfa.split(ways))
+        nfa.epsilon[state] = ACCEPT, word, other, marks
+    nfa.start = after_other
+    return DFA(nfa)
 
 
 _tree, _texts = cache(_parser.parse), cache(Regex)   # of the patterns that stand for anchors and word boundaries

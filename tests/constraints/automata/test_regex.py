@@ -15,7 +15,6 @@ from hypothesis import strategies as st
 from llmppl.constraints.automata import characters
 from llmppl.constraints.automata.determinise import Leftmost
 from llmppl.constraints.automata.dfa import DFA
-from llmppl.constraints.automata.nfa import Ahead
 from llmppl.constraints.automata.regex import Regex, parse
 
 LETTERS = "ab1_ \n.éßKſ\u212a٣"
@@ -416,17 +415,24 @@ def test_a_lookahead_in_a_counted_repeat_costs_a_few_states_each():
     assert dfa.num_states == dfa.minimise().num_states and dfa._budget.steps < 1_000_000
 
 
-@pytest.mark.parametrize(
-    ("pattern", "num_ahead"),
-    [
-        (r"(?:\b\w+\b ){1,5}", 0), (r"\b(?:a|é)\b", 0), (r"a\b-|\b-\b", 0), (r"(?a:a\bé| \bé)", 0),
-        (r"(?a:.\b[aé])", 2), (r"(?:\w+\b ?)+", 2), (r".\b.", 2),
-    ],
-)  # fmt: skip
-def test_a_boundary_before_known_characters_needs_no_lookahead(pattern, num_ahead):
-    texts = ["".join(some) for n in range(5) for some in itertools.product("aé -", repeat=n)]
-    agree(pattern, texts)
-    assert sum(isinstance(guard, Ahead) for guard in parse(pattern, to_end=True).guards.values()) == num_ahead
+URL = r"https?:\/\/(www\.)?[-a-zA-Z0-9@:%._\+~#=]{1,256}\.[a-zA-Z0-9()]{1,6}\b([-a-zA-Z0-9()@:%_\+.~#?&//=]*)"
+BOUNDARIES = [
+    r"(?:\b\w+\b ){1,5}", r"\b(?:a|é)\b", r"a\b-|\b-\b", r"(?a:a\bé| \bé)", r"(?a:.\b[aé])", r"(?:\w+\b ?)+", r".\b.",
+    r"\b\b.*", r"(?:\b|a)*-?", r"^\b.*\b$", r"(?>a\b)-?", r"(?a:\ba.*\b)|\bé.*\b", r"\B.*\b", r"(?=a\b)..",
+    r"(?=..)\b.+", r".(?=\b).*", r".*\b^a", r"(?<!\ba)-?",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("pattern", BOUNDARIES)
+def test_boundaries_beside_other_conditions_match_as_in_re(pattern):
+    agree(pattern, ["".join(some) for n in range(5) for some in itertools.product("aé -", repeat=n)])
+
+
+def test_a_boundary_costs_a_few_steps_for_each_state():
+    texts = ["http://a.bc", "https://www.a-b.org?x=1", "http://a.b()", "http://a.()", "http://" + "a" * 256 + ".bc/d"]
+    dfa = agree(URL, [*texts, *(text + "é" for text in texts)])
+    assert dfa._budget.steps < 2_000_000
+    assert agree(r"\b.{1,200}\b", ["a" * 200, "é" * 201, "-a", "a-"])._budget.steps < 2_000_000
 
 
 def test_a_repeated_empty_pattern_matches_only_the_empty_string():

@@ -367,9 +367,9 @@ def test_edits_count_swapped_neighbours_once():
     assert found["abc", "bca"] == 2 and found["", "abc"] == 3
 
 
+URL = r"https?:\/\/(www\.)?[-a-zA-Z0-9@:%._\+~#=]{1,256}\.[a-zA-Z0-9()]{1,6}\b([-a-zA-Z0-9()@:%_\+.~#?&//=]*)"
 LARGE = {                                           # patterns, a text, and another one; their automata are too large
-    r"^https?:\/\/(www\.)?[-a-zA-Z0-9@:%._\+~#=]{1,256}\.[a-zA-Z0-9()]{1,6}\b([-a-zA-Z0-9()@:%_\+.~#?&//=]*)$":
-        ("http://www.example.org/a?b=1", "http://example"),
+    f"see {URL}$": ("see http://www.example.org/a?b=1", "see http://example"),
     "x.{25}y": ("ax" + "b" * 25 + "y", "ax" + "b" * 24 + "y"),
     r"^(\p{L}{1,90}\d?){1,100}$": ("aé1b", "a11"), r"^([\p{L}\d_]{1,90},?){1,100}$": ("aé1,_", "aé1.b"),
 }  # fmt: skip
@@ -385,6 +385,14 @@ def test_a_pattern_that_is_too_large_is_checked_on_the_finished_text(pattern):
     assert constraint.parse(json.dumps({"a": inside})) == {"a": inside}
     with pytest.raises(ValueError, match="'pattern' does not hold"):
         constraint.parse(json.dumps({"a": outside}))
+
+
+def test_a_pattern_with_word_boundaries_is_in_the_mask():
+    constraint = JsonSchema({"type": "object", "properties": {"a": {"type": "string", "pattern": f"^{URL}$"}}})
+    assert constraint.unmasked == []
+    assert constraint.index(BYTES).after('{"a": "http://b.cd/e"')
+    with pytest.raises(ValueError, match="leaves the language"):
+        constraint.index(BYTES).after('{"a": "http://b.()"')
 
 
 def test_a_string_without_room_in_a_mask_can_be_completed_in_time():
