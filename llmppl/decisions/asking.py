@@ -156,7 +156,7 @@ class Asking:
         for order in self.orders[name]:
             turns = conversation(state, question, order, examples)
             if draft is not None:
-                turns = thinking(turns, question, draft)
+                turns = thinking(turns, question, order, draft)
             contexts.append(as_context(self.lm, turns))
         return contexts
 
@@ -197,9 +197,9 @@ class Asking:
     def _thought(self, name: str, text: str, rng: np.random.Generator) -> Answer:
         """Return the mean of the probabilities after drafts that the model writes first, with its standard error."""
         question, num = self.questions.asked[name], self.given["think"]
-        turns = thinking(
-            conversation(text, question, self.orders[name][0], self.examples[name]), question
-        )
+        order = self.orders[name][0]
+        turns = conversation(text, question, order, self.examples[name])
+        turns = thinking(turns, question, order)
         program = ConstrainedText(
             self.lm, as_context(self.lm, turns), max_tokens=self.given["max_think"], end="eos"
         )

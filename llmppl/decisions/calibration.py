@@ -321,15 +321,15 @@ def _rounded(value: Any) -> Any:
 
 
 def fitted(
-    log_probs: Floats, features: Floats, labels: Ints, *, balanced: bool = False
+    log_probs: Floats, features: Floats, labels: Ints, kinds: Sequence[str] = KINDS
 ) -> tuple[Map, dict[str, Any]]:
-    """Return the map with the least held-out log loss, and its part of the receipt.
+    """Return the map of one of the kinds with the least held-out log loss, and its part of the receipt.
 
     log_probs : (n, K); features : (n, SKETCH); labels : (n,)
     """
-    kinds = [*KINDS, "prior"] if balanced else [*KINDS]
     if len(labels) < FEW:
         kinds = ["none"]
+    kinds = ["none", *(kind for kind in kinds if kind != "none")]
     held = {kind: held_out(_FITS[kind], log_probs, features, labels) for kind in kinds}
     losses = {kind: _log_loss(of, labels) for kind, of in held.items()}
     best = min(losses, key=lambda kind: losses[kind])

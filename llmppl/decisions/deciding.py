@@ -12,7 +12,7 @@ import numpy as np
 
 from llmppl.decisions.answers import Decision, Decisions, loaded
 from llmppl.decisions.asking import Asking
-from llmppl.decisions.calibration import Calibration, Map, fitted, log_of
+from llmppl.decisions.calibration import KINDS, Calibration, Map, fitted, log_of
 from llmppl.decisions.prompts import is_messages
 from llmppl.decisions.questions import questions_of
 from llmppl.lm import CachedTransformer
@@ -184,6 +184,7 @@ def fit_calibration(
     asking.wants_features = True
     items = [*labelled]
     decisions = _decisions(asking, [state for state, _ in items])
+    kinds = [*KINDS, "prior"] if balanced else KINDS
     maps, receipts = dict[str, Map](), dict[str, Any]()
     for name, question in asking.questions.asked.items():
         rows, features, places = [], [], []
@@ -193,7 +194,7 @@ def fit_calibration(
                 features.append(decision[name].features)
                 places.append(question.index(labels[name]))
         if rows:
-            found = fitted(log_of(rows), np.array(features), np.array(places), balanced=balanced)
+            found = fitted(log_of(rows), np.array(features), np.array(places), kinds)
             maps[name], receipts[name] = found
     if not maps:
         raise ValueError(f"no state has a label of a question: {', '.join(asking.questions.asked)}")

@@ -55,16 +55,15 @@ def text_of_question(question: Question, order: Sequence[int]) -> str:
             lines.append(f"{question.names[i]}: {description}")
         elif question.kind != "predicate":
             lines.append(question.names[i])
-    return "\n".join([*lines, instruction(question)])
+    return "\n".join([*lines, instruction(question, order)])
 
 
-def instruction(question: Question) -> str:
+def instruction(question: Question, order: Sequence[int]) -> str:
     """Return the sentence that asks for one of the answers."""
-    return (
-        "Answer yes or no."
-        if question.kind == "predicate"
-        else "Answer with one of these options only."
-    )
+    if question.kind != "predicate":
+        return "Answer with one of these options only."
+    first, second = (question.names[i] for i in order)
+    return f"Answer {first} or {second}."
 
 
 def conversation(
@@ -86,14 +85,14 @@ def conversation(
 
 
 def thinking(
-    turns: list[dict[str, str]], question: Question, draft: str | None = None
+    turns: list[dict[str, str]], question: Question, order: Sequence[int], draft: str | None = None
 ) -> list[dict[str, str]]:
     """Return the conversation that asks for a draft first. With the draft, it asks for the answer."""
     *earlier, asked = turns
     drafted = [*earlier, _turn("user", f"{asked['content']}\n{THINK}")]
     if draft is None:
         return drafted
-    return [*drafted, _turn("assistant", draft), _turn("user", instruction(question))]
+    return [*drafted, _turn("assistant", draft), _turn("user", instruction(question, order))]
 
 
 def with_answers(state: str, questions: Sequence[Question], places: Sequence[int]) -> str:
@@ -117,5 +116,7 @@ def as_context(lm: CachedTransformer, turns: Sequence[Mapping[str, str]]) -> Con
         return lm.chat(turns)
     lines = list[str]()
     for turn in turns:
-        lines.append(turn["content"] if turn["role"] == "user" else f"Answer: {turn['content'].strip()}")
+        lines.append(
+            turn["content"] if turn["role"] == "user" else f"Answer: {turn['content'].strip()}"
+        )
     return lm.context("\n\n".join([*lines, "Answer:"]), special=False)

@@ -64,7 +64,7 @@ def test_a_prior_is_compared_only_for_balanced_answers():
     log_probs, features, labels = drawn(60)
     shifted = normalised(log_probs + [3.0, 0.0, 0.0])
     assert "prior" not in fitted(shifted, features, labels)[1]["log_losses"]
-    losses = fitted(shifted, features, labels, balanced=True)[1]["log_losses"]
+    losses = fitted(shifted, features, labels, ["prior"])[1]["log_losses"]
     assert losses["prior"] < losses["none"]
 
 
