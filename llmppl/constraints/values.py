@@ -151,11 +151,11 @@ def _annotated(type_: Any, base: Any) -> list[_Part] | None:
         if len(found) > 1:
             raise TypeError(f"{shown(type_)}: give bounds to each type of a Union, not to all of them")
         found = [found[0]._replace(language=_bounded(type_, schema))]
+    return [part._replace(convert=partial(_checked, type_, part.convert)) for part in found]
 
-    def checked(convert: Callable[[str], Any], text: str) -> Any:
-        return json_types.read(type_, convert(text), json=False)
 
-    return [part._replace(convert=partial(checked, part.convert)) for part in found]
+def _checked(type_: Any, convert: Callable[[str], Any], text: str) -> Any:
+    return json_types.read(type_, convert(text), json=False)
 
 
 def _bounded(type_: Any, schema: dict[str, Any]) -> DFA:

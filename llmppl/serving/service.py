@@ -9,10 +9,12 @@ that begins a stop string. Every later particle continues one of them, so it nev
 from __future__ import annotations
 
 import asyncio
+import atexit
 import math
 import os
 import threading
 import time
+import weakref
 from bisect import insort
 from collections.abc import AsyncIterator, Callable, Generator, Iterator, Sequence
 from concurrent.futures import CancelledError, Future
@@ -219,6 +221,8 @@ class Service:
         self._waiting, self._running = list[Call[Any]](), dict[Call[Any], None]()
         self._counts = dict[str, Any](done=0, failed=0, cancelled=0, refused=0, tokens=0, cpu_seconds=0.0)
         self._closed, self._changed = False, threading.Condition()
+        self._process = os.getpid()
+        _services.add(self)
         self._thread = threading.Thread(target=self._serve, name="llmppl service", daemon=True)
         self._thread.start()
 
@@ -260,6 +264,8 @@ class Service:
         return self.timeout if timeout is None else positive("timeout", timeout)
 
     def _enter(self, call: Call[T]) -> Call[T]:
+        if os.getpid() != self._process:
+            raise RuntimeError("the thread of the service is not in this forked process: make a Service here")
         with self._changed:
             if self._closed:
                 raise RuntimeError("the service is closed")
@@ -281,12 +287,17 @@ class Service:
 
     def close(self, *, cancel: bool = False) -> None:
         """End the service when its calls have ended, or now with cancel=True. Further calls are a RuntimeError."""
+        self._end_by(None, cancel)
+
+    def _end_by(self, seconds: float | None, cancel: bool) -> None:
+        if os.getpid() != self._process:                # the thread is in the parent
+            return
         with self._changed:
             self._closed = True
             for call in [*self._waiting, *self._running] if cancel else ():
                 call.cancel()
             self._changed.notify_all()
-        self._thread.join()
+        self._thread.join(seconds)
 
     def __enter__(self) -> Service:
         return self
@@ -369,3 +380,13 @@ class Service:
             call.set_result(result)
         else:
             call.set_exception(error)
+
+
+_services = weakref.WeakSet[Service]()
+
+
+@atexit.register
+def _end_all() -> None:
+    """End all services, since a thread that computes while Python ends can abort the process."""
+    for service in [*_services]:
+        service._end_by(GRACE, cancel=True)

@@ -252,8 +252,9 @@ def generate(
         on_answer(made[result.index])
     if len(made) < len(prompt):  # the file has the others
         for result in load_results(kept["to"], plan.options):
-            if result.index < len(prompt):
-                made.setdefault(result.index, result.answer)
+            if result.index < len(prompt) and result.index not in made:
+                made[result.index] = result.answer
+                result.answer.prompt = prompt[result.index]
     return Generations(made[index] for index in range(len(prompt)))
 
 

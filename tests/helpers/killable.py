@@ -19,6 +19,9 @@ def coin(task, rng):
     return importance_sampling(Coin(), 2, rng=rng)
 
 
+VOCAB = Vocabulary([b"a", b"b", b"c", b""], eos_ids=[3])
+
+
 def hashed(ids):
     """Logits that depend on every token."""
     return 2.0 * np.random.default_rng(ids).random(4)
@@ -26,5 +29,5 @@ def hashed(ids):
 
 def fresh():
     """A run on a language model that has computed nothing yet."""
-    lm = CachedTransformer(hashed, Vocabulary([b"a", b"b", b"c", b""], eos_ids=[3]))
+    lm = CachedTransformer(hashed, VOCAB)
     return lambda task, rng: smc_steer(PromptIntersection(lm, [task, "a"], max_tokens=5), 3, 2, rng=rng)

@@ -15,15 +15,15 @@ import pytest
 from helpers import masks
 from helpers.common import HANG, repetitions
 from helpers.fire import in_child
-from helpers.killable import fresh, hashed
+from helpers.killable import VOCAB, fresh, hashed
 
-from llmppl import CachedTransformer, PromptIntersection, TokenIndex, Vocabulary, batched, search, smc_steer
+from llmppl import CachedTransformer, PromptIntersection, TokenIndex, batched, search, smc_steer
+from llmppl.serving import Service
 
 pytestmark = [
     pytest.mark.skipif(not hasattr(os, "fork"), reason="wants fork"),
     pytest.mark.filterwarnings("ignore:.*use of fork:DeprecationWarning"),          # Python 3.12 warns of it
 ]
-VOCAB = Vocabulary([b"a", b"b", b"c", b""], eos_ids=[3])
 
 
 class Stop:
@@ -110,6 +110,23 @@ def test_a_thread_inside_a_run_does_not_block_the_child(run):
     with stop.at(lambda: RUNS[run](lm)) as found:
         assert in_child(lambda: RUNS[run](lm)) == right
     assert found == [right]
+
+
+def test_a_service_of_the_parent_is_an_error_in_the_child():
+    lm = CachedTransformer(hashed, VOCAB)
+
+    def call(service):
+        return service.generate("a", max_tokens=3, seed=1).result(HANG).text
+
+    def work():
+        with pytest.raises(RuntimeError, match="forked process: make a Service here"):
+            call(service)
+        service.close()
+        with Service(lm) as own:
+            return call(own)
+
+    with Service(lm) as service:
+        assert in_child(work) == call(service)
 
 
 def test_forks_beside_a_busy_thread_never_hang():

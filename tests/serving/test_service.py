@@ -2,6 +2,9 @@
 
 import asyncio
 import itertools
+import os
+import subprocess
+import sys
 import threading
 import time
 from concurrent.futures import CancelledError, ThreadPoolExecutor, wait
@@ -220,6 +223,23 @@ def test_a_closed_service_ends_its_calls_and_takes_no_more():
         raise KeyError
     with pytest.raises(CancelledError):
         call.result(0)
+
+
+OPEN = """
+import atexit, threading
+atexit.register(lambda: print([each.name for each in threading.enumerate()]))           # after all others
+from helpers.killable import VOCAB, hashed
+from llmppl import CachedTransformer
+from llmppl.serving import Service
+service = Service(CachedTransformer(hashed, VOCAB))
+service.generate("a", max_tokens=1_000_000)
+"""
+
+
+def test_a_program_that_ends_ends_the_threads_of_its_services():
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    done = subprocess.run([sys.executable, "-c", OPEN], env=environment, capture_output=True, text=True, timeout=HANG)
+    assert (done.returncode, done.stdout) == (0, "['MainThread']\n"), done.stderr
 
 
 @pytest.mark.parametrize("method", METHODS)

@@ -4,12 +4,12 @@ import dataclasses
 import json
 import math
 import pickle
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import numpy as np
 import pytest
 from helpers.tiny import table_lm, tiny_lm
-from pydantic import BaseModel, field_validator
+from pydantic import BaseModel, Field, field_validator
 
 from llmppl import ConstrainedText, JsonSchema, Regex, enumerate_exact, generate, run_many
 from llmppl.serving import Service
@@ -168,6 +168,12 @@ def test_data_and_pickles_have_all_of_an_answer(constraint, limit):
         same(answer, loaded(data, "a", parser_of(constraint)))
         same(answer, pickle.loads(pickle.dumps(answer)))
         assert json.loads(json.dumps(answer.fields.as_dict())).keys() == answer.fields.keys()
+
+
+def test_an_answer_of_a_type_with_bounds_has_a_pickle():
+    lm = table_lm(lambda ids: [0.0, 0.0, 5.0], (b"1", b"2"))
+    answer = generate(lm, "", Annotated[int, Field(ge=0, le=20)], method="importance", N=3, seed=0)
+    same(answer, pickle.loads(pickle.dumps(answer)))
 
 
 def test_an_answer_says_where_its_fields_are():

@@ -106,6 +106,13 @@ def test_every_kind_of_answer_is_the_same_from_its_file(constraint, tmp_path):
     assert [result.value for result in load_results(path, constraint)] == [answer.value for answer in made]
 
 
+def test_answers_of_a_file_have_the_prompts_as_they_were_given(tmp_path):
+    prompts, key = [LM.context("a"), LM.context("b")], lambda context: str(context.text)
+    for resume in (False, True):
+        made = generate(LM, prompts, ["a", "b"], to=tmp_path / "r.db", key=key, resume=resume, progress=False)
+        assert [answer.prompt for answer in made] == prompts
+
+
 def test_a_single_prompt_has_no_file(tmp_path):
     for name, value in {"to": tmp_path / "r.db", "resume": True, "version": "1", "key": str}.items():
         with pytest.raises(TypeError, match=f"generate takes {name} with a list of prompts"):
