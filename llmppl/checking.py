@@ -41,7 +41,7 @@ from llmppl.distributions import Distribution, Proposal
 from llmppl.inference import SMC, Copies, Distinct, DownSample, ResampleBelow, beam_search
 from llmppl.models import Batched, Model
 from llmppl.models.choices import ParticleStream, Replayed, Steps, call_site, describe_site
-from llmppl.support.arguments import shown
+from llmppl.support.arguments import is_hashable, shown
 from llmppl.support.runtime import Runtime
 from llmppl.support.shared import Shared
 
@@ -52,6 +52,8 @@ MANY_STEPS = 200                        # of the longest particle
 MAX_OBJECTS = 20_000                    # of a program or a particle, compared
 NUM_DRAWS = 2000                        # from a distribution of the user's own
 NEIGHBOURS = 10                         # of a draw, for the density there
+MANY_ALIKE = 20                         # draws with a coordinate that is discrete
+FEWEST = 100                            # draws of a group whose density is compared
 
 _CONTRACT = "a step may depend on its choices and its particle alone, and change nothing but its particle"
 Ways = list[tuple[str, Any]]            # objects, each with the way to it, such as "self.words[0]"
@@ -167,6 +169,7 @@ class _Check:
         self.scores: dict[str, list[Any]] = collections.defaultdict(list)
         self.watched: dict[int, _Watched] = {}          # by particle that is being rebuilt
         self.threads = {threading.get_ident()}
+        self.elsewhere: dict[tuple[int, ...], bool] = {}     # by context: True if others grew by all that it read
 
     @contextlib.contextmanager
     def watching(self) -> Iterator[None]:
@@ -246,7 +249,7 @@ class _Check:
     ) -> None:  # fmt: skip
         """Rebuild particles together, and compare them with `right`, which has the first result of each by its id."""
         failed = f"{which} is not what its choices make"
-        self.outside.restore()
+        self.outside.restore(batched=len(group) > 1)    # else a drift of many calls would not show
         self.number += 1
         with self.outside.later(self.number):
             particles = self._rebuilt([choices for choices, _ in group], make, failed)
@@ -256,8 +259,35 @@ class _Check:
             now = _state(particle) | watched.tables
             expected = right.setdefault(id(each), state | watched.tables if state else now)
             _refuse(f"{failed}: after step {len(choices)}, ", _difference(expected, now))
-            _check_contexts(watched)
+            self._check_contexts(watched)
         self.watched = {}
+
+    def _check_contexts(self, watched: _Watched) -> None:
+        """Raise a RuntimeError if a context did not grow by the tokens that were read after it, or grew by them twice.
+
+        A program may read after one context again and again: for votes, for drafts, for an observation of its own. So a
+        context must grow only if the text grew by exactly these tokens, or if another context grew by them, where one
+        of the two observes what the other draws, in each step of each particle.
+        """
+        paths = _paths(watched.reads)
+        grown = {context for context in paths if any(_continues(other, context) for other in paths)}
+        for context in paths.keys() - grown:
+            *before, last = sorted(paths[context].items())
+            alone = [last]
+            for t, path in before:
+                others = [paths[other].get(t) for other in grown]
+                same = [other.observed != path.observed for other in others if other and other.tokens == path.tokens]
+                if not same:
+                    alone.insert(-1, (t, path))
+                self.elsewhere[context] = self.elsewhere.get(context, True) and any(same)
+            if _are_in_text(watched, alone):
+                _refuse_standing(context)
+        for context in grown:
+            for tokens, after in _grown_twice(context, paths):
+                for more, _ in _grown_twice(after, paths):
+                    if more != tokens:                  # else a text may repeat itself
+                        once = f"grew twice by {str(tokens[-1])!r}: add each token once"
+                        raise RuntimeError(f"a context of {len(context)} tokens {once}")
 
     def _rebuilt(self, choices: list[Steps], make: Callable[[], Model], failed: str) -> list[Any]:
         """Make particles with these choices together, step by step, and note the distributions that each asks for."""
@@ -298,6 +328,9 @@ class _Check:
     def finish(self) -> None:
         """Check what needs all runs: shared data, threads, distributions and scores."""
         _refuse("steps change what all particles share: ", self.outside.changed())
+        for context, elsewhere in self.elsewhere.items():
+            if elsewhere:
+                _refuse_standing(context)
         if len(self.threads) > 1:
             raise RuntimeError("a step samples or observes in another thread: call it in the thread of the step")
         for dist in self.used.values():
@@ -333,34 +366,6 @@ def _bytes_of(particle: Any) -> bytes:
     return text.bytes if isinstance(text, Text) else str(text).encode()
 
 
-def _check_contexts(watched: _Watched) -> None:
-    """Raise a RuntimeError if a context did not grow by the tokens that were read after it, or grew by them twice.
-
-    A program may read after one context again and again: for votes, for drafts, for an observation of its own. So a
-    context must grow only if the text grew by exactly these tokens, or if another context grew by them, where one of
-    the two observes what the other draws.
-    """
-    paths = _paths(watched.reads)
-    grown = {context for context in paths if any(_continues(other, context) for other in paths)}
-    for context in paths.keys() - grown:
-        *before, (last, _) = sorted(paths[context].items())
-        in_text = False
-        elsewhere = bool(before)
-        for t, path in before:
-            same = [paths[other][t] for other in grown if t in paths[other] and paths[other][t].tokens == path.tokens]
-            in_text |= not same and _is_in_text(watched, t, path.tokens, last)
-            elsewhere &= any(other.observed != path.observed for other in same)
-        if in_text or elsewhere:
-            add = "add the token that was drawn, as in self.context += token"
-            raise RuntimeError(f"two steps draw after the same context of {len(context)} tokens: {add}")
-    for context in grown:
-        for tokens, after in _grown_twice(context, paths):
-            for more, _ in _grown_twice(after, paths):
-                if more != tokens:                      # else a text may repeat itself
-                    once = f"grew twice by {str(tokens[-1])!r}: add each token once"
-                    raise RuntimeError(f"a context of {len(context)} tokens {once}")
-
-
 def _paths(reads: list[_Read]) -> _Paths:
     """Return the contexts with which steps began to read, and the tokens that each step read from there on."""
     paths: _Paths = {}
@@ -377,17 +382,26 @@ def _paths(reads: list[_Read]) -> _Paths:
     return paths
 
 
+def _refuse_standing(context: tuple[int, ...]) -> None:
+    add = "add the token that was drawn, as in self.context += token"
+    raise RuntimeError(f"two steps draw after the same context of {len(context)} tokens: {add}")
+
+
 def _continues(longer: tuple[int, ...], context: tuple[int, ...]) -> bool:
     return len(longer) > len(context) and longer[: len(context)] == context
 
 
-def _is_in_text(watched: _Watched, t: int, tokens: tuple[Token, ...], last: int) -> bool:
-    """Return True if step `t` added exactly these tokens to the text, and they stay there until the step `last`."""
-    if not tokens:
-        return False
-    written = watched.texts[t] + b"".join(token.bytes for token in tokens)
-    stays = all(text.startswith(written) for text in watched.texts[t + 1 : last + 1])
-    return watched.texts[t + 1] == written and stays
+def _are_in_text(watched: _Watched, reads: Iterable[tuple[int, _Path]]) -> bool:
+    """Return True if two steps added exactly what they read to the text, and the first addition stayed there."""
+    added = []
+    for t, path in reads:
+        written = watched.texts[t] + b"".join(token.bytes for token in path.tokens)
+        if watched.texts[t + 1] == written != watched.texts[t]:
+            added.append((t, written))
+    for (t, written), (u, _) in itertools.pairwise(added):
+        if all(text.startswith(written) for text in watched.texts[t + 1 : u + 1]):
+            return True
+    return False
 
 
 def _grown_twice(context: tuple[int, ...], paths: _Paths) -> Iterator[tuple[tuple[Token, ...], tuple[int, ...]]]:
@@ -406,10 +420,11 @@ _ARRAYS = (float, np.floating, np.ndarray)
 _SHARED = (Shared, type, types.FunctionType, types.ModuleType)
 _SETS = (*_SHARED, AbstractSet)
 _STREAMS = (np.random.Generator, np.random.RandomState, np.random.BitGenerator, random.Random)
+_BATCHED = " -> function"                               # of the way through a batched function
 _IGNORED = {"_chooser_", "_noted_", "_stepping_", "_log_weight_", "_origin_"}
 _HIDDEN = ("__wrapped__", "__self__", "__func__", "func", "args", "keywords", "fget", "cell_contents")
 _NAMED = (types.FunctionType, types.CellType, types.SimpleNamespace, threading.local, queue.Queue)
-_OPEN = (*_NAMED, MutableMapping, AbstractSet, MutableSequence, tuple, weakref.ref, Proposal)
+_OPEN = (*_NAMED, MutableMapping, AbstractSet, MutableSequence, tuple, weakref.ref, Proposal, Batched)
 
 
 def _is_own(value: Any) -> bool:
@@ -482,6 +497,8 @@ def _parts(value: Any) -> Ways:
         return [(f".{name}", each) for name, each in held] + [*named, (" -> globals", value.__globals__)]
     if isinstance(value, weakref.ref) or type(value) in weakref.ProxyTypes:
         return [(".()", value() if isinstance(value, weakref.ref) else value.__init__.__self__)]
+    if isinstance(value, Batched):
+        return [(_BATCHED, value.function)]
     attributes = _attributes(value)
     if isinstance(value, Model):
         left_out = _shared_names(value) | _IGNORED
@@ -519,7 +536,7 @@ def _walk(
 def _is_library(value: Any) -> bool:
     """Return True for a language model, a context, a vocabulary or an index, and for the globals of a module."""
     is_globals = isinstance(value, dict) and "__builtins__" in value
-    return is_globals or (isinstance(value, Shared) and not isinstance(value, Proposal))
+    return is_globals or (isinstance(value, Shared) and not isinstance(value, Proposal | Batched))
 
 
 # ---- contents, and their comparison
@@ -612,14 +629,15 @@ class _Outside:
         now = [(path, _changeable(value)) for path, value, _ in own]
         return _difference(_contents(before), _contents(now))
 
-    def restore(self) -> None:
-        """Bring all objects to their contents before the first run."""
+    def restore(self, *, batched: bool = True) -> None:
+        """Bring all objects to their contents before the first run; with `batched`, also those of batched functions."""
         for cache in self.caches:
             cache.cache_clear()
         for function in self.batched.values():
             function.forget()
-        for _, value, old in self.saved:
-            _restore(value, old)
+        for path, value, old in self.saved:
+            if batched or _BATCHED not in path:
+                _restore(value, old)
 
     @contextlib.contextmanager
     def later(self, number: int) -> Iterator[None]:
@@ -746,9 +764,11 @@ def _wrong_with(dist: Proposal) -> str:
     measures = [math.exp(dist.log_measure(value)) for value in values]
     if support and not np.allclose(np.exp(dist.log_measures()), measures[: len(support)], atol=1e-6):
         return "its log_measures() are not the log_measure of each value of its support"
-    once = [*map(len, weights.values())].count(1)
     n = NUM_DRAWS
-    if once > n / 2:
+    alike = [*map(len, weights.values())]
+    once = alike.count(1)
+    few = sum(number for number in alike if number < MANY_ALIKE)
+    if once > few / 2 and few > n / 20:
         return _wrong_with_density(dist, [value for value, _ in draws]) if isinstance(dist, Distribution) else ""
     missing = 1e-5 if support else 0.01 + 3 * once / n              # of the values that were not drawn
     if isinstance(dist, Distribution) and not 1.0 - missing <= sum(measures) <= 1.0 + 1e-5:
@@ -764,32 +784,87 @@ def _wrong_with(dist: Proposal) -> str:
 
 
 def _wrong_with_density(dist: Distribution[Any], values: list[Any]) -> str:
-    """Compare a density of numbers or vectors with the density of its draws, by their nearest neighbours.
+    """Compare a density with that of its draws, by their nearest neighbours, where coordinates are numbers.
 
-    The mean of the difference of their logs is near the log of 1 / mass: about 0.01 from it in one dimension, and up to
-    0.6 in five, over bells, boxes, heavy tails and modes of different widths. Source: Kozachenko & Leonenko (1987).
+    A coordinate that many draws share is discrete, such as a label or an inflated zero. Draws with the same discrete
+    coordinates are a group. On a lattice, such as prices in cents, the density may be that of the points. The mean of
+    the differences of the logs is near the log of 1 / mass: 0.01 from it in one dimension, up to 0.07 in two, and 0.6
+    in five, over bells, boxes, heavy tails and modes of different widths. Source: Kozachenko & Leonenko (1987).
     """
-    try:
-        points = np.array(values, dtype=float).reshape(len(values), -1)
-    except (TypeError, ValueError):                     # values of another kind
-        return ""
-    n, d = points.shape
-    spread = np.subtract(*np.quantile(points, [0.75, 0.25], axis=0))
-    if not np.all(spread > 0):
-        return ""
-    points = points / spread
-    sizes = np.linalg.svd(points - points.mean(0), compute_uv=False)
-    squares = np.zeros((n, n))
-    for column in points.T:
-        squares += np.subtract.outer(column, column) ** 2
-    nearest = np.partition(squares, NEIGHBOURS, axis=1)[:, NEIGHBOURS]
-    if sizes[-1] < 1e-6 * sizes[0] or not np.all(nearest > 0):      # on a surface, or with values twice
-        return ""
-    log_ball = d / 2 * math.log(math.pi) - math.lgamma(d / 2 + 1) + np.log(spread).sum()
-    harmonic = sum(1 / i for i in range(1, NEIGHBOURS))
-    log_densities = harmonic - np.euler_gamma - math.log(n - 1) - log_ball - d / 2 * np.log(nearest)
-    differences = log_densities - [dist.log_measure(value) for value in values]
-    log_mass = -float(differences.mean())
-    if abs(log_mass) < 0.05 * d**2 + 5 * differences.std() / math.sqrt(n):
+    rows = [_coordinates(value) for value in values]
+    counts = collections.Counter(itertools.chain.from_iterable(map(enumerate, rows)))
+    groups = collections.defaultdict[Any, list[int]](list)
+    for place, row in enumerate(rows):
+        key = list(row)
+        for i, x in enumerate(row):
+            if counts[i, x] < MANY_ALIKE:
+                key[i] = ...
+        groups[tuple(key)].append(place)
+    differences = [0.0]                                 # stays so if no group is large enough
+    log_spacing = tolerance = 0.0
+    for key, places in groups.items():
+        if len(places) < FEWEST:
+            continue
+        free = [i for i, x in enumerate(key) if x is ...]
+        try:
+            points = np.array([[rows[place][i] for i in free] for place in places], dtype=float)
+            with np.errstate(all="ignore"):
+                log_densities, thinness = _log_densities(points)
+        except (TypeError, ValueError):                 # no numbers, or on a surface
+            return ""
+        share = len(places) / len(rows)
+        for place, log_density in zip(places, log_densities, strict=True):
+            differences.append(log_density + math.log(share) - dist.log_measure(values[place]))
+        for column in points.T:
+            log_spacing += share * math.log(_spacing(column))
+        tolerance = max(tolerance, 0.02 * len(free) ** 2 + 2 * thinness)
+    log_mass = -float(np.mean(differences))
+    tolerance += 5 * float(np.std(differences)) / math.sqrt(len(values))
+    if abs(log_mass) <= tolerance or abs(log_mass - log_spacing) <= tolerance:
         return ""
     return f"its density has a mass of about {math.exp(log_mass):.3g} where its draws are: it must be 1"
+
+
+def _coordinates(value: Any) -> tuple[Any, ...]:
+    """Return the coordinates of a number, an array, or a nested list, tuple or mapping."""
+    array = _memory(value)
+    if array is not None:
+        value = array.ravel().tolist()
+    if isinstance(value, MutableMapping):
+        value = [*value.values()]
+    if isinstance(value, list | tuple):
+        parts = map(_coordinates, value)
+        return tuple(itertools.chain.from_iterable(parts))
+    return (value if is_hashable(value) else repr(value),)
+
+
+def _log_densities(points: np.ndarray) -> tuple[np.ndarray, float]:
+    """Return the log of the density of (n, d) points at each, and the part of d by which they are nearly on a surface.
+
+    ValueError if they are on one, or if points are equal.
+    """
+    n, d = points.shape
+    if d == 0:
+        return np.zeros(n), 0.0
+    places = [NEIGHBOURS // 2, NEIGHBOURS]
+    spread = np.subtract(*np.quantile(points, [0.75, 0.25], axis=0))
+    squares = np.zeros((n, n))
+    for column, scale in zip(points.T, spread, strict=True):
+        squares += (np.subtract.outer(column, column) / scale) ** 2
+    near, far = np.partition(squares, places, axis=1)[:, places].T
+    harmonic = [1 / i for i in range(1, NEIGHBOURS)]
+    dimension = 2 * sum(harmonic[NEIGHBOURS // 2 - 1 :]) / np.log(far / near).mean()         # Levina & Bickel (2004)
+    thinness = 1 - dimension / d
+    if not thinness < 0.2:
+        raise ValueError("the points are on a surface")
+    log_ball = d / 2 * math.log(math.pi) - math.lgamma(d / 2 + 1) + np.log(spread).sum()
+    log_densities = sum(harmonic) - np.euler_gamma - math.log(n - 1) - log_ball - d / 2 * np.log(far)
+    return log_densities, max(thinness - 0.03, 0.0)     # by chance up to 0.03
+
+
+def _spacing(column: np.ndarray) -> float:
+    """Return the distance of numbers on a lattice of thousandths; 1 for other numbers."""
+    scaled = np.rint(1000 * column)
+    if np.abs(scaled).max() > 1e15 or not np.allclose(1000 * column, scaled, 1e-12, 0.0):
+        return 1.0
+    return float(np.gcd.reduce((scaled - scaled[0]).astype(np.int64))) / 1000

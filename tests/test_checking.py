@@ -10,6 +10,7 @@ import math
 import os
 import queue
 import random
+import re
 import secrets
 import threading
 import time
@@ -32,7 +33,7 @@ from llmppl import (
     batched,
     smc_standard,
 )
-from llmppl.checking import check_program
+from llmppl.checking import _wrong_with, check_program
 from llmppl.distributions import Bernoulli, Categorical, Distribution, Geometric, Uniform
 
 AB, XYZ = Categorical({"a": 0.3, "b": 0.7}), Categorical({"x": 0.5, "y": 0.3, "z": 0.2})
@@ -458,6 +459,67 @@ def normals(constant, size=2):
     )  # fmt: skip
 
 
+def or_zero(rng):
+    return 0.0 if rng.random() < 0.6 else float(rng.exponential())
+
+
+def log_or_zero(x, log_mass=0.0):
+    return math.log(0.6) if x == 0 else math.log(0.4) - x + log_mass
+
+
+def labelled(rng):
+    return {"label": "ab"[int(rng.random() < 0.3)], "n": int(rng.integers(3)), "x": [float(rng.normal())]}
+
+
+def log_labelled(value):
+    return math.log(0.3 if value["label"] == "b" else 0.7) - math.log(3) + log_normal(value["x"][0])
+
+
+def on_a_sphere(rng):
+    x = rng.normal(size=3)
+    return tuple((x / np.linalg.norm(x)).tolist())
+
+
+def scaled(draw, log_density, mass):
+    return Vector(draw, lambda value: log_density(value) + math.log(mass))
+
+
+DENSITIES = {
+    "normal": (lambda rng: float(rng.normal()), log_normal),
+    "two modes": (two_modes, log_two_modes),
+    "exponential": (lambda rng: float(rng.exponential()), lambda x: -x),
+    "uniform": (lambda rng: float(rng.uniform(2, 5)), lambda x: -math.log(3)),
+    "cauchy": (lambda rng: float(rng.standard_cauchy()), lambda x: -math.log(math.pi * (1 + x * x))),
+}
+
+
+@pytest.mark.parametrize("name", DENSITIES)
+@pytest.mark.parametrize("mass", [0.9, 1.0, 1.1])
+def test_a_density_with_a_tenth_too_much_or_too_little_is_found(name, mass):
+    assert bool(_wrong_with(scaled(*DENSITIES[name], mass))) == (mass != 1)
+
+
+@pytest.mark.parametrize("draw, log_density, said", [
+    (or_zero, log_or_zero, ""), (or_zero, lambda x: log_or_zero(x, 1.0), "mass of about 1.[45]"),
+    (labelled, log_labelled, ""), (labelled, lambda value: log_labelled(value) + 0.5, "mass of about 1.[67]"),
+    (on_a_sphere, lambda x: -math.log(4 * math.pi), ""),
+    (lambda rng: int(rng.integers(10**7)) / 100, lambda x: -math.log(10**7), ""),
+    (lambda rng: 2 * int(rng.integers(10**8)), lambda x: -math.log(10**8), ""),
+    (lambda rng: 2 * int(rng.integers(10**8)), lambda x: -math.log(10**7), "mass of about"),
+    (lambda rng: tuple(rng.permutation(8).tolist()), lambda x: -math.lgamma(9), ""),
+    (lambda rng: float(rng.normal() * 1e18), lambda x: log_normal(x, scale=1e18), ""),
+    (lambda rng: None if rng.random() < 0.5 else float(rng.normal()),
+     lambda x: math.log(0.5) + (0.0 if x is None else log_normal(x)), ""),
+    (lambda rng: {"k": {int(rng.integers(10**6))}}, lambda x: -math.log(10**6), ""),
+], ids=[
+    "zero", "zero, wrong", "label", "label, wrong", "sphere", "cents", "even", "even, wrong", "orders", "large", "none",
+    "sets",
+])  # fmt: skip
+def test_densities_of_mixed_values_and_lattices_are_judged_by_their_mass(draw, log_density, said):
+    found = _wrong_with(Vector(draw, log_density))
+    assert re.search(said, found) and bool(found) == bool(said)
+
+
 def on_a_line(rng):
     x = rng.random()
     return [x, 1 - x]                                   # a Beta distribution on the simplex of two
@@ -683,6 +745,28 @@ def goes_back(self):
     return token
 
 
+def replaces_its_draft(self):
+    self.s = type(self.s)(str(self.sample(self.transformer(self.a).top_k(2))))
+
+
+def undoes_its_first_tokens(self):
+    """Draw a token; once, go back to the first context and the empty text before it."""
+    if self.left == 7 and self.sample(Bernoulli(0.5)):
+        self.a, self.s = LM.context("The cat"), type(self.s)("")
+    token = forgets(self)
+    self.a += token
+    return token
+
+
+def observes_a_label_that_may_be_drawn(self):
+    p = self.transformer(self.a)
+    token = self.sample(p, proposal=p.masked(np.isin(np.arange(len(LM.vocab)), [300, 400])))
+    self.s += token
+    self.a += token
+    self.observe(self.transformer(self.b), LM.vocab[300])
+    return token
+
+
 def grows_by_a_fixed_text(self):
     token = forgets(self)
     self.a = self.a + token + " and"
@@ -698,6 +782,7 @@ def grows_with_a_vote(self):
 
 @pytest.mark.parametrize("go", [
     votes, votes_in_the_text, drafts, one_observation_a_step, goes_back, grows_by_a_fixed_text, grows_with_a_vote,
+    replaces_its_draft, undoes_its_first_tokens, observes_a_label_that_may_be_drawn,
 ])  # fmt: skip
 def test_a_program_that_reads_after_one_context_again_passes(go):
     report = check_program(reader(go))
@@ -752,10 +837,24 @@ def drifting(texts):
     return [-0.01 * CALLS[0] for _ in texts]
 
 
+KEPT: dict[int, int] = {}
+
+
+def late_drift(texts):
+    CALLS[0] += 1
+    return [-0.1 * (CALLS[0] > 30) for _ in texts]
+
+
+def first_of_its_length(texts):
+    return [KEPT.setdefault(len(text), text.count("a")) for text in texts]
+
+
 BATCHED = {
     "relative to the batch": lambda texts: [text.count("a") / len(texts) for text in texts],
     "ranks": lambda texts: [sorted(texts).index(text) for text in texts],
     "drifting": drifting,
+    "drifting after many calls": late_drift,
+    "kept of other texts": first_of_its_length,
     "random": lambda texts: [random.random() for _ in texts],
 }
 CRITICS = {name: batched(function) for name, function in BATCHED.items()}
