@@ -4,9 +4,9 @@ The program starts itself as a worker that calls `generate(lm, prompts, Review, 
 worker twice, after a fifth and two fifths of the answers, and starts it again. The reviews are composed from phrases,
 so the right records are known.
 
-What to look for: no review is missing or answered twice, whatever the kills. Eight reviews on SmolLM2 have 18 of 24
-fields right by both methods. `--method greedy` takes 60 tokens and 1.2 CPU seconds a record, and `best_of`, which has
-confidences, 159 and 2.6. The model is sure of wrong fields, too: 12 of 17 above .9 are right, and 6 of the other 7.
+What to look for: no review is missing or answered twice, whatever the kills. Of 600 fields of 200 reviews on SmolLM2,
+`--method greedy` has 420 right, for 19 tokens and 0.43 CPU seconds a record. `best_of`, which has confidences, has 374
+right, for 91 and 1.61. The model is sure of wrong fields, too: 241 of 344 above .9 are right, and 133 of the other 256.
 
     python examples/reviews.py [--reviews 200] [--method best_of] [--lm smollm2] [--quick]
 """
