@@ -166,7 +166,11 @@ class Particles(Shared, Sequence[P]):
         groups = defaultdict(list)
         for i, value in enumerate(values):
             groups[key_of(value)].append(i)
-        return sorted(((float(self.weights[group].sum()), group) for group in groups.values()), key=lambda g: -g[0])
+        found = []
+        for group in groups.values():
+            p = min(float(self.weights[group].sum()), 1.0)          # above 1 by rounding
+            found.append((p, group))
+        return sorted(found, key=lambda each: -each[0])
 
     def by(self, key: str | Callable[[Any], Any]) -> Probabilities:
         """Return the posterior probability of each value of a key, the most probable first.

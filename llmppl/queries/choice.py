@@ -74,7 +74,8 @@ class Choice(Probabilities):
         mass = math.exp(self.log_mass)
         header = f"Choice({len(shares)} options)"
         if mass < SELDOM:
-            header += f": the model writes one of these with probability {mass:.2g} only"
+            shown = f"{mass:.2g}" if mass else f"exp({self.log_mass:.0f})"
+            header += f": the model writes one of these with probability {shown} only"
         super().__init__(shares, header)
 
     def text_of(self, option: Any) -> str:
@@ -181,7 +182,7 @@ def choose(lm: CachedTransformer, prompt: Any, options: Options, **how: Unpack[H
     end = arguments.one_of("end", given["end"], ENDS)
     rule = arguments.function("rule", given["rule"], "Rule(top_k=40)")
     canonical = arguments.one_of("tokenization", given["tokenization"], get_args(Spelling)) == "canonical"
-    tolerance = arguments.number("tolerance", given["tolerance"])
+    tolerance = arguments.probability("tolerance", given["tolerance"])
     max_expansions = arguments.count("max_expansions", given["max_expansions"], least=0)
     labels, listed = _labelled(options)
     several = isinstance(prompt, list | tuple)

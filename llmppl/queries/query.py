@@ -26,7 +26,7 @@ from llmppl.queries.compile import Compiled, EditsLike, Language, Rewrite, compi
 from llmppl.queries.matches import Matches
 from llmppl.queries.sampling import Probability, bounded, samples
 from llmppl.support import arguments
-from llmppl.support.arguments import count, generator, number, one_of, optional_count
+from llmppl.support.arguments import count, generator, one_of, optional_count
 from llmppl.support.locks import cached_property
 from llmppl.support.options import check_options, list_options
 from llmppl.support.runtime import warn
@@ -194,7 +194,7 @@ class Query:
     ) -> Matches:  # fmt: skip
         one_of("results", results, get_args(Results))
         one_of("order", order, get_args(Order))
-        number("tolerance", tolerance)
+        arguments.probability("tolerance", tolerance)
         optional_count("max_expansions", max_expansions)
         search = kind(self.space, order, count("batch", batch), max_expansions)
         search.add_all()
@@ -254,7 +254,7 @@ class Query:
         """
         check_options("probability", how, HowProbable.__annotations__)
         given: dict[str, Any] = _OF_PROBABILITY | how
-        tolerance = number("tolerance", given["tolerance"])
+        tolerance = arguments.probability("tolerance", given["tolerance"])
         particles = count("particles", given["particles"])
         runs = count("runs", given["runs"], least=0)
         max_expansions = count("max_expansions", given["max_expansions"], least=0)

@@ -126,12 +126,16 @@ def key_of(value: Any) -> Hashable:
         return kind, frozenset(map(key_of, value))
     if isinstance(value, list | tuple):
         return kind, tuple(map(key_of, value))
-    if isinstance(value, np.ndarray):
-        return kind, value.dtype.str, value.shape, key_of(value.tolist())
+    if hasattr(kind, "tolist") and hasattr(kind, "dtype"):          # an array, a tensor, a series
+        return kind, str(value.dtype), value.shape, key_of(value.tolist())
     if hasattr(kind, "__dataclass_fields__"):
-        return kind, tuple(key_of(getattr(value, name)) for name in kind.__dataclass_fields__)
+        return kind, tuple(key_of(getattr(value, name, None)) for name in kind.__dataclass_fields__)
     if hasattr(kind, "model_fields"):                   # a record of pydantic, with its undeclared fields
         return kind, key_of(dict(value))
     if is_hashable(value) and value == value:
         return kind, value
-    return kind, repr(value)
+    state = getattr(value, "__dict__", {})
+    text = repr(value)
+    if state and text == object.__repr__(value):        # an address
+        text = ""
+    return kind, text, key_of(state)

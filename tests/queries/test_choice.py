@@ -3,6 +3,7 @@
 import enum
 import functools
 import math
+import re
 import time
 import warnings
 from typing import Literal
@@ -262,3 +263,19 @@ def test_a_pattern_without_its_blank_is_told_of_it(embedded):
     [said] = said_by(lambda: search(embedded, "Lily washappy", prefix="Lily was"))
     assert "begin the texts with their blank" in said
     assert "take the prefix 'He is'" in said_by(lambda: search(embedded, "He is unhappy", prefix="He is un"))[0]
+
+
+@pytest.mark.parametrize("tolerance", [-1.0, -1e-9, 1.5])
+def test_a_tolerance_is_a_share(embedded, tolerance):
+    query = Query(embedded, "He was (happy|sad)", prefix="He was")
+    for ask in (
+        lambda: choose(embedded, "He was", [" happy", " sad"], tolerance=tolerance),
+        lambda: [*query.best(tolerance=tolerance)], lambda: query.probability(tolerance=tolerance, runs=0),
+    ):  # fmt: skip
+        with pytest.raises(ValueError, match=r"tolerance must be in \[0, 1\], not "):
+            ask()
+
+
+def test_a_mass_below_the_smallest_float_is_shown_by_its_log(embedded):
+    [line, *_] = str(choose(embedded, "Once", [" zip quartz" * 60], tokenization="canonical")).splitlines()
+    assert re.search(r"with probability exp\(-\d{3,}\) only", line)

@@ -10,8 +10,9 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
+import torch
 
-from llmppl import Model, Uniform, enumerate_exact
+from llmppl import Model, Uniform, enumerate_exact, importance_sampling
 from llmppl.constraints.vocabulary import Text
 from llmppl.inference.particles import NO_VALUE, value_of
 from llmppl.report.probabilities import Probabilities, Share
@@ -58,6 +59,33 @@ EQUAL = {
 }
 
 
+class Unhashable:
+    """Object with an equality of its own, and so without a hash."""
+
+    def __init__(self, x):
+        self.x = x
+
+    def __eq__(self, other):
+        return isinstance(other, Unhashable) and self.x == other.x
+
+
+class Alike(Unhashable):
+    """The same, with one repr for all."""
+
+    def __repr__(self):
+        return "named"
+
+
+UNEQUAL["objects"] = (Unhashable(1), Unhashable(2), Alike(1), Alike(2), Alike(True))
+UNEQUAL["tensors"] = (
+    torch.tensor([1, 2]), torch.tensor([1, 3]), torch.tensor([1.0, 2.0]), torch.zeros(5000),
+    torch.tensor(np.eye(1, 5000, 2500)[0], dtype=torch.float32), np.array([1, 2]),
+)  # fmt: skip
+EQUAL["objects"] = (Unhashable([1]), Unhashable([1]))
+EQUAL["tensors"] = (torch.tensor([1, 2]), torch.tensor([1, 2]))
+EQUAL["records without a field"] = (object.__new__(Pet), object.__new__(Pet))
+
+
 class Values(Model):
     values: tuple = ()
     shared = ("values",)
@@ -87,6 +115,11 @@ def test_equal_values_of_one_type_are_one_value(name):
     assert len(found) == 1
     for value in EQUAL[name]:
         assert found[value] == pytest.approx(1.0)
+
+
+def test_a_probability_is_at_most_one():
+    for n in range(3, 40):
+        assert importance_sampling(Values(("a",)), n, seed=0, progress=False).by("kind")["a"] <= 1.0
 
 
 def test_a_look_up_takes_the_only_equal_value():
