@@ -93,8 +93,14 @@ class _Checker:
         self, engine: Engine, reference: Callable[[Ids], Any] | None, ids: Ids, size: int, tolerance: float,
         num_contexts: int, rng: np.random.Generator,
     ) -> None:  # fmt: skip
-        self.engine, self.ids, self.size, self.tolerance, self.rng = engine, ids, size, tolerance, rng
-        self.report, self.name, self.num_contexts = EngineReport(), "", num_contexts
+        self.engine = engine
+        self.ids = ids
+        self.size = size
+        self.tolerance = tolerance
+        self.rng = rng
+        self.report = EngineReport()
+        self.name = ""
+        self.num_contexts = num_contexts
         self._reference = reference or self._uncached
         self._truths: dict[tuple[int, ...], Logs] = {}
         self._most = min(engine.max_length or _LONGEST, 40)
@@ -123,7 +129,8 @@ class _Checker:
         self._need(logits.dtype in (np.float32, np.float64), f"logits are {logits.dtype}, not float32 or 64")
         enough = len(logits) >= min(self.size, len(self._truth(ids)))
         self._need(enough, f"a row of {len(logits)} logits, for a vocabulary of {self.size}")
-        found, right = self._normalised(logits), self._truth(ids)
+        found = self._normalised(logits)
+        right = self._truth(ids)
         distance = float(np.abs(found - right)[np.maximum(found, right) > -20].max())
         variation = float(np.abs(np.exp(found) - np.exp(right)).sum() / 2)
         off = f"off by {distance:.2g}, more than {self.tolerance:g} (total variation {variation:.2g})"
@@ -137,13 +144,15 @@ class _Checker:
         asked = asked or [*enumerate(map(len, contexts))]
         for i, n in asked:
             self._truth(contexts[i][:n])                # computed first: the engine may be the reference
-        before, copies = self.engine.tokens, [*map(list, contexts)]
+        before = self.engine.tokens
+        copies = [*map(list, contexts)]
         logits = _numpy(self.engine.forward(contexts, asked))
         self._need(len(logits) == len(asked), f"{len(logits)} rows for {len(asked)} places asked for")
         self._need(contexts == copies, "forward has changed the contexts it was given")
         for row, (i, n) in zip(logits, asked, strict=True):
             self._compare(row, contexts[i][:n])
-        ran, whole = self.engine.tokens - before, sum(n for _, n in asked)
+        ran = self.engine.tokens - before
+        whole = sum(n for _, n in asked)
         said = f"{ran} tokens run by its own count for {len(contexts)} contexts of {whole} tokens"
         self._need(len(contexts) <= ran <= whole, f"{said}; the last token of each is run, and none more than once")
         self.report.tokens += ran

@@ -77,9 +77,11 @@ def check(text: Annotated[str, typer.Argument(help="The text to check; - is stan
     """
     from llmppl.constraints.masks.index import match_prefix
 
-    constraint, text = options.constraint(given), options.given_text(text)
+    constraint = options.constraint(given)
+    text = options.given_text(text)
     options.usage_error(constraint is None, "Give --regex R, --grammar FILE or --json-schema SCHEMA.")
-    reading, code = match_prefix(constraint, text), 1
+    reading = match_prefix(constraint, text)
+    code = 1
     at = reading.length
     if at < len(text):
         found = f"no match: {reading.expected}, not {text[at]!r}"
@@ -88,7 +90,8 @@ def check(text: Annotated[str, typer.Argument(help="The text to check; - is stan
     else:
         try:
             getattr(constraint, "parse", str)(text)     # masks enforce only a part of a schema
-            code, found = 0, f"complete: it matches; {reading.expected}"
+            code = 0
+            found = f"complete: it matches; {reading.expected}"
         except ValueError as error:
             found = f"no match: its form is right, but {error}"
     typer.echo(f"{_pointed(text, at)}\n{found}")
@@ -97,8 +100,10 @@ def check(text: Annotated[str, typer.Argument(help="The text to check; - is stan
 
 def _pointed(text: str, at: int, before: int = 60, after: int = 20) -> str:
     """Return the line of a text around the character `at`, and below it a line with a caret, if `at` is not its end."""
-    left, right = printable(text[max(at - before, 0) : at]), printable(text[at : at + after])
-    left, right = "..." * (at > before) + left, right + "..." * (at + after < len(text))
+    left = printable(text[max(at - before, 0) : at])
+    right = printable(text[at : at + after])
+    left = "..." * (at > before) + left
+    right = right + "..." * (at + after < len(text))
     return left + right + f"\n{' ' * len(left)}^" * (at < len(text))
 
 

@@ -92,7 +92,8 @@ class Index(Shared):
 
         Raise a ValueError that names the place of the first token that may not follow.
         """
-        out, state = np.empty((len(tokens), len(self.vocab.tokens)), bool), self.start
+        out = np.empty((len(tokens), len(self.vocab.tokens)), bool)
+        state = self.start
         for t, token in enumerate(tokens):
             out[t] = self.mask(state)
             try:

@@ -64,7 +64,8 @@ def identity(program: Any, version: str = "", **options: Any) -> Identity:
 def difference(before: Identity, now: Identity) -> str:
     """Describe the first difference between two identities; "" if there is none."""
     for part in {**now, **before}:
-        was, found = before.get(part, "absent"), now.get(part, "absent")
+        was = before.get(part, "absent")
+        found = now.get(part, "absent")
         if was != found:
             is_source = part.startswith("the source of")
             return f"{part} has changed" if is_source else f"{part} was {was}, and is {found}"
@@ -217,7 +218,9 @@ class _Pickler(pickle.Pickler):
     def __init__(self, root: Any, known: dict[int, tuple[Any, str]], step: int) -> None:
         self.file = io.BytesIO()
         super().__init__(self.file, protocol=5)
-        self.root, self.known, self.step = root, known, step
+        self.root = root
+        self.known = known
+        self.step = step
 
     def persistent_id(self, value: Any) -> bytes | None:
         return None if value is self.root else _told(value, self.known, self.step).encode("utf-8", "surrogatepass")

@@ -29,7 +29,9 @@ class TooLarge(ValueError):
 
     def __init__(self, what: str, count: str, remedy: str = REMEDY) -> None:
         super().__init__(f"{what} is too large: {count}; {remedy}")
-        self.what, self.count, self.remedy = what, count, remedy
+        self.what = what
+        self.count = count
+        self.remedy = remedy
 
     def __reduce__(self) -> tuple[object, ...]:
         return TooLarge, (self.what, self.count, self.remedy)
@@ -44,7 +46,11 @@ class Budget:
     __slots__ = ("remedy", "states", "steps", "what", "whole")
 
     def __init__(self, what: str, remedy: str = REMEDY, whole: Budget | None = None) -> None:
-        self.what, self.remedy, self.whole, self.states, self.steps = what, remedy, whole, 0, 0
+        self.what = what
+        self.remedy = remedy
+        self.whole = whole
+        self.states = 0
+        self.steps = 0
 
     def spend(self, states: int = 0, steps: int = 0) -> None:
         """Count `states` and `steps` before they are made. Raises TooLarge above MAX_STATES or MAX_STEPS."""

@@ -71,7 +71,8 @@ class Subsets:
             events.setdefault(lo, []).append((target, 1))
             events.setdefault(hi + 1, []).append((target, -1))
         active: dict[int, int] = {}
-        before, moves = 0, list[tuple[int, int, Key]]()
+        before = 0
+        moves = list[tuple[int, int, Key]]()
         for byte in sorted(events):
             if active:
                 moves.append((before, byte - 1, self._unions[frozenset(active)]))
@@ -108,7 +109,8 @@ class Threads:
 
     def __init__(self, nfa: NFA, ordered: bool = False) -> None:
         nfa.settle()
-        self.nfa, self.ordered = nfa, ordered
+        self.nfa = nfa
+        self.ordered = ordered
         self.needs_lookahead = False                # True once a match had to wait for the text after it
         behinds = [guard.tracker for guard in nfa.guards.values() if isinstance(guard, Behind)]
         self.trackers = list(dict.fromkeys(behinds))
@@ -122,7 +124,8 @@ class Threads:
 
     def _close(self, key: tuple[int, Facts]) -> tuple[Thread, ...]:
         state, facts = key
-        seen, order = set[Thread](), []
+        seen = set[Thread]()
+        order = []
         stack = [Thread(state)] * (state != DEAD)
         while stack:
             thread = stack.pop()
@@ -130,7 +133,8 @@ class Threads:
             if thread in seen:
                 continue
             seen.add(thread)
-            guard, pending = self.nfa.guards.get(thread.state), thread.pending_lookaheads
+            guard = self.nfa.guards.get(thread.state)
+            pending = thread.pending_lookaheads
             if isinstance(guard, Behind):
                 if facts[self.trackers.index(guard.tracker)] != guard.positive:
                     continue
@@ -157,7 +161,8 @@ class Threads:
 
     def _prune(self, threads: Iterable[Thread]) -> list[Thread]:
         """Drop threads whose lookaheads include those of another thread in the same state."""
-        kept, least = list[Thread](), dict[int, list[Lookaheads]]()
+        kept = list[Thread]()
+        least = dict[int, list[Lookaheads]]()
         for state, pending, _ in sorted(threads, key=lambda thread: len(thread.pending_lookaheads)):
             rest = least.setdefault(state, [])
             if not any(other <= pending for other in rest):
@@ -251,7 +256,9 @@ class Machine(Shared):
     """
 
     def __init__(self, source: Any) -> None:
-        self._source, self._budget, self._lock = source, source.nfa.budget, Lock()
+        self._source = source
+        self._budget = source.nfa.budget
+        self._lock = Lock()
         self._keys: list[Any] = [None]
         self._numbers: dict[Any, int] = {}
         self._table = np.zeros((16, 256), np.int32)
@@ -262,9 +269,14 @@ class Machine(Shared):
 
     def _fix(self, table: Table, accepting: Bools, start: int) -> None:
         """Set the complete arrays of an automaton, so that nothing remains to be computed."""
-        self._source, self._keys, self._numbers = None, [None] * len(table), {}
-        self._table, self._accepting, self._ready = table, accepting, np.ones(len(table), bool)
-        self.start, self._lock = start, Lock()
+        self._source = None
+        self._keys = [None] * len(table)
+        self._numbers = {}
+        self._table = table
+        self._accepting = accepting
+        self._ready = np.ones(len(table), bool)
+        self.start = start
+        self._lock = Lock()
 
     @property
     def table(self) -> Table:

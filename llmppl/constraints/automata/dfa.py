@@ -34,7 +34,9 @@ class Counts:
     """Number of texts of each length that lead from a state of an automaton to its end."""
 
     def __init__(self, machine: Machine) -> None:
-        self.rows, self.start, self.accepting = machine.edges(), machine.start, machine.accepting
+        self.rows = machine.edges()
+        self.start = machine.start
+        self.accepting = machine.accepting
         self._lock = Lock()
         self._arcs = [[_within(row, a, b) for row in self.rows] for a, b in BYTES]
         self._counts = [self._inside(self.accepting.astype(int).tolist())]
@@ -130,7 +132,8 @@ class DFA(Machine):
 
         `table` is an (S, 256) int array of next states, where 0 is the dead one; `accepting` is an (S,) bool array.
         """
-        dfa, table = DFA.__new__(DFA), np.array(table, np.int32)
+        dfa = DFA.__new__(DFA)
+        table = np.array(table, np.int32)
         table[0] = 0
         dfa._fix(*trimmed(table, np.asarray(accepting, bool), start))
         return dfa

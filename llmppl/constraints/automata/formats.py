@@ -69,7 +69,8 @@ def _between(low: str, high: str, decimals: int) -> str:
 
 def same_length(low: str, high: str) -> str:
     """Return the pattern of the texts from `low` to `high`, with digits at the same places."""
-    zeros, nines = low.translate(ZEROS), low.translate(NINES)
+    zeros = low.translate(ZEROS)
+    nines = low.translate(NINES)
     if low == zeros and high == nines:
         return re.sub("[0-9]+", lambda run: f"[0-9]{{{len(run[0])}}}", re.escape(low))
     if low[0] == high[0]:
@@ -235,7 +236,8 @@ def number_range(low: Bound | None = None, high: Bound | None = None, decimals: 
     (True, False)
     """
     scale = 10 ** arguments.count("decimals", decimals, least=0)
-    least, most = -(10**MAX_DIGITS) * scale + 1, 10**MAX_DIGITS * scale - 1
+    least = -(10**MAX_DIGITS) * scale + 1
+    most = 10**MAX_DIGITS * scale - 1
     if low is not None:
         least = math.ceil(_exact("low", low) * scale)
     if high is not None:
@@ -274,7 +276,8 @@ def _exact(name: str, bound: Bound) -> Fraction:
 # ---- formats of JSON Schema
 
 _FULL_DATE = f"(?:{DATE}|0000-(?:{_DAY}|02-29))"
-_FRACTION, _OFFSET = r"(?:\.[0-9]+)?", f"(?:[zZ]|[+-]{_MINUTE})"
+_FRACTION = r"(?:\.[0-9]+)?"
+_OFFSET = f"(?:[zZ]|[+-]{_MINUTE})"
 _FULL_TIME = rf"(?:{_MINUTE}:[0-5][0-9]{_FRACTION}{_OFFSET}|23:59:60{_FRACTION}(?:[zZ]|[+-]00:00))"
 _LEAP_DAY = "[0-9]{4}-(?:06-30|12-31)"
 _CLOCK = "T(?:[0-9]+H(?:[0-9]+M(?:[0-9]+S)?)?|[0-9]+M(?:[0-9]+S)?|[0-9]+S)"

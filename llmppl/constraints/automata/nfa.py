@@ -22,7 +22,8 @@ from llmppl.support.graphs import Memo, Numbering
 
 MAX_CODE_POINT = 0x10FFFF
 DEAD = -1                                           # stands for a state from which nothing is accepted
-ACCEPT, FOUND = 0, 1                                # NFA states: the text is matched; a lookahead is satisfied
+ACCEPT = 0                                              # NFA state: the text is matched
+FOUND = 1                                               # NFA state: a lookahead is satisfied
 
 Ranges = tuple[tuple[int, int], ...]                # sorted, disjoint, inclusive
 Fragment = tuple[tuple[Edge, ...], ...]             # node -> edges; target -1 leaves the fragment; node 0 is the entry
@@ -59,7 +60,8 @@ def utf8(ranges: Ranges) -> Fragment:
         """Return edges over numbers // 64 that lead to nodes which read the byte of the remainder."""
         blocks: list[tuple[int, int, list[Edge]]] = []          # first and last quotient, and their common edges
         for lo, hi, target in edges:
-            first, last = lo >> 6, hi >> 6
+            first = lo >> 6
+            last = hi >> 6
             head = 0x80 | lo & 63, 0xBF if first < last else 0x80 | hi & 63, target
             if blocks and blocks[-1][1] == first:
                 blocks[-1][2].append(head)
@@ -128,7 +130,8 @@ class NFA:
         """Return a state that reads one path of `fragment` and becomes `follow`."""
         if not fragment or follow == DEAD:
             return DEAD
-        base, size = len(self.epsilon), len(fragment)
+        base = len(self.epsilon)
+        size = len(fragment)
         self.reserve(size)
         self._rows += fragment
         self._base += [base] * size
@@ -194,7 +197,8 @@ class NFA:
 
         Returns (first, entries): its state i without the exit is state `first + i`; with the exit, `entries[i]`.
         """
-        first, size = len(self.epsilon) - 1, len(rows)
+        first = len(self.epsilon) - 1
+        size = len(rows)
         entries = [DEAD, *range(first + 1, first + size)]
         for rank, i in enumerate(exits):
             entries[i] = first + size + rank
@@ -249,7 +253,8 @@ class NFA:
 
     def edges(self, state: int) -> list[Edge]:
         """Return (lo, hi, target) for the bytes that `state` reads, ascending and disjoint."""
-        base, follow = self._base[state], self._follow[state]
+        base = self._base[state]
+        follow = self._follow[state]
         return [(lo, hi, base + target if target >= 0 else follow) for lo, hi, target in self._rows[state]]
 
     def closure(self, state: int) -> tuple[int, ...]:
@@ -266,7 +271,9 @@ class NFA:
 
     def unread(self, state: int) -> list[int]:
         """Return the same states as `closure`, computed anew, also while an epsilon edge may still be added."""
-        seen, stack, order = set[int](), [state], []
+        seen = set[int]()
+        stack = [state]
+        order = []
         while stack:
             q = stack.pop()
             if q in seen:

@@ -23,7 +23,8 @@ Table = NDArray[np.int32]
 Arrays = tuple[Table, Bools, int]       # next states, accepting, start
 Edge = tuple[int, int, int]                         # bytes lo..hi lead to a target
 CHUNK = 1024                                        # states processed at once
-_THESE, _FEWER = "the language of these strings", "fewer or shorter strings would work"
+_THESE = "the language of these strings"
+_FEWER = "fewer or shorter strings would work"
 
 
 def product(
@@ -40,11 +41,13 @@ def product(
     """
     numbers = Numbering([0, left.start << 32 | right.start])
     pairs = numbers.keys_in_order
-    rows, done = [np.zeros((1, 256), np.int32)], 1
+    rows = [np.zeros((1, 256), np.int32)]
+    done = 1
     while done < len(pairs):
         a, b = _split(pairs[done : done + CHUNK])
         done += len(a)
-        next_a, next_b = _rows(left, a), _rows(right, b)                # (F, 256)
+        next_a = _rows(left, a)                         # (F, 256)
+        next_b = _rows(right, b)                        # (F, 256)
         alive = ((next_b > 0) | alone[0]) & ((next_a > 0) | alone[1])
         both = ((next_a << 32 | next_b) * alive).ravel()
         begin = np.flatnonzero(np.append(True, both[1:] != both[:-1]))
@@ -174,12 +177,14 @@ def automaton_of(words: Iterable[str]) -> Arrays:
     rows, ends = trie_of(map(str.encode, words))
     if not ends:
         return np.zeros((1, 256), np.int32), np.zeros(1, bool), 0
-    final, number = set(ends), [0] * len(rows)
+    final = set(ends)
+    number = [0] * len(rows)
     distinct = Numbering[tuple[bool, tuple[tuple[int, int], ...]]]()
     for state in range(len(rows) - 1, 0, -1):       # a state has a lower number than its successors
         number[state] = 1 + distinct[state in final, tuple([(byte, number[t]) for byte, t in rows[state].items()])]
     Budget(_THESE, _FEWER).spend(states=len(distinct))
-    table, accepting = np.zeros((len(distinct) + 1, 256), np.int32), np.zeros(len(distinct) + 1, bool)
+    table = np.zeros((len(distinct) + 1, 256), np.int32)
+    accepting = np.zeros(len(distinct) + 1, bool)
     accepting[1:] = [accepts for accepts, _ in distinct.keys_in_order]
     moves = [(s, byte, t) for s, (_, row) in enumerate(distinct.keys_in_order, 1) for byte, t in row]
     state_of, byte_of, target_of = np.array(moves or [(0, 0, 0)]).T

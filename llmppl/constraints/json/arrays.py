@@ -28,7 +28,8 @@ class Items(Container):
 
     def __init__(self, shape: Array, blank: Whitespace, is_live: Callable[[Lazy], bool]) -> None:
         super().__init__(blank)
-        self._shape, self._is_live = shape, is_live
+        self._shape = shape
+        self._is_live = is_live
         self._values = [Lazy.of(Constants((value,))) for value in shape.unique and values_of(shape.rest) or ()]
         self._most = min(shape.most, len(self._values) if shape.unique else math.inf)
         self._some = both(shape.rest, shape.some)

@@ -123,7 +123,8 @@ def _evaluated(validator: Any, value: dict[str, Any], schema: Any) -> set[str]:
         return set()
     if schema.keys() & {"additionalProperties", "unevaluatedProperties"}:
         return set(value)
-    named, patterns = schema.get("properties", {}), schema.get("patternProperties", {})
+    named = schema.get("properties", {})
+    patterns = schema.get("patternProperties", {})
     names = {name for name in value if name in named or any(name in found(pattern) for pattern in patterns)}
     for key in schema.keys() & {"$ref", "$dynamicRef", "$recursiveRef"} & validator.VALIDATORS.keys():
         target = lookup(validator._resolver, schema[key], "#", key)

@@ -78,9 +78,11 @@ def matcher(pattern: str) -> DFA | Backtracking:
 
 def _translated(pattern: str) -> str:
     flag, bare = ("(?i)", pattern[4:]) if pattern.startswith("(?i)") else ("", pattern)
-    choices, depth = [list[str]()], 0
+    choices = [list[str]()]
+    depth = 0
     for token in _TOKEN.finditer(_PAIR.sub(_of_surrogates, bare)):
-        kind, text = token.lastgroup, token[0]
+        kind = token.lastgroup
+        text = token[0]
         depth += (kind == "open") - (text == ")")
         if depth < 0:
             raise ValueError("a ) without a (")
@@ -90,7 +92,8 @@ def _translated(pattern: str) -> str:
             choices[-1].append(text if text in ("^", "$") and not depth else _written(token))
     whole: dict[tuple[str, str], list[str]] = {}        # choices by the text that may stand before and after them
     for items in choices:
-        begins, ends = items[:1] == ["^"], items[-1:] == ["$"]
+        begins = items[:1] == ["^"]
+        ends = items[-1:] == ["$"]
         inside = "".join({"^": r"\A", "$": r"\Z"}.get(item, item) for item in items[begins : len(items) - ends])
         whole.setdefault(("" if begins else "(?s:.*)", "" if ends else "(?s:.*)"), []).append(inside)
     return flag + "|".join(f"{before}(?:{'|'.join(some)}){after}" for (before, after), some in whole.items())
@@ -120,7 +123,8 @@ def _written(token: re.Match[str]) -> str:
 
 def _class(text: str) -> str:
     """Return a class; a hyphen beside `\\d` and the like stands for itself."""
-    negated, members = text[1:2] == "^", [*_MEMBER.finditer(text[1:-1].removeprefix("^"))]
+    negated = text[1:2] == "^"
+    members = [*_MEMBER.finditer(text[1:-1].removeprefix("^"))]
     if not members:
         return r"(?s:.)" if negated else r"[^\x00-\U0010ffff]"
     kinds = [False, *(member.lastgroup == "kind" for member in members), False]
@@ -136,7 +140,9 @@ def _class(text: str) -> str:
 
 def _character(token: re.Match[str]) -> str:
     """Return one character, escaped or plain, as Python has it."""
-    kind, code, text = token.lastgroup, token["code"] or "", token[0]
+    kind = token.lastgroup
+    code = token["code"] or ""
+    text = token[0]
     if kind == "wrong":
         remedies = {"{": r"; {0,n} counts, and \{ is the character", "\\": "; letters and digits need no backslash"}
         raise ValueError(f"ECMA-262 has no {text}, or no automaton has it{remedies.get(text[0], '')}")

@@ -41,12 +41,14 @@ class Node:
     """Places of a trie that are read together: `ids` of the tokens that end there, and the nodes after each byte."""
 
     def __init__(self, trie: Trie, places: list[int]) -> None:
-        self.trie, self.places = trie, places
+        self.trie = trie
+        self.places = places
         self.ids = self.below(False)
 
     def below(self, is_deep: bool = True) -> list[int]:
         """Return the ids of the tokens that end here, and of those below if `is_deep`."""
-        trie, found = self.trie, list[int]()
+        trie = self.trie
+        found = list[int]()
         for place in self.places if self.places != [len(self.trie)] else ():
             node = trie.nodes.item(place)
             end = trie.skip.item(node) if is_deep else node + 1
@@ -64,7 +66,8 @@ class Node:
 
     def along(self, word: bytes) -> list[Node]:
         """Return the nodes after each byte of a word, as far as there are any."""
-        node, found = self, list[Node]()
+        node = self
+        found = list[Node]()
         for byte in word:
             if byte not in node.kids:
                 break
@@ -109,7 +112,9 @@ class Effect:
     """
 
     def __init__(self) -> None:
-        self.groups, self.ids, self.texts = list[Group](), list[int](), list[tuple[Local, Node]]()
+        self.groups = list[Group]()
+        self.ids = list[int]()
+        self.texts = list[tuple[Local, Node]]()
         self.split: list[Group] | None = None
         self.left: float | None = None
         self.mask: Bools | None = None
@@ -133,7 +138,8 @@ class Effects:
     """Effects on frames, for one vocabulary. Those on strings and numbers are kept for all schemas."""
 
     def __init__(self, trie: Trie) -> None:
-        self.root, self._trie = Node(trie, [len(trie)]), trie
+        self.root = Node(trie, [len(trie)])
+        self._trie = trie
         self._kept: Own = {}
         self._numbers = Memo[Node, _Numbers](_Numbers, MAX_MASKS)
         self._texts = Memo[Local, Effect](lambda local: self._read(local, self.root, False), MAX_MASKS)
@@ -165,10 +171,14 @@ class Effects:
         return found
 
     def _read(self, local: Local, node: Node, is_closed: bool) -> Effect:
-        found, ends, listed, todo = Effect(), list[Node](), set[Node](), [(local, node)]
+        found = Effect()
+        ends = list[Node]()
+        listed = set[Node]()
+        todo = [(local, node)]
         if isinstance(local.frame, Automaton):
             found.ids, ends = self._numbers[node].read(local.frame.dfa, local.key)
-            found.texts, found.end = [todo.pop()], _joined([*ends, *[node] * (local.expanded[2] and not is_closed)])
+            found.texts = [todo.pop()]
+            found.end = _joined([*ends, *[node] * (local.expanded[2] and not is_closed)])
         while todo:
             at, here = todo.pop()
             if not here.kids:
@@ -270,7 +280,9 @@ class Effects:
     def _find_below(self, key: tuple[Node, DFA, int]) -> tuple[list[tuple[int, int, list[int]]], list[Leaving]]:
         """Return the tokens below a node that stay, with characters and state, and the others as `_leave` does."""
         node, dfa, state = key
-        stay, leave, todo = list[tuple[int, int, list[int]]](), list[Leaving](), [(node, state, 0)]
+        stay = list[tuple[int, int, list[int]]]()
+        leave = list[Leaving]()
+        todo = [(node, state, 0)]
         while todo:
             here, at, number = todo.pop()
             for byte, kid in here.kids.items():
@@ -285,7 +297,9 @@ class Effects:
         """Return the tokens that stay, at the root as a mask, and the states and nodes after a quote or backslash."""
         assert local.content.text
         dfa, state, need, room = local.content.text
-        mask, ids, frame = None, list[int](), local.frame
+        mask = None
+        ids = list[int]()
+        frame = local.frame
         if node is self.root:
             mask = self._masks[dfa, state]
             leave = self._leaving[dfa, state, need if room == math.inf else math.inf]
@@ -310,13 +324,15 @@ def _joined(nodes: Iterable[Node | None]) -> Node | None:
 
 def read_words(local: Local, node: Node) -> tuple[list[Group], list[tuple[Local | None, Node]]]:
     """Return the groups along listed words, and the nodes where words end, with the states after those that may."""
-    groups, ends = list[Group](), list[tuple[Local | None, Node]]()
+    groups = list[Group]()
+    ends = list[tuple[Local | None, Node]]()
     words, others, _ = local.content
     for word, number in words or ():
         passed = node.along(word)
         if not passed:
             continue
-        after, more = local.after_word(number), len(word)
+        after = local.after_word(number)
+        more = len(word)
         if len(passed) == len(word):
             ends.append((after, passed[-1]))
             if after is None:
@@ -336,7 +352,9 @@ class _Numbers:
     """Tokens below a node that begin with a part of a number: as nodes, each with the one before its last byte."""
 
     def __init__(self, node: Node) -> None:
-        nodes, self._levels, begin = [node], list[tuple[Ints, Ints]](), 0
+        nodes = [node]
+        self._levels = list[tuple[Ints, Ints]]()
+        begin = 0
         while begin < len(nodes):
             found = [
                 (i, byte, kid) for i in range(begin, len(nodes)) for byte, kid in nodes[i].kids.items()
@@ -348,11 +366,13 @@ class _Numbers:
         pairs = [(id, i) for i, each in enumerate(nodes) if i for id in each.ids]
         self._ids, self._at = np.array(pairs, int).reshape(-1, 2).T
         exits = [i for i, each in enumerate(nodes) if i and not AFTER_NUMBER.isdisjoint(each.kids)]
-        self._exits, self._nodes = np.array(exits, int), nodes
+        self._exits = np.array(exits, int)
+        self._nodes = nodes
 
     def _states(self, dfa: DFA, state: int) -> Ints:
         """Return the state at each node."""
-        table, states = dfa.explore().table, np.array([state])
+        table = dfa.explore().table
+        states = np.array([state])
         for above, bytes in self._levels:
             states = np.concatenate([states, table[states[above], bytes]])
         return states

@@ -57,7 +57,8 @@ class Local:
     """State of a frame. `expanded` and `closing` are its moves, calls and whether it is done."""
 
     def __init__(self, frame: Frame, key: Key) -> None:
-        self.frame, self.key = frame, key
+        self.frame = frame
+        self.key = key
 
     @cached_property
     def expanded(self) -> Moves:
@@ -76,7 +77,8 @@ class Local:
         return None if key is None else self.frame.local(key)
 
     def _with_locals(self, found: Expansion) -> Moves:
-        local, (moves, calls, done) = self.frame.local, found
+        local = self.frame.local
+        moves, calls, done = found
         moves = sorted(moves, key=lambda move: move[0])
         return [(lo, hi, local(key)) for lo, hi, key in moves], [(of, local(key)) for of, key in calls], done
 
@@ -169,7 +171,8 @@ class Automaton(Frame):
 
     def __init__(self, dfa: DFA) -> None:
         super().__init__()
-        self.dfa, self.first = dfa, dfa.start
+        self.dfa = dfa
+        self.first = dfa.start
 
     def expand(self, key: int) -> Expansion:
         return Expansion(self.dfa.moves(key), [], self.dfa.accepts(key))
@@ -192,7 +195,8 @@ class Words(Frame):
 
     def expand(self, key: Key) -> Expansion:
         low, high, depth = key
-        moves, is_done = list[Move](), low < high and len(self._words[low]) == depth
+        moves = list[Move]()
+        is_done = low < high and len(self._words[low]) == depth
         low += is_done
         while low < high:
             begin = self._words[low][: depth + 1]

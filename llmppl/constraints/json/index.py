@@ -75,11 +75,13 @@ class JsonIndex(TokenIndex):
         return repr(self.constraint)
 
     def _begin(self) -> None:
-        self._effects, self._own = effects_of(self.trie), dict[Any, Any]()      # own: those of the frames of the schema
+        self._effects = effects_of(self.trie)
+        self._own = dict[Any, Any]()                    # effects of the frames of the schema
         self._distances = _Closing(self)
         self.graph = ConfigGraph(self.recognizer)
         # bounds of the tokens to an end; bytes bound them only if each byte is a token
-        self._left, self._stack_left = self.recognizer.bytes_left, self.recognizer.stack_left
+        self._left = self.recognizer.bytes_left
+        self._stack_left = self.recognizer.stack_left
         if not WRITTEN <= {*self.trie.alone.tolist()}:
             self._left = self._stack_left = lambda _: math.inf
 
@@ -99,12 +101,14 @@ class JsonIndex(TokenIndex):
 
     @locked
     def _find_within(self, key: tuple[State, float]) -> PackedMask:
-        state, self._distances.work = self.graph.checked(key[0]), 0
+        state = self.graph.checked(key[0])
+        self._distances.work = 0
         return self.store.of_mask(self._mask_of(state, min(key[1] - 1, MOST)), state.accepts)
 
     def _mask(self, todo: list[Reading], most: float = math.inf) -> Bools:
         """Return the mask of the tokens that may follow, (V,) bool; with `most`, those with an end within so many."""
-        mask, ids = np.zeros(len(self.trie.tokens), bool), list[int]()
+        mask = np.zeros(len(self.trie.tokens), bool)
+        ids = list[int]()
         while todo:
             local, below, node, is_closed = todo.pop()
             if node is self._effects.root and local.content.others is not None:
@@ -143,7 +147,8 @@ class JsonIndex(TokenIndex):
     def _in_name(self, local: Local, below: Stack, most: float) -> Bools:
         """Return the mask inside a name that may be listed or not: that of others, but for tokens along listed ones."""
         assert local.content.others is not None
-        key, known = (local.content.others, below), self._own if most == math.inf else {}
+        key = (local.content.others, below)
+        known = self._own if most == math.inf else {}
         if key not in known:
             known[key] = self._mask([(*key, self._effects.root, False)], most)
         mask: Bools = known[key].copy()
@@ -165,7 +170,9 @@ class _Closing(SearchDistances):
 
     def __init__(self, index: JsonIndex) -> None:
         super().__init__(index._lock)
-        self.recognizer, self.trie, self.name = index.recognizer, index.trie, index.name
+        self.recognizer = index.recognizer
+        self.trie = index.trie
+        self.name = index.name
         self.graph: MemoGraph = ClosingGraph(self.recognizer)
 
     def walk(self, state: Config) -> tuple[Ints, Ints]:

@@ -17,7 +17,8 @@ from llmppl.support.arguments import shown
 
 TYPES = "string", "number", "integer", "boolean", "object", "array", "null"
 OTHER_TYPES = {"float": "number", "double": "number", "list": "array", "dict": "object", "none": "null"}
-MAX_DEPTH, MAX_POWER = 200, 400                     # of schemas inside each other; of ten, in a number
+MAX_DEPTH = 200                                         # of schemas inside each other
+MAX_POWER = 400                                         # of ten, in a number
 
 
 def _is_number(value: Any) -> bool:
@@ -51,7 +52,8 @@ def _listed(value: Any) -> list[Any]:
 
 POWERS = f"with powers of ten from -{MAX_POWER} to {MAX_POWER}"
 FINITE = f"a finite number, {POWERS}"
-_are_names, _are_schemas = _all(list, _is_name), _all(list, _is_schema)
+_are_names = _all(list, _is_name)
+_are_schemas = _all(list, _is_schema)
 _RULES: dict[tuple[Callable[[Any], bool], str], str] = {        # test of a value, and the words for what it should be
     (_is_schema, "a schema: an object or a boolean"):
         "not if then else additionalItems unevaluatedItems contains additionalProperties unevaluatedProperties "
@@ -148,7 +150,9 @@ def foreign(schema: Any, at: str = "#") -> tuple[list[str], list[str]]:
     with a value that the keyword could have, or a schema without any keyword. Remarks are about the first place of each
     other name that does not begin with x-, and parts that may be any JSON.
     """
-    wrong, notes, found = list[str](), dict[str, str](), [*nodes(schema, at)]
+    wrong = list[str]()
+    notes = dict[str, str]()
+    found = [*nodes(schema, at)]
     refs = {node.get("$ref") for _, node in found}
     for place, node in found:
         is_group = place not in refs and place.rpartition("/")[0] in (f"{at}/$defs", f"{at}/definitions")

@@ -44,8 +44,10 @@ class Names:
 
     def __init__(self, shape: Object, is_live: Callable[[Lazy], bool]) -> None:
         patterns = list(dict.fromkeys(pattern for others in shape.others for pattern, _ in others.patterns))
-        self.dfa, self._parts = anything(), dict[int, Lazy]()          # by accepting state
-        self._endless, self.is_endless = np.ones(len(self.dfa.accepting), bool), True
+        self.dfa = anything()
+        self._parts = dict[int, Lazy]()                 # by accepting state
+        self._endless = np.ones(len(self.dfa.accepting), bool)
+        self.is_endless = True
         self.part, self.rests = self._parts.get, Memo(self._find_rests)
         if shape.names == String() and not patterns:
             part = both(*(others.additional for others in shape.others))
@@ -53,7 +55,8 @@ class Names:
             self._parts |= dict.fromkeys(np.flatnonzero(self.dfa.accepting).tolist(), part)
             return
         table, accepting, sets = classes(shape.names, tuple(patterns))
-        table, accepting = table.copy(), accepting.copy()
+        table = table.copy()
+        accepting = accepting.copy()
         parts = dict[tuple[bool, ...], Lazy]()
         for state in np.flatnonzero(accepting).tolist():
             if sets[state] not in parts:
@@ -91,7 +94,8 @@ def classes(names: Shape, patterns: tuple[str, ...]) -> tuple[Ints, Bools, list[
     """
     dfas = [texts_of(intersect(names, String())), *map(found, patterns)]
     start = tuple(dfa.start for dfa in dfas)
-    states, rows = Numbering[tuple[int, ...]]([(), start]), [np.zeros(256, np.int32)]
+    states = Numbering[tuple[int, ...]]([(), start])
+    rows = [np.zeros(256, np.int32)]
     for key in itertools.islice(states.keys_in_order, 1, None):         # grows
         table = np.stack([dfa.row(state) for dfa, state in zip(dfas, key, strict=True)])
         columns, where = np.unique(table, axis=1, return_inverse=True)
@@ -137,7 +141,8 @@ class Members(Container):
 
     def __init__(self, shape: Object, blank: Whitespace, is_live: Callable[[Lazy], bool], in_order: bool) -> None:
         super().__init__(blank)
-        self._shape, self._is_live_part = shape, is_live
+        self._shape = shape
+        self._is_live_part = is_live
         self._listed = list(dict.fromkeys([*shape.properties, *shape.required]))
         self._ordered = (1 << len(self._listed)) - 1 if in_order else 0        # bits of the names with an order
         self._parts = Memo(shape.of_name)
@@ -146,7 +151,8 @@ class Members(Container):
     @property
     def is_possible(self) -> bool:
         """True if the shape has instances. Often the required properties tell, and no other is read."""
-        shape, required = self._shape, len(set(self._shape.required))
+        shape = self._shape
+        required = len(set(self._shape.required))
         if not all(map(self._allows, shape.required)) or required > shape.most:
             return False
         return shape.least <= required or self._can_end(self._begin)
@@ -295,7 +301,8 @@ class Members(Container):
         """Return the key after one byte of a name."""
         if byte == QUOTE and name.escape is None and (ended := self._ended(at, name)):
             return ended                            # in a listed name, a quote may follow a backslash
-        other, escape = 0, name.escape
+        other = 0
+        escape = name.escape
         if escape is not None or byte == BACKSLASH:
             some = ((to, part) for lo, hi, to, part in self._other_moves(name) if lo <= byte <= hi)
             other, escape = next(some, (0, None))
@@ -326,7 +333,8 @@ class Members(Container):
 
     def _other_moves(self, name: Name) -> Iterator[tuple[int, int, int, str | None]]:
         """Yield the moves of the other names: first and last byte, state, and the part of an escape."""
-        others, state = self._others, name.other
+        others = self._others
+        state = name.other
         if others is None or not state:
             return
         found = escapes(name.escape or "", lambda byte: others.dfa.step(state, byte))
@@ -341,7 +349,8 @@ class Members(Container):
     def closing(self, key: Key) -> Expansion:
         if key[0] != "name":
             return super().closing(key)
-        found, missing = self.expand(key), key[1].left & self._required
+        found = self.expand(key)
+        missing = key[1].left & self._required
         for some in (missing & -missing, missing) if missing.bit_count() > MAX_ORDERED else (missing,):
             moves = [move for move in found.moves if move[2][0] == "colon" or self._leads_to(some, move[2][2])]
             if moves:

@@ -122,7 +122,8 @@ class Reader:
 
     def _part(self, schema: Any, place: Place, *steps: object) -> Lazy:
         """Return the shape of a schema inside the schema at a place."""
-        draft, resolver = draft_of(schema, place.draft), place.resolver
+        draft = draft_of(schema, place.draft)
+        resolver = place.resolver
         if isinstance(schema, dict) and ("$id" in schema or "id" in schema):
             resolver = resolver.in_subresource(DRAFTS[draft].create_resource(schema))
         return self.lazy(schema, Place(place.pointer + "".join(map(pointer, steps)), resolver, draft))
@@ -145,7 +146,9 @@ class Reader:
 
     def _read(self, schema: Any, place: Place) -> tuple[Shape, bool]:
         """Return the shape of a schema, and whether it has no other values."""
-        before, shape, given = self._inexact, cast(Shape, ANY), self._known(schema, place)
+        before = self._inexact
+        shape = cast(Shape, ANY)
+        given = self._known(schema, place)
         order = "properties", "items", "prefixItems", *given
         own_at = next((key for key in order if key in given and key in OWN), None)
         for key, value in given.items():
@@ -155,7 +158,8 @@ class Reader:
                 shape = intersect(shape, self._applied(key, value, given, place))
             except Inexact:
                 self._leave_out(place, key)
-        is_exact, self._inexact = self._inexact == before, before
+        is_exact = self._inexact == before
+        self._inexact = before
         return shape, is_exact
 
     def _known(self, schema: Any, place: Place) -> Any:
@@ -210,11 +214,14 @@ class Reader:
         return ANY
 
     def _reference(self, name: str, keyword: str, place: Place) -> Shape:
-        schema, inside, hops = {"$ref": name}, place, 0
+        schema = {"$ref": name}
+        inside = place
+        hops = 0
         while isinstance(schema, dict) and (hops == 0 or (len(schema) == 1 and "$ref" in schema)):
             found = lookup(inside.resolver, schema["$ref"], inside.pointer, "$ref" if hops else keyword)
             at = schema["$ref"] if "#" in schema["$ref"] else schema["$ref"] + "#"
-            schema, hops = found.contents, hops + 1
+            schema = found.contents
+            hops = hops + 1
             inside = Place(at, found.resolver, draft_of(schema, place.draft))
             if hops > MAX_HOPS:
                 raise ValueError(f"JSON schema at {place.pointer}, {keyword!r}: {name!r} leads back to itself")
@@ -311,21 +318,26 @@ class Reader:
         return {key: value for key, value in schema.items() if is_known or key != "format"}
 
     def _array(self, schema: Any, place: Place) -> Shape:
-        first, rest = "prefixItems", "items"
+        first = "prefixItems"
+        rest = "items"
         if isinstance(schema.get(rest), list):
-            first, rest = "items", "additionalItems"
+            first = "items"
+            rest = "additionalItems"
         items = tuple(self._part(part, place, first, i) for i, part in enumerate(schema.get(first, ())))
         others = self._others(schema, rest, "unevaluatedItems", place)
         unique = schema.get("uniqueItems", False)
         if unique and (items or shapes.values_of(others) is None):
             self._leave_out(place, "uniqueItems")
             unique = False
-        some, wanted, is_plain = shapes.NONE, 0, (items, unique) == ((), False)
+        some = shapes.NONE
+        wanted = 0
+        is_plain = (items, unique) == ((), False)
         if "contains" in schema:
             if not is_plain or "maxContains" in schema:
                 self._leave_out(place, "contains")
             if is_plain:
-                some, wanted = self._part(schema["contains"], place, "contains"), int(schema.get("minContains", 1))
+                some = self._part(schema["contains"], place, "contains")
+                wanted = int(schema.get("minContains", 1))
         return Array(first=items, rest=others, unique=unique, some=some, wanted=wanted)
 
     def _object(self, schema: Any, place: Place) -> Shape:

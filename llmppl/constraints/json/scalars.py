@@ -54,7 +54,8 @@ def numbers(shape: Number) -> DFA:
 
     Raises ValueError if the multiples need an automaton that is too large.
     """
-    (low, low_out), (high, high_in) = shape.low, shape.high
+    low, low_out = shape.low
+    high, high_in = shape.high
     known = [abs(Fraction(each)) for each in (low, high, *map(itemgetter(0), shape.steps)) if abs(each) != math.inf]
 
     def between(digits: int, most: Fraction) -> tuple[Fraction, Fraction]:
@@ -89,7 +90,9 @@ def _powers(parts: tuple[tuple[int, Fraction, Fraction], ...]) -> DFA:
 
     The digits of m are cut at those of both bounds. Between two cuts, all m have the same exponents.
     """
-    nfa, ways, unit = NFA(), [], 10**MAX_FRACTION
+    nfa = NFA()
+    ways = []
+    unit = 10**MAX_FRACTION
     for (low, high), some in itertools.groupby(parts, itemgetter(1, 2)):
         signs = DFA.from_strings(["-" * (sign < 0) for sign, _, _ in some])
         first, last = (len(str(math.floor(end * 10**324))) - 325 for end in (low, high))
@@ -135,7 +138,8 @@ def _multiples(step: Fraction) -> DFA:
         raise ValueError(f"the multiples of {step} have more than {MAX_REMAINDERS:,} remainders")
     rest = np.arange(m)
     table = np.zeros((2 + 2 * size, 256), np.int32)     # 1 the start; before the point; after it, by the digits left
-    whole, after = 2, 2 + m
+    whole = 2
+    after = 2 + m
     for digit in range(10):
         char = ord("0") + digit
         scaled = digit * pow(10, digits, m) % m
@@ -258,7 +262,8 @@ class Quoted(Frame):
 
     def __init__(self, dfa: DFA | None, least: int, most: float) -> None:
         super().__init__()
-        self._is_free, self._dfa = dfa is None, anything() if dfa is None else dfa
+        self._is_free = dfa is None
+        self._dfa = anything() if dfa is None else dfa
         self._begin = (self._dfa.start, least, most) if dfa is None else (self._dfa.start, 0, math.inf)
 
     def content(self, key: Key) -> Content:

@@ -44,7 +44,10 @@ class Lazy:
     __slots__ = ("_find", "_is_busy", "_shape", "exact", "note")
 
     def __init__(self, find: Callable[[], tuple[Shape, bool]], note: Callable[[], None] | None = None) -> None:
-        self._find, self._is_busy, self.exact, self.note = find, False, True, note
+        self._find = find
+        self._is_busy = False
+        self.exact = True
+        self.note = note
         self._shape: Shape | None = None
 
     @classmethod
@@ -64,7 +67,8 @@ class Lazy:
         return self._shape
 
 
-EVERY, NONE = Lazy(lambda: (ANY, True)), Lazy(lambda: (NEVER, True))
+EVERY = Lazy(lambda: (ANY, True))
+NONE = Lazy(lambda: (NEVER, True))
 
 
 @dataclass(frozen=True, eq=False)
@@ -191,7 +195,8 @@ def unfolded(shape: Shape) -> list[Shape]:
         case Choice():
             return [each for option in shape.options for each in unfolded(option)]
         case Constants():
-            found, plain = list[Shape](), list[Any]()
+            found = list[Shape]()
+            plain = list[Any]()
             for value in shape.values:
                 if isinstance(value, list):
                     items = tuple(Lazy.of(Constants((each,))) for each in value)
@@ -252,14 +257,16 @@ def intersect(a: Shape, b: Shape) -> Shape:
             return String(*_counts(a, b), _union(a.languages, b.languages))
         case Array(), Array():
             items = tuple(both(a.item(i), b.item(i)) for i in range(max(len(a.first), len(b.first))))
-            unique, counts = a.unique or b.unique, {(a.some, a.wanted), (b.some, b.wanted)} - {(NONE, 0)}
+            unique = a.unique or b.unique
+            counts = {(a.some, a.wanted), (b.some, b.wanted)} - {(NONE, 0)}
             if bool(items) + unique + len(counts) > 1:          # an array has one of these
                 raise Inexact
             some, wanted = next(iter(counts), (NONE, 0))
             return Array(*_counts(a, b), items, both(a.rest, b.rest), unique, some, wanted)
         case Object(), Object():
             named = {name: both(a.of_name(name), b.of_name(name)) for name in _union(a.properties, b.properties)}
-            others, required = _union(a.others, b.others), _union(a.required, b.required)
+            others = _union(a.others, b.others)
+            required = _union(a.required, b.required)
             return Object(named, others, required, *_counts(a, b), intersect(a.names, b.names))
     return NEVER
 

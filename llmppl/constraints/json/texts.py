@@ -42,7 +42,8 @@ class Config:
     __slots__ = ("accepts", "items")
 
     def __init__(self, items: tuple[Pair, ...], accepts: bool) -> None:
-        self.items, self.accepts = items, accepts
+        self.items = items
+        self.accepts = accepts
 
     def __deepcopy__(self, memo: object) -> Config:
         return self
@@ -55,7 +56,8 @@ class Texts:
     """Recognizer of the texts of a shape: `start`, `step` and `accepts`; `moves` has all bytes at once."""
 
     def __init__(self, blank: Whitespace, in_order: bool) -> None:
-        self._blank, self._in_order = blank, in_order
+        self._blank = blank
+        self._in_order = in_order
         self._frames: dict[int, tuple[Shape, Frame | None]] = {}
         self._open: set[int] = set()
         self._left: dict[Local, float] = {}
@@ -86,7 +88,8 @@ class Texts:
 
     def _frame(self, shape: Shape) -> Frame | None:
         """Return the frame of a shape; None if it has no instances."""
-        key, is_outermost = id(shape), not self._open
+        key = id(shape)
+        is_outermost = not self._open
         if key not in self._frames and key not in self._open:       # only an infinite value would need itself
             self._open.add(key)
             try:
@@ -172,7 +175,10 @@ class Texts:
 
         With `is_closing`, there is none that only makes the text longer.
         """
-        accepts, todo, found, seen = False, list(pairs), list[Pair](), set[Pair]()
+        accepts = False
+        todo = list(pairs)
+        found = list[Pair]()
+        seen = set[Pair]()
         while todo:
             pair = todo.pop()
             local, below = pair
@@ -237,7 +243,8 @@ class Texts:
             lambda config: {frame for local, below in config.items for frame in (local.frame, *inside[below])}
         )
         states = Numbering([Config((), False), self.start])         # the first stands for the dead state
-        rows, accepting = [np.zeros(256, np.int32)], [False]
+        rows = [np.zeros(256, np.int32)]
+        accepting = [False]
         for config in islice(states.keys_in_order, 1, None):            # grows
             for local, below in config.items:
                 if local.frame.remembers:

@@ -27,7 +27,8 @@ from llmppl.constraints.json.scalars import num_decimals
 from llmppl.support.arguments import is_hashable, shown
 
 Node = dict[str, Any]
-PLACES, MAX_PLACES = 4, 18                          # of a Decimal without decimal_places, and of any other
+PLACES = 4                                              # of a Decimal without decimal_places
+MAX_PLACES = 18                                         # of any other
 WHOLE = 15                                          # digits of a Decimal before the point, without max_digits
 _ROUNDED: dict[str, Callable[[Any], int]] = {       # the nearest integer within a bound
     "ge": math.ceil, "gt": lambda bound: math.floor(bound) + 1,
@@ -135,7 +136,8 @@ def _type_schema() -> Any:
             self.missing.append(f"{what} is checked on the finished text")
 
         def generate_inner(self, schema: Any) -> Node:
-            node, kind = super().generate_inner(schema), schema["type"]
+            node = super().generate_inner(schema)
+            kind = schema["type"]
             name = node.get("format", kind)
             if kind.startswith("function-"):
                 function = schema["function"]["function"]
@@ -269,7 +271,8 @@ def _type_schema() -> Any:
             return self._listed(schema, super().literal_schema(schema))
 
         def enum_schema(self, schema: Any) -> Node:
-            node, members = super().enum_schema(schema), schema["members"]
+            node = super().enum_schema(schema)
+            members = schema["members"]
             if issubclass(schema["cls"], enum.Flag) and len(members) <= 10:        # 2**10 combinations
                 unions = functools.reduce(lambda some, flag: some | {each | flag.value for each in some}, members, {0})
                 node = {"type": "integer", "enum": sorted(unions)}
@@ -277,7 +280,8 @@ def _type_schema() -> Any:
 
         def _listed(self, schema: Any, node: Node) -> Node:
             """Return the choices of a node that pydantic reads from JSON."""
-            given, known = node["enum"] if "enum" in node else [node["const"]], []
+            given = node["enum"] if "enum" in node else [node["const"]]
+            known = []
             reads = SchemaValidator({key: each for key, each in schema.items() if key not in ("ref", "serialization")})
             for value in given:
                 with contextlib.suppress(ValueError):
@@ -303,7 +307,8 @@ def _type_schema() -> Any:
             node = super().dict_schema(schema)
             names: Any = self.generate_inner(schema["keys_schema"]) if "keys_schema" in schema else {"type": "string"}
             names = self.resolve_ref_schema(names) if "$ref" in names else names
-            bound, most = names.get, 10**18
+            bound = names.get
+            most = 10**18
             if listed := names.get("enum", [names["const"]] if "const" in names else []):
                 words = [each if isinstance(each, str) else to_json(each).decode() for each in listed]
                 node["propertyNames"] = {"enum": words}
@@ -329,7 +334,8 @@ def _in_ecma(pattern: str) -> str:
     Raises ValueError for a complement inside of a class.
     """
     def converted(token: re.Match[str]) -> str:
-        text, kind = token[0], _KINDS.get(token[0].lower())
+        text = token[0]
+        kind = _KINDS.get(token[0].lower())
         if text[0] == "[":
             if {r"\D", r"\W", r"\S"} & {*re.findall(r"\\.", text)}:
                 raise ValueError(f"a complement inside of {text}")
@@ -366,7 +372,8 @@ def _readable(kind: Any) -> Any:
             bare = _readable(typing.get_args(hint)[0] if is_marked else hint)
             fields[name] = bare if name in kind.__required_keys__ else typing.NotRequired[bare]
         return TypedDict(kind.__name__, fields)     # type: ignore[operator]
-    origin, inner = typing.get_origin(kind), typing.get_args(kind)
+    origin = typing.get_origin(kind)
+    inner = typing.get_args(kind)
     if origin in (None, typing.Literal) or (new := tuple(map(_readable, inner))) == inner:
         return kind
     return typing.Union[new] if origin.__module__ == "types" else origin[new]       # noqa: UP007

@@ -33,7 +33,9 @@ class Completion:
     """
 
     def __init__(self, parser: Parser, partials: PartialTokens, lexer_of: dict[int, int]) -> None:
-        self.parser, self.partials, self.lexer_of = parser, partials, lexer_of
+        self.parser = parser
+        self.partials = partials
+        self.lexer_of = lexer_of
         self.ends = Memo(self._find_ends)
         self.next = Memo(self._find_next)
         self.sure = Memo(self._is_sure)
@@ -45,14 +47,16 @@ class Completion:
         return union(IGNORED if name in ignored else self.parser.bits.get(name, 0) for name in names)
 
     def _find_ends(self, number: int) -> int:
-        token, names_of = self.partials.tokens[number], self.partials.automata.names_of
+        token = self.partials.tokens[number]
+        names_of = self.partials.automata.names_of
         names = names_of(token.threads) | names_of(token.keyword_threads)
         return self._bits(names)
 
     def _find_next(self, place: tuple[int, int]) -> int:
         lexer, obligation = place
         partials = self.partials
-        heads, names = partials.heads[obligation], set(partials.lexers[lexer])
+        heads = partials.heads[obligation]
+        names = set(partials.lexers[lexer])
         if partials.automata.guards:                    # which may exclude terminals here
             tokens = map(partials.tokens.__getitem__, partials.starts[place])
             names &= set().union(*(partials.automata.names_of((*t.threads, *t.keyword_threads)) for t in tokens))
@@ -64,7 +68,8 @@ class Completion:
         return bool(found & IGNORED) or found == self._every[lexer]
 
     def _is_sure(self, end: Ended) -> bool:
-        is_line_end, lexers = isinstance(end.symbol, tuple), range(len(self._every))
+        is_line_end = isinstance(end.symbol, tuple)
+        lexers = range(len(self._every))
         return not is_line_end and all(self._is_free(lexer, end.obligation) for lexer in lexers)
 
     def completable(self, stack: Stack, token: int) -> bool:
@@ -103,9 +108,12 @@ class Completion:
 
         The search visits low stacks first. It is bounded, and None if it finds no proof.
         """
-        order, left, found = itertools.count(), MAX_EXPLORED, set[str]()
+        order = itertools.count()
+        left = MAX_EXPLORED
+        found = set[str]()
         begun = self.parser.bottom, self.partials.first
-        todo, seen = [(0, 0, *begun)], {begun}
+        todo = [(0, 0, *begun)]
+        seen = {begun}
         while todo:
             _, _, stack, obligation = heapq.heappop(todo)
             if self.may_end(stack, obligation):

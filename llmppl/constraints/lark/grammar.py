@@ -54,7 +54,8 @@ class _State(Shared):
     __slots__ = ("hypotheses", "accepting", "next")
 
     def __init__(self, hypotheses: tuple[Hypothesis, ...], accepting: bool):
-        self.hypotheses, self.accepting = hypotheses, accepting
+        self.hypotheses = hypotheses
+        self.accepting = accepting
         self.next: dict[int, _State | None] = {}        # by byte
 
 
@@ -106,7 +107,8 @@ class Grammar(Shared):
         if postlex is not None and not plain:
             raise ValueError(f"postlex: a lark.indenter.Indenter that only names its terminals, not {postlex!r}")
         found = read(grammar, start, import_paths, g_regex_flags, postlex, source_path)
-        parser, (lexers, lexer_of) = found.parser, _lexers(found)
+        parser = found.parser
+        lexers, lexer_of = _lexers(found)
         self._parser = parser
         self.partials = PartialTokens(found.terminals, found.ignored, lexers, postlex)
         self._completion = Completion(parser, self.partials, lexer_of)
@@ -157,7 +159,9 @@ class Grammar(Shared):
     @locked
     def token_step(self, state: _State, data: bytes) -> _State | None:
         """Return the state after one or more bytes, without the states in between."""
-        step, starts, after = self.partials.step, self._completion.starts, self._parser.after
+        step = self.partials.step
+        starts = self._completion.starts
+        after = self._parser.after
         alive: list[Hypothesis] = list(state.hypotheses)
         ended: list[Hypothesis] = []                    # a stack and a obligation each
         for byte in data:
@@ -208,7 +212,8 @@ class _StateGraph(MemoGraph):
     """Graph of a grammar's states, which reads one byte for each class of bytes that the partial tokens tell apart."""
 
     def fill(self, number: int, bytes: Ints, /) -> None:
-        state, classes = self.states[number], self.recognizer.partials.classes
+        state = self.states[number]
+        classes = self.recognizer.partials.classes
         cuts = [*sorted({0}.union(*[classes[token] for _, token in state.hypotheses])), 256]
         for i in {bisect_right(cuts, byte) for byte in bytes.tolist()}:
             known = self.number(self.recognizer.step(state, cuts[i - 1]))       # which may replace the table
@@ -224,7 +229,8 @@ class _Ends(SearchDistances):
 
     def __init__(self, turn: Lock) -> None:
         super().__init__(turn)
-        self._paths, self._byte_ends = dict[State, float](), dict[State, bool]()
+        self._paths = dict[State, float]()
+        self._byte_ends = dict[State, bool]()
 
     @locked
     def within(self, index: Any, state: State, ends: Ints, n: float) -> Bools:
@@ -241,12 +247,14 @@ class _Ends(SearchDistances):
 
     def _length(self, index: Any, start: State, n: float) -> float:
         """Return the length of a path to an end of at most n tokens; inf if none is found, n if that is MOST."""
-        seen, todo = {start}, {(0, 0): [start]}
+        seen = {start}
+        todo = {(0, 0): [start]}
         while todo and min(todo)[1] < n:
             if len(seen) > MAX_VISITED:
                 return n if n == MOST else math.inf
             key = min(todo)                             # depth + height, and depth: equal ones are read together
-            level, depth = todo.pop(key), key[1] + 1
+            level = todo.pop(key)
+            depth = key[1] + 1
             if self._end_follows(index, level):
                 return depth
             after = {each for state in level for each in self.after(index, state)} - seen
@@ -288,7 +296,8 @@ class GrammarIndex(TokenIndex):
 
     def _begin(self) -> None:
         super()._begin()
-        self.graph, self._distances = _StateGraph(self.recognizer), _Ends(self._lock)
+        self.graph = _StateGraph(self.recognizer)
+        self._distances = _Ends(self._lock)
 
     def build_all(self, max_states: int = 1_000_000) -> Any:
         raise TypeError(f"build_all wants finitely many states, those of a Regex or a DFA, not {self!r}")

@@ -99,7 +99,8 @@ class PartialTokens:
         self, terminals: Sequence[Terminal], ignored: frozenset[str], lexers: Sequence[Sequence[str]], indenter: Any
     ) -> None:
         automata = self.automata = Automata(terminals)
-        self.lexers, self.ignored = lexers, ignored
+        self.lexers = lexers
+        self.ignored = ignored
         self.newline = indenter.NL_type if indenter else None
         self.widths = {32: 1, 9: indenter.tab_len} if indenter else {}
         self.terminals = {terminal.name: terminal for terminal in terminals}
@@ -110,7 +111,8 @@ class PartialTokens:
         self.obligation_number: Numbering[Obligation] = Numbering(
             check=lambda each: self._keep(len(each.forbidden) + sum(map(len, each.required)), ())
         )
-        self.tokens, self.obligations = self.token_number.keys_in_order, self.obligation_number.keys_in_order
+        self.tokens = self.token_number.keys_in_order
+        self.obligations = self.obligation_number.keys_in_order
         self.starts = Memo(self._begin)
         self.classes = Memo(self._find_classes)
         self.heads = Memo(self._find_heads)
@@ -279,16 +281,19 @@ class PartialTokens:
         obligation = self._assumed(ahead, token.obligation)
         if obligation is None:
             return
-        ends, names = self.automata.ends, self.automata.names
+        ends = self.automata.ends
+        names = self.automata.names
         closure = functools.partial(self.automata.closure, trackers=obligation.trackers, ahead=ahead)
-        before, matched = [], None                      # threads preferred to the match; the terminal matched
+        before = []                                     # threads preferred to the match
+        matched = None                                  # terminal
         for q in closure(token.threads):
             if q in ends:
                 matched = ends[q]
                 break
             if q not in obligation.forbidden:
                 before.append(q)
-        spelled, keywords = closure(token.keyword_threads), dict(token.keywords)
+        spelled = closure(token.keyword_threads)
+        keywords = dict(token.keywords)
         if before:
             hosts = self.automata.names_of(before)
             possible = set[str]().union(*[keywords.get(host, ()) for host in hosts])
@@ -306,7 +311,8 @@ class PartialTokens:
 
     def _assumed(self, ahead: Assumptions, obligation: Obligation) -> Obligation | None:
         """Return an obligation with its epsilon edges followed, or None if an assumption is already wrong."""
-        ends, trackers = self.automata.ends, obligation.trackers
+        ends = self.automata.ends
+        trackers = obligation.trackers
         denied = [entry for entry, holds in ahead.items() if not holds]
         forbidden = frozenset(self.automata.closure([*obligation.forbidden, *denied], trackers, ahead))
         if not ends.keys().isdisjoint(forbidden):

@@ -181,7 +181,8 @@ def _sizes(kind: str, inner: Sequence[Sizes], children: Sequence[str]) -> tuple[
         return (n + 1, size), 0
     if children[1] in "+*":
         return (1 + (children[1] == "*"), 1), 2 * size + n
-    least, most = int(children[2]), int(children[-1])
+    least = int(children[2])
+    most = int(children[-1])
     if most >= load_grammar.REPEAT_BREAK_THRESHOLD:     # lark makes rules of factors up to 5 + 5
         return (1, 2), 100 * _in_a_row([(n, size)] * 10)[1]
     rows = [_in_a_row([(n, size)] * number) for number in range(least, most + 1)]
@@ -189,7 +190,8 @@ def _sizes(kind: str, inner: Sequence[Sizes], children: Sequence[str]) -> tuple[
 
 
 def _in_a_row(parts: Sequence[Sizes]) -> Sizes:
-    number, size = 1, 0
+    number = 1
+    size = 0
     for n, s in parts:
         number, size = min(number * n, COUNTED), min(size * n + s * number, COUNTED)
     return number, size

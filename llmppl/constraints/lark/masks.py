@@ -81,7 +81,8 @@ class _Outcomes(MemoGraph):
     def __init__(self, partials: PartialTokens, trie: Trie) -> None:
         super().__init__(partials)
         self._kept: Memo[bytes, Loop] = trie.loops.setdefault("bytes", Memo(partial(Loop, trie), MOST))
-        self.states, self.ids = [((), ())], {((), ()): 0}
+        self.states = [((), ())]
+        self.ids = {((), ()): 0}
         self._flags = Memo(self._find_flags)
         self.loops: Memo[int, Loop | None] = Memo(self._find_loop)
 
@@ -116,7 +117,9 @@ class Masks(Shared):
     """The masks of a grammar over a vocabulary."""
 
     def __init__(self, completion: Completion, trie: Trie) -> None:
-        self.completion, self.parser, self.trie = completion, completion.parser, trie
+        self.completion = completion
+        self.parser = completion.parser
+        self.trie = trie
         self.made = 0                               # masks made since `forget`
         self._outcomes = _Outcomes(completion.partials, trie)
         self.quotients = Memo(self._read)
@@ -146,7 +149,8 @@ class Masks(Shared):
 
     def _collect(self, quotient: Quotient, stack: Stack) -> bytes:
         self.made += 1
-        completion, parser = self.completion, self.parser
+        completion = self.completion
+        parser = self.parser
         admitted = parser.admitted(stack, quotient.bits)
         sets = [
             tokens
@@ -174,7 +178,8 @@ class Masks(Shared):
     def _read(self, key: Key) -> Quotient:
         """Return the quotient of the tokens below some nodes, read from some partial tokens."""
         outcomes = self._outcomes
-        nodes, start = np.frombuffer(key[0], np.int32), outcomes.number((key[1], ()))
+        nodes = np.frombuffer(key[0], np.int32)
+        start = outcomes.number((key[1], ()))
         found, flagged = self._walk(nodes if nodes.size else np.array([-1]), start)
         kinds: dict[Kind, list[Ints]] = defaultdict(list)
         for outcome, some in found:
@@ -193,12 +198,15 @@ class Masks(Shared):
 
     def _walk(self, nodes: Ints, start: int) -> tuple[list[tuple[int, Ints]], list[tuple[int, Ints]]]:
         """Return the tokens below some nodes by their outcomes, and the nodes before an entry with FLAG by theirs."""
-        trie, outcomes = self.trie, self._outcomes
+        trie = self.trie
+        outcomes = self._outcomes
         above = trie.place[nodes]
         size = trie.num_children[above]
         place = ranges(trie.first_child[above], size)
         states: Ints = np.full(place.size, start)
-        found, ended, flagged = list[tuple[int, Ints]](), list[tuple[Ints, Ints]](), list[tuple[Ints, Ints]]()
+        found = list[tuple[int, Ints]]()
+        ended = list[tuple[Ints, Ints]]()
+        flagged = list[tuple[Ints, Ints]]()
         while place.size:
             after = steps(outcomes, states, trie.bytes[place])
             if ended:                                   # no token ends at the first nodes
@@ -207,7 +215,8 @@ class Masks(Shared):
                     flagged.append((trie.nodes[trie.parent[place[marked]]], states[marked]))
             after &= FLAG - 1
             alive = after.nonzero()[0]
-            place, states = place[alive], after[alive]
+            place = place[alive]
+            states = after[alive]
             exits = list[tuple[Ints, Ints]]()
             below = trie.below[place]
             for state in np.flatnonzero(np.bincount(states, below) > LARGE).tolist() if below.sum() > LARGE else ():
@@ -216,10 +225,12 @@ class Masks(Shared):
                     found.append((state, ids))
                     exits.append((out, np.full(out.size, state)))
                     others = states != state
-                    place, states = place[others], states[others]
+                    place = place[others]
+                    states = states[others]
             ended.append(trie.tokens_ending(place, states))
             size = trie.num_children[place]
-            place, states = ranges(trie.first_child[place], size), states.repeat(size)
+            place = ranges(trie.first_child[place], size)
+            states = states.repeat(size)
             if exits:
                 place, states = map(np.concatenate, zip((place, states), *exits, strict=True))
         return found + _groups(ended), _groups(flagged)
@@ -232,7 +243,8 @@ class Masks(Shared):
 
     def _find_kind(self, outcome: int) -> Kind:
         """Return the proofs of an outcome's tokens, and the ends and partial tokens that may follow without one."""
-        completion, (tokens, ended) = self.completion, self._outcomes.states[outcome]
+        completion = self.completion
+        tokens, ended = self._outcomes.states[outcome]
         proofs = union(completion.ends[token] for token in tokens) & ~completion.newline
         proofs |= union(self.parser.bits[end.terminal] for end in ended if completion.sure[end])
         lines = tuple([token for token in tokens if completion.ends[token] & completion.newline])

@@ -119,7 +119,8 @@ class _Analyzer(LALR_Analyzer):
         for transition in self.nonterminal_transitions:
             state, name = transition
             for pointer in pointers[state].get(name, ()):
-                symbols, at = pointer.rule.expansion, state
+                symbols = pointer.rule.expansion
+                at = state
                 for i in range(pointer.index, len(symbols)):
                     before = at, symbols[i]
                     if before in self.reads and self.NULLABLE.issuperset(symbols[i + 1 :]):
@@ -154,7 +155,8 @@ class Stack:
     __slots__ = ("state", "below", "layout", "height", "pushed", "fed", "complete", "admits")
 
     def __init__(self, state: int, below: Stack | None, layout: Layout | None):
-        self.state, self.below = state, below
+        self.state = state
+        self.below = below
         self.layout: Any = layout                       # a Layout, or None
         self.height: int = below.height + 1 if below else 1
         self.pushed: dict[tuple[int, Layout | None], Stack] = {}
@@ -171,7 +173,8 @@ class Stack:
     def pop(self, size: int) -> Stack | None:
         stack: Stack | None = self
         while size and stack is not None:
-            stack, size = stack.below, size - 1
+            stack = stack.below
+            size = size - 1
         return stack
 
 
@@ -200,7 +203,8 @@ class Parser:
         terminals = dict.fromkeys(name for row in table.states.values() for name in row if name not in names)
         terminals.pop(END, None)
         self.bits: dict[str | None, int] = {name: 1 << i for i, name in enumerate([None, *terminals, END])}
-        self._start_state, self.end_state = table.start_states[start], table.end_states[start]
+        self._start_state = table.start_states[start]
+        self.end_state = table.end_states[start]
         self.bottom = Stack(self._start_state, None, self.layout)
         self.lowest = 0
         self.shifts: list[dict[str, int]] = []
@@ -226,7 +230,8 @@ class Parser:
         """Return `find(stack, key)`, kept in a memo with the least height that it reads."""
         known = memo.get(key)
         if known is None:
-            before, self.lowest = self.lowest, stack.height
+            before = self.lowest
+            self.lowest = stack.height
             known = memo[key] = find(stack, key), self.lowest
             self.lowest = before
         found, lowest = known
@@ -242,16 +247,19 @@ class Parser:
         known: Any = tops.get(stack)
         top: Any = None
         if known is None:
-            known, top = tops, stack
+            known = tops
+            top = stack
         while type(known) is dict:
             known = known.get(top.state)
             top = top.below
         if known is None:
-            before, self.lowest = self.lowest, stack.height
+            before = self.lowest
+            self.lowest = stack.height
             known = find(stack)
             top = stack
             for _ in range(stack.height - self.lowest if self.lowest else 0):
-                tops, top = tops.setdefault(top.state, {}), top.below
+                tops = tops.setdefault(top.state, {})
+                top = top.below
             tops[top.state if self.lowest else stack] = known
             self.lowest = min(self.lowest, before)
         elif (lowest := top.height + 1 if top else 0) < self.lowest:
@@ -282,9 +290,12 @@ class Parser:
 
     def _admitted(self, stack: Stack, among: int) -> int:
         found = among & IGNORED
-        lowest, most = self.lowest, stack.height + len(self.shifts)
-        shift_bits, reductions = self.shift_bits, self.reductions
-        todo, empty = [(stack.below, stack.state, among)], set[tuple[Stack, int]]()
+        lowest = self.lowest
+        most = stack.height + len(self.shifts)
+        shift_bits = self.shift_bits
+        reductions = self.reductions
+        todo = [(stack.below, stack.state, among)]
+        empty = set[tuple[Stack, int]]()
         while todo:
             below, state, among = todo.pop()
             found |= shift_bits[state] & among
@@ -323,7 +334,8 @@ class Parser:
 
     def _reduce(self, stack: Stack, symbol: Any) -> Stack | None:
         """Return the stack after all reductions before `symbol`; None if that completes the text ($END)."""
-        most, seen = stack.height + len(self.shifts), set[Stack]()      # above: some state is back, and nothing read
+        most = stack.height + len(self.shifts)          # above: some state is back, and nothing read
+        seen = set[Stack]()
         while (reduction := self.reduced[stack.state].get(symbol)) is not None:
             size, name = reduction
             if stack.height > most or stack in seen or len(seen) > MAX_CHAIN * most:

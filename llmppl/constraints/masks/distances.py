@@ -32,7 +32,8 @@ def walks(graph: Graph, trie: Trie, queue: list[int]) -> Iterator[tuple[Ints, Wa
     `changes` are the indices of entries of the walk whose state or start differs from the entry before: neighbours
     mostly agree.
     """
-    done, batch = 0, 1
+    done = 0
+    batch = 1
     while done < len(queue):
         numbers = np.array(queue[done : done + batch])
         found = walk(graph, trie, numbers)
@@ -90,7 +91,8 @@ class PrecomputedIndex(Shared):
 
 def build(index: Any, max_states: int) -> PrecomputedIndex:
     """Compute all rows of a TokenIndex (Algorithm 4); raise a ValueError if there are more than `max_states`."""
-    graph, recognizer = index.graph, index.recognizer
+    graph = index.graph
+    recognizer = index.recognizer
     if isinstance(graph, TableGraph):
         recognizer.explore()
     small = np.uint16 if isinstance(graph, TableGraph) and len(graph.table) <= 1 << 16 else np.int32
@@ -99,14 +101,16 @@ def build(index: Any, max_states: int) -> PrecomputedIndex:
     masks: list[PackedMask] = []
     nexts: list[Ints] = []
     sizes = [np.zeros(1, np.int64)]
-    queue, row_of = [graph.number(index.start)], np.zeros(0, np.int32)
+    queue = [graph.number(index.start)]
+    row_of = np.zeros(0, np.int32)
     for numbers, found, changes in walks(graph, index.trie, queue):
         ids, ends, begin = index.trie.tokens_at(found.nodes, found.states, found.begin)
         last: dict[tuple[int, bool], tuple[Ints, PackedMask]] = {}      # by size: neighbours are often equal
         for number, a, b in zip(numbers.tolist(), begin.tolist(), begin[1:].tolist(), strict=False):
             states.append(graph.state(number))
             accepting.append(bool(recognizer.accepts(states[-1])))
-            key, some = (b - a, accepting[-1]), ids[a:b]
+            key = (b - a, accepting[-1])
+            some = ids[a:b]
             seen = last.get(key)
             if seen is None or not np.array_equal(seen[0], some):
                 seen = last[key] = some, index.store.of_ids(some, accepting[-1])
@@ -169,7 +173,8 @@ class TableDistances:
 
     def _narrowed(self, index: Any, bounds: _Bounds, states: Ints) -> _Bounds:
         """Read the unread states that are the fewest tokens after `states`, and at least half as many as were read."""
-        is_read, seen = bounds.is_read.copy(), np.zeros_like(bounds.is_read)
+        is_read = bounds.is_read.copy()
+        seen = np.zeros_like(bounds.is_read)
         level = np.unique(states).astype(np.int64)
         while is_read[level].all():
             seen[level] = True
@@ -177,7 +182,9 @@ class TableDistances:
             after = np.unique(bounds.edges[ranges(begin, end - begin)] & _TARGET)
             level = after[~seen[after]]
         queue: list[int] = level[~is_read[level]].tolist()
-        least, edges, num_read = max(len(queue), int(is_read.sum()) // 2), [bounds.edges], 0
+        least = max(len(queue), int(is_read.sum()) // 2)
+        edges = [bounds.edges]
+        num_read = 0
         is_queued = is_read.copy()
         is_queued[queue] = True
         for numbers, found, changes in walks(index.graph, index.trie, queue):
@@ -211,14 +218,17 @@ def _bounds(index: Any) -> _Bounds:
     If every byte of the language is a token by itself, the number of bytes to an end is an upper bound. Divided by the
     length of the longest token, it is a lower bound. Otherwise the bounds are 0 and inf.
     """
-    recognizer, tokens = index.recognizer, index.trie.tokens
+    recognizer = index.recognizer
+    tokens = index.trie.tokens
     recognizer.explore()
-    table, S = recognizer.table, len(recognizer.table)
+    table = recognizer.table
+    S = len(recognizer.table)
     num_bytes = bytes_to_accept(table, recognizer.accepting)
     low = np.ceil(num_bytes / max(1, max(map(len, tokens))))
     alone = {token[0] for token in tokens if len(token) == 1}
     if not alone.issuperset(np.flatnonzero(table.any(0)).tolist()):
-        low, num_bytes = np.zeros(S), np.where(recognizer.accepting, 0, np.inf)
+        low = np.zeros(S)
+        num_bytes = np.where(recognizer.accepting, 0, np.inf)
     return _Bounds(np.zeros(S, bool), np.zeros(0, np.int64), low, num_bytes)
 
 
@@ -232,19 +242,24 @@ def bytes_to_accept(table: Ints, accepting: Bools) -> Floats:
 
 def _least_steps(edges: Ints, distance: Floats) -> Floats:
     """Return the least distance of each state: its own in `distance`, or 1 more than that of a state after it."""
-    source, target = edges >> 32, edges & _TARGET
-    source, degrees = source[np.argsort(target, kind="stable")], np.bincount(target, minlength=distance.size)
+    source = edges >> 32
+    target = edges & _TARGET
+    source = source[np.argsort(target, kind="stable")]
+    degrees = np.bincount(target, minlength=distance.size)
     begin = np.cumsum(degrees) - degrees
     order = np.argsort(distance, kind="stable")[: np.count_nonzero(distance < np.inf)]
     depths, first = np.unique(distance[order], return_index=True)
     given = dict(zip(depths.tolist(), np.split(order, first[1:]), strict=False))    # one piece of an empty order
-    distance, nearer, depth = distance.copy(), order[:0], 0.0
+    distance = distance.copy()
+    nearer = order[:0]
+    depth = 0.0
     while given or nearer.size:
         depth = depth if nearer.size else next(iter(given))
         level = given.pop(depth, order[:0])
         level = np.append(nearer, level[distance[level] == depth])
         before = source[ranges(begin[level], degrees[level])]
-        nearer, depth = np.unique(before[distance[before] > depth + 1]), depth + 1
+        nearer = np.unique(before[distance[before] > depth + 1])
+        depth = depth + 1
         distance[nearer] = depth
     return distance
 
@@ -303,7 +318,9 @@ class SearchDistances:
         return self._next[state]
 
     def _search(self, index: Any, start: State, most: float) -> tuple[float, bool]:
-        level, seen, depth = [start], {start}, 0
+        level = [start]
+        seen = {start}
+        depth = 0
         while level and not any(map(index.recognizer.accepts, level)):
             if depth >= most:
                 return depth + 1, False

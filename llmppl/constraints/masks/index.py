@@ -46,7 +46,8 @@ MAX_STEPS = 1 << 16                                 # steps in the memo
 MAX_WITHIN = 4096                                   # results of `mask_within` in the memo
 MOST = sys.float_info.max                           # a finite distance at most; a dead end has inf
 MAX_GAP_SEARCH = 200                                # states that the check of `__init__` visits at most
-MAX_RANGES, MAX_BYTES = 8, 24                       # runs of bytes, and bytes of a text, that errors show
+MAX_RANGES = 8                                          # runs of bytes that errors show
+MAX_BYTES = 24                                          # bytes of a text that errors show
 
 
 class _End:
@@ -130,10 +131,12 @@ class TokenIndex(Index):
         self._distances: Any
         self._loops: Loops | None = None
         if isinstance(self.recognizer, TabledRecognizer):
-            self.graph, self._distances = TableGraph(self.recognizer), TableDistances(self._lock)
+            self.graph = TableGraph(self.recognizer)
+            self._distances = TableDistances(self._lock)
             self._loops = Loops(self.graph, self.trie)
         else:
-            self.graph, self._distances = MemoGraph(self.recognizer), SearchDistances(self._lock)
+            self.graph = MemoGraph(self.recognizer)
+            self._distances = SearchDistances(self._lock)
 
     def _is_spelled_by_bytes(self) -> bool:
         """Return True if tokens of one byte spell an accepted string, or lead to many states."""
@@ -271,7 +274,8 @@ class TokenIndex(Index):
 
     @locked
     def _find_within(self, key: tuple[State, float]) -> PackedMask:
-        state, n = self.graph.checked(key[0]), key[1]
+        state = self.graph.checked(key[0])
+        n = key[1]
         ids, ends = self.walk(state)
         fits = self._distances.within(self, state, ends, min(n - 1, MOST))
         return self.store.of_ids(ids[fits], self.accepts(state))
@@ -283,7 +287,8 @@ class TokenIndex(Index):
 
     def _read(self, state: State, data: bytes) -> tuple[State, int]:
         """Return the state after the longest prefix of `data` that fits, and the length of that prefix."""
-        step, has_zero = self.recognizer.step, self.graph.has_zero
+        step = self.recognizer.step
+        has_zero = self.graph.has_zero
         for at, byte in enumerate(data):
             found = step(state, byte)
             if not found and (found is None or not has_zero):
@@ -358,7 +363,8 @@ def _check_spellable(index: TokenIndex) -> None:
 
 def reaches_end(index: TokenIndex, after: Callable[[State], list[State]]) -> bool:
     """Return True if steps lead from the start to a state that accepts, or to more than MAX_GAP_SEARCH states."""
-    stack, seen = [index.start], {index.start}
+    stack = [index.start]
+    seen = {index.start}
     while stack:
         for state in after(stack.pop()):
             if index.recognizer.accepts(state) or len(seen) > MAX_GAP_SEARCH:
@@ -384,7 +390,8 @@ def _expected(bytes: bytes, ends: bool) -> str:
 
 def _after(text: bytes) -> str:
     """Return in words the place after `text`; of a long text, its last bytes."""
-    shown, dots = text[-MAX_BYTES:], "..." * (len(text) > MAX_BYTES)
+    shown = text[-MAX_BYTES:]
+    dots = "..." * (len(text) > MAX_BYTES)
     whole = shown.decode("utf-8", "replace")
     return f"after {dots}{shown if chr(0xFFFD) in whole else whole!r}" if text else "at the start"
 

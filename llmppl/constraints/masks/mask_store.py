@@ -28,7 +28,8 @@ class PackedMask:
     __slots__ = ("key", "mask", "recent", "ref")
 
     def __init__(self, key: bytes) -> None:
-        self.key, self.recent = key, False
+        self.key = key
+        self.recent = False
         self.mask: Bools | None = None
         self.ref: Any = None                        # weak reference to the array that was last returned
 
@@ -40,7 +41,9 @@ class MaskStore:
     """Masks over a vocabulary of `size` tokens, one per content; `eos` is allowed where a text may end."""
 
     def __init__(self, size: int, eos: npt.NDArray[np.int32], turn: Lock) -> None:
-        self.size, self.eos, self._lock = size, eos, turn
+        self.size = size
+        self.eos = eos
+        self._lock = turn
         self._by_key: dict[bytes, PackedMask] = {}
         self._by_bits: dict[tuple[bytes, bool], PackedMask] = {}
         self._kept: deque[PackedMask] = deque()
@@ -101,7 +104,8 @@ class MaskStore:
         if isinstance(mask.base, np.ndarray):           # the bits that the array views as bools
             mask.base.flags.writeable = False
         if found.mask is None:
-            found.mask, found.ref = mask, weakref.ref(mask)
+            found.mask = mask
+            found.ref = weakref.ref(mask)
             self._kept.append(found)
             self.nbytes += mask.nbytes
         while self.nbytes > MASK_BYTES and len(self._kept) > 1:

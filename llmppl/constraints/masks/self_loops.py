@@ -56,7 +56,8 @@ def key_of(rows: Rows, state: int) -> Key | None:
         """Return True if exactly the bytes `rest` lead from a state inside a character back to the state."""
         if not rest:
             return at == state
-        row, (lo, hi) = rows(at), rest[0]
+        row = rows(at)
+        lo, hi = rest[0]
         return np.count_nonzero(row) == hi + 1 - lo and returns(rest[1:], _target(row, lo, hi))
 
     is_all = all(returns(rest, _target(first, *lead)) for lead, rest in UTF8)
@@ -76,7 +77,9 @@ class Loop:
         rows = _table(key)
         self.leave = rows[1] == 0                   # (256,) bool: the bytes that are not in the loop
         table = rows.ravel()
-        inside, left = np.zeros(len(trie) + 1, np.int64), np.full(len(trie) + 1, -1)    # by place: state, place of exit
+        # by place: state, place of exit
+        inside = np.zeros(len(trie) + 1, np.int64)
+        left = np.full(len(trie) + 1, -1)
         inside[-1] = 1
         for a, b in trie.levels:
             parent = trie.parent[a:b]
@@ -84,7 +87,8 @@ class Loop:
             inside[a:b] = table[(above << 8) + trie.bytes[a:b]]
             leaves = (above == 1) & (inside[a:b] == 0)
             left[a:b] = np.where(leaves, np.arange(a, b), left[parent])
-        stay, gone = inside[:-1].nonzero()[0], (left[:-1] >= trie.levels[0][1]).nonzero()[0]
+        stay = inside[:-1].nonzero()[0]
+        gone = (left[:-1] >= trie.levels[0][1]).nonzero()[0]
         self.mask = np.zeros(len(trie.tokens), bool)            # the tokens that stay in the loop
         self.mask[trie.tokens_ending(stay, stay)[0]] = True
         self.ids, depth = trie.tokens_ending(gone, trie.depth[trie.nodes[left[gone]]])
@@ -110,7 +114,9 @@ class Loops:
     """Masks of the states of a table that have a loop, or differ little from a state that has one."""
 
     def __init__(self, graph: Any, trie: Trie) -> None:
-        self._graph, self._trie, self._rows = graph, trie, graph.row
+        self._graph = graph
+        self._trie = trie
+        self._rows = graph.row
         self._keys: Memo[int, Key | None] = Memo(partial(key_of, self._rows))
 
     def mask(self, state: int, mask_of: Callable[[int], Bools]) -> Bools | None:
@@ -140,7 +146,8 @@ class Loops:
 
     def _mask_with_loop(self, state: int, loop: Loop) -> Bools | None:
         """Return the mask of a state with a loop; None if many tokens leave it by their first byte."""
-        trie, row = self._trie, self._rows(state)
+        trie = self._trie
+        row = self._rows(state)
         bytes, _, sizes, _ = trie.views
         leaving = (bytes.find(byte, 0, sizes[-1]) for byte in (row * loop.leave).nonzero()[0].tolist())
         places = [(at, row.item(bytes[at])) for at in leaving if at >= 0]
@@ -154,17 +161,23 @@ class Loops:
 
     def _mask_by_difference(self, state: int, other: int, mask_of: Callable[[int], Bools]) -> Bools | None:
         """Return the mask of a state from that of another; None if they differ much."""
-        trie, rows = self._trie, self._rows
+        trie = self._trie
+        rows = self._rows
         bytes, first, sizes, _ = trie.views
-        both, more, less = [(len(trie), state, other)], list[tuple[int, int]](), list[tuple[int, int]]()
+        both = [(len(trie), state, other)]
+        more = list[tuple[int, int]]()
+        less = list[tuple[int, int]]()
         for place, one, two in both:                # `both` grows in the loop
             if not (size := sizes[place]):
                 continue
-            begin, row, like = first[place], rows(one), rows(two)
+            begin = first[place]
+            row = rows(one)
+            like = rows(two)
             for byte in (row != like).nonzero()[0].tolist():
                 at = bytes.find(byte, begin, begin + size)
                 if at >= 0:
-                    here, there = row.item(byte), like.item(byte)
+                    here = row.item(byte)
+                    there = like.item(byte)
                     if here and there:
                         both.append((at, here, there))
                     else:

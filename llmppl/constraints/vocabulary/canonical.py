@@ -74,7 +74,9 @@ class Merges:
             if stable[left] and stable[right] and [*self._crossings(left, right)][-1:] == [(left, right)]:
                 self.ascending &= max(self._time[left], self._time[right]) < rank
                 stable[product] = True
-                self._time[product], self._left[product], self._right[product] = rank, left, right
+                self._time[product] = rank
+                self._left[product] = left
+                self._right[product] = right
         self.stable: Bools = np.array(stable)
 
     def is_stable_pair(self, left: int, right: int) -> bool:

@@ -144,7 +144,8 @@ class Split:
         """Add the nodes of a quantified part."""
         low, high, body = value
         self._refuse_if(not body.getwidth()[0], "repeats the empty text")
-        end, order = then, -1 if kind is op.MIN_REPEAT else 1
+        end = then
+        order = -1 if kind is op.MIN_REPEAT else 1
         if kind is op.POSSESSIVE_REPEAT:
             end = self._add("look", self._single(body, fold), then, holds=False)
         if high is op.MAXREPEAT:
@@ -242,7 +243,10 @@ class Split:
 
 Guesses = frozenset[tuple[Guess, ...]]              # alternatives, each with one guess per split
 
-INSIDE, CUT, OPEN = 1, 2, 3                         # at a border: no cut, a cut, or either
+# at a border: no cut, a cut, or either
+INSIDE = 1
+CUT = 2
+OPEN = 3
 FALLBACK = 4                                        # added to a border: byte tokens spell the character
 BEGUN = 8 | INSIDE                                  # only the bytes that begin every text were read, no token yet
 
@@ -276,7 +280,8 @@ class PreTokens:
         alone: bool = True,
     ) -> None:  # fmt: skip
         self.splits = list(splits)
-        self.alphabet, self.begin = frozenset(alphabet), begin
+        self.alphabet = frozenset(alphabet)
+        self.begin = begin
         self._begun = INSIDE if alone else BEGUN
         self.start = PreTokenState(None, frozenset(), b"", OPEN)
         self._literals: dict[int, list[bytes]] = {}  # first byte -> the bytes after it

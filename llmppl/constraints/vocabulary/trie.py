@@ -56,7 +56,8 @@ class Trie(Shared):
             raise ValueError(f"token {length.argmax()} has {length.max()} bytes; at most 65535 are possible")
         blob = np.frombuffer(b"".join(self.tokens), np.uint8)
         order = np.array(sorted(np.flatnonzero(length).tolist(), key=self.tokens.__getitem__), np.int64)
-        begin, length = (np.cumsum(length) - length)[order], length[order]
+        begin = (np.cumsum(length) - length)[order]
+        length = length[order]
         common = _shared_bytes(blob, begin, length)
         fresh = length - common                     # nodes that a token adds
         last = np.cumsum(fresh)
@@ -179,7 +180,8 @@ class Trie(Shared):
             end = ids >= 0
             return ids[end], values[end].astype(np.int32)
         below_root = places < len(self)
-        nodes, values = self.nodes[places[below_root]], values[below_root]
+        nodes = self.nodes[places[below_root]]
+        values = values[below_root]
         ends = np.flatnonzero(self.first[nodes + 1] > self.first[nodes])
         return self.tokens_at(nodes[ends].astype(np.int32), values[ends].astype(np.int32), nodes[:0])[:2]
 
@@ -196,7 +198,8 @@ def _shared_bytes(blob: npt.NDArray[np.uint8], begin: Ints, length: Ints) -> Int
     """Return the length of the common prefix of each token with the one before it, in the order of their bytes."""
     shorter = np.minimum(length[1:], length[:-1])
     common = np.zeros(length.size, np.int64)
-    alike, shared = np.arange(1, length.size), 0
+    alike = np.arange(1, length.size)
+    shared = 0
     while alike.size:
         alike = alike[shorter[alike - 1] > shared]
         alike = alike[blob[begin[alike] + shared] == blob[begin[alike - 1] + shared]]

@@ -47,7 +47,8 @@ class Graph(Protocol):
 class TableGraph:
     """Graph of a tabled recognizer; its states are their own numbers."""
 
-    room, has_zero = math.inf, False                # states to keep; False: 0 is never a live state
+    room = math.inf                                     # states to keep
+    has_zero = False                                    # 0 is never a live state
 
     def __init__(self, recognizer: TabledRecognizer) -> None:
         self.recognizer = recognizer
@@ -85,7 +86,8 @@ class TableGraph:
 class MemoGraph:
     """Graph of any other recognizer: numbers states as they occur, and remembers steps."""
 
-    room, has_zero = 1 << 16, True
+    room = 1 << 16
+    has_zero = True
 
     def __init__(self, recognizer: Any) -> None:
         self.recognizer = recognizer
@@ -122,7 +124,8 @@ class MemoGraph:
 
     def fill(self, number: int, bytes: Ints, /) -> None:
         bytes = np.unique(bytes[self.table[number, bytes] < 0])
-        state, step = self.states[number], self.recognizer.step
+        state = self.states[number]
+        step = self.recognizer.step
         targets = [step(state, byte) for byte in bytes.tolist()]
         known = list(map(self.number, targets))     # this may replace the table
         self.table[number, bytes] = known
@@ -155,20 +158,24 @@ class Loop:
         for depth, (a, b) in enumerate(trie.levels, 1):
             top[a:b] = np.where(inside[a:b], top[trie.parent[a:b]], depth)
         is_exit = ~inside[trie.place[:-1]]          # by node
-        self._trie, self._exits = trie, trie.place[:-1][is_exit]
+        self._trie = trie
+        self._exits = trie.place[:-1][is_exit]
         self._begin = np.append(0, np.cumsum(is_exit))      # the number of exits before each node
         self._top = top[trie.place[:-1]].repeat(np.diff(trie.first)), top[trie.parent[self._exits]]
 
     def below(self, places: Ints) -> tuple[Ints, Ints]:
         """Return the ids of the tokens at or below places that stay in the loop, and the places of the exits."""
-        trie, nodes = self._trie, self._trie.nodes[places]
-        after, depth = trie.skip[nodes], trie.depth[nodes].astype(np.int32) + 1
+        trie = self._trie
+        nodes = self._trie.nodes[places]
+        after = trie.skip[nodes]
+        depth = trie.depth[nodes].astype(np.int32) + 1
 
         def some(tops: Ints, begin: Ints, end: Ints) -> Ints:
             found = ranges(begin, end - begin)
             return found[tops[found] <= depth.repeat(end - begin)]
 
-        first, begin = trie.first.view(np.int32), self._begin
+        first = trie.first.view(np.int32)
+        begin = self._begin
         ids = trie.order[some(self._top[0], first[nodes], first[after])]
         return ids, self._exits[some(self._top[1], begin[nodes + 1], begin[after])]
 
@@ -191,7 +198,8 @@ def walk(graph: Graph, trie: Trie, starts: Ints, above: Ints | None = None) -> W
         place = ranges(trie.first_child.take(front.place), size)
         if not place.size:
             break
-        rows, states = front.rows.repeat(size), front.states.repeat(size)
+        rows = front.rows.repeat(size)
+        states = front.states.repeat(size)
         after = steps(graph, states, trie.bytes.take(place))
         alive = after.nonzero()[0]
         front = _Front(rows.take(alive), place.take(alive), after.take(alive))
@@ -215,14 +223,17 @@ def walk(graph: Graph, trie: Trie, starts: Ints, above: Ints | None = None) -> W
     all_found = _Front(*map(np.concatenate, zip(nothing, *found, strict=True)))
     nodes = trie.nodes[all_found.place]
     ends = np.flatnonzero(trie.first[nodes + 1] > trie.first[nodes])
-    rows, nodes, states = all_found.rows[ends], nodes[ends], all_found.states[ends]
+    rows = all_found.rows[ends]
+    nodes = nodes[ends]
+    states = all_found.states[ends]
     order = np.argsort(rows * len(trie) + nodes)
     number = np.bincount(rows, minlength=starts.size)
     parts: list[tuple[Ints, Ints]] = [(nodes[order], states[order])]
     if wide:
         parts = list(zip(*(np.split(each, np.cumsum(number)[:-1]) for each in parts[0]), strict=True))
         for row, part in wide.items():
-            parts[row], number[row] = part, part[0].size
+            parts[row] = part
+            number[row] = part[0].size
     joined = map(np.concatenate, zip(*parts, strict=True))
     return Walk(np.append(0, np.cumsum(number)), *(each.astype(np.int32) for each in joined))
 
@@ -241,14 +252,17 @@ def walk_from(graph: Any, trie: Trie, places: list[tuple[int, int]]) -> tuple[Id
 
     Nodes are read one by one until they are many. Return None if a walk may be wide.
     """
-    rows, (bytes, first, sizes, below) = graph.row, trie.views
+    rows = graph.row
+    bytes, first, sizes, below = trie.views
     takes: dict[int, list[int]] = {}                # state -> the bytes that it accepts
-    reached, later = places.copy(), places[:0]
+    reached = places.copy()
+    later = places[:0]
     for done, (place, state) in enumerate(reached, 1):          # `reached` grows in the loop
         size = sizes[place]
         if not size:
             continue
-        begin, row = first[place], rows(state)
+        begin = first[place]
+        row = rows(state)
         if size >= 8 and state not in takes:
             takes[state] = row.nonzero()[0].tolist()
         if below[place] > LARGE[0] and len(takes.get(state, ())) > LARGE[1]:
@@ -267,7 +281,8 @@ def walk_from(graph: Any, trie: Trie, places: list[tuple[int, int]]) -> tuple[Id
         at, states = np.array(later).T
         walked = walk(graph, trie, states, trie.nodes[at])
         more = trie.tokens_at(walked.nodes, walked.states, walked.begin)
-        ids, ends = np.concatenate([ids, more[0]]), np.concatenate([ends, more[1]])
+        ids = np.concatenate([ids, more[0]])
+        ends = np.concatenate([ends, more[1]])
     return ids, ends
 
 
@@ -297,9 +312,12 @@ def _whole_levels(
     front = found[-1].select(np.isin(found[-1].rows, rows))
     next_level = level + len(found)
     last = max(next_level, trie.num_broad) if rows.size < 4 else len(trie.levels)
-    a, b = front.place.min(), front.place.max() + 1             # only these places can be live
+    # only these places can be live
+    a = front.place.min()
+    b = front.place.max() + 1
     for level in range(next_level, len(trie.levels)):
-        a, b = trie.first_child[a], trie.first_child[b] if b < len(trie) else len(trie)
+        a = trie.first_child[a]
+        b = trie.first_child[b] if b < len(trie) else len(trie)
         if level == last:
             for row in states_at:
                 _narrow_levels(graph, trie, row, level)
@@ -319,14 +337,17 @@ def _whole_levels(
 def _narrow_levels(graph: Graph, trie: Trie, states_at: Ints, level: int) -> None:
     """Fill in the state at each place from a level on, node by node."""
     above, begin = trie.levels[level - 1]
-    table, ready, states = graph.table, graph.ready, states_at[above:-1].tolist()
+    table = graph.table
+    ready = graph.ready
+    states = states_at[above:-1].tolist()
     for place, (parent, byte) in enumerate(trie.narrow[begin - len(trie) :], begin):
         state = states[parent - above]
         if not state:
             continue
         if not ready.item(state) or table.item(state, byte) < 0:
             graph.fill(state, np.array([byte]))
-            table, ready = graph.table, graph.ready
+            table = graph.table
+            ready = graph.ready
         states[place - above] = table.item(state, byte)
     states_at[begin:-1] = states[begin - above :]
 
@@ -336,7 +357,8 @@ def steps(graph: Graph, states: Ints, bytes: Ints) -> Ids:
     keys = states << 8
     keys += bytes
     while True:
-        table, ready = graph.table, graph.ready
+        table = graph.table
+        ready = graph.ready
         after: Ids = table.ravel().take(keys)
         if ready.take(states).all() and after.min(initial=0) >= 0:
             return after

@@ -80,7 +80,8 @@ def _between(tokenizer: Any, backend: Any, pieces: dict[int, Any]) -> Decode:
         name, join = int, functools.partial(tokenizer.decode, **OPTIONS)
         guard = next(filter(pieces.__contains__, [*tokenizer.encode("a", add_special_tokens=False), *pieces]))
     else:
-        name, join = pieces.__getitem__, " ".join if backend.decoder is None else backend.decoder.decode
+        name = pieces.__getitem__
+        join = " ".join if backend.decoder is None else backend.decoder.decode
         guard = "a"
     head = str(join([guard]))
     tail = str(join([guard, guard])).removeprefix(head)
@@ -242,7 +243,8 @@ class Vocabulary(Shared, Sequence[Token]):
         for i, data in enumerate(self.tokens):
             if not isinstance(data, bytes):
                 raise TypeError(f"a token is bytes, but tokens[{i}] is the {type(data).__name__} {data!r}")
-        eos, special = self._ids(eos_ids, "eos_ids"), self._ids(special_ids, "special_ids")
+        eos = self._ids(eos_ids, "eos_ids")
+        special = self._ids(special_ids, "special_ids")
         unknown = self._ids(unknown_ids, "unknown_ids")
         if eos & unknown:
             raise ValueError(f"ids {sorted(eos & unknown)} are given both as eos_ids and as unknown_ids")
