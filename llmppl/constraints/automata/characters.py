@@ -174,13 +174,13 @@ def _over_characters(
     between = [_between(dfa, budget) for dfa in dfas]
     sizes = np.cumsum(list(map(len, between)))
     table = np.zeros((0, 256), np.int32)
-    offsets: list[int] = []                         # of each automaton's rows in `table`
+    offsets = []                                        # of each automaton's rows in `table`
     for dfa in dfas:
         offsets.append(len(table))
         table = np.concatenate([table, np.where(dfa.table > 0, dfa.table + len(table), 0)])
     everywhere = np.concatenate([np.array(some, np.int64) + at for some, at in zip(between, offsets, strict=True)])
     ranges: dict[bytes, list[tuple[int, int]]] = {}
-    known: dict[tuple[int, bytes], list[Piece]] = {}
+    known = {}
 
     def pieces(vector: Ints, pending: int) -> list[Piece]:
         """Return the ranges that `pending` more bytes encode, each with the states after them, from states `vector`."""
@@ -205,7 +205,7 @@ def _over_characters(
                 if lo <= hi:
                     ranges.setdefault(key, []).append((lo, hi))
     ends = np.array([np.frombuffer(key, np.int32) for key in ranges])           # (C, states of all)
-    steps: list[dict[int, list[int]]] = []
+    steps = []
     for states, at, columns in zip(between, offsets, np.split(ends, sizes[:-1], axis=1), strict=True):
         targets = np.where(columns > 0, columns - at, 0).T.tolist()
         steps.append({0: [0] * len(ends)} | dict(zip(states, targets, strict=True)))

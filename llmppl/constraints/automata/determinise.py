@@ -72,7 +72,7 @@ class Subsets:
             events.setdefault(hi + 1, []).append((target, -1))
         active: dict[int, int] = {}
         before = 0
-        moves = list[tuple[int, int, Key]]()
+        moves = []
         for byte in sorted(events):
             if active:
                 moves.append((before, byte - 1, self._unions[frozenset(active)]))
@@ -124,7 +124,7 @@ class Threads:
 
     def _close(self, key: tuple[int, Facts]) -> tuple[Thread, ...]:
         state, facts = key
-        seen = set[Thread]()
+        seen = set()
         order = []
         stack = [Thread(state)] * (state != DEAD)
         while stack:
@@ -161,7 +161,7 @@ class Threads:
 
     def _prune(self, threads: Iterable[Thread]) -> list[Thread]:
         """Drop threads whose lookaheads include those of another thread in the same state."""
-        kept = list[Thread]()
+        kept = []
         least = dict[int, list[Lookaheads]]()
         for state, pending, _ in sorted(threads, key=lambda thread: len(thread.pending_lookaheads)):
             rest = least.setdefault(state, [])

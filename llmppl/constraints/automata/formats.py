@@ -329,7 +329,7 @@ def format_language(name: str) -> DFA | None:
     RFC 3987 (iri), RFC 6570 (uri-template), RFC 6901 (json-pointer).
     """
     moment = f"{_FULL_DATE}[tT]{_MINUTE}:[0-5][0-9]{_FRACTION}{_OFFSET}"
-    found: dict[str, str] = {
+    found = {
         "date": _FULL_DATE, "time": _FULL_TIME,
         "date-time": rf"{moment}|{_LEAP_DAY}[tT]23:59:60{_FRACTION}(?:[zZ]|[+-]00:00)",
         "duration": f"P(?:[0-9]+W|{_DAYS}(?:{_CLOCK})?|{_CLOCK})",

@@ -73,7 +73,7 @@ def utf8(ranges: Ranges) -> Fragment:
                 blocks.append((last, last, [(0x80, 0x80 | hi & 63, target)]))
         return joined((first, last, nodes[tuple(row)]) for first, last, row in blocks)
 
-    root: list[Edge] = []
+    root = []
     for low, high, pending in LEADS:
         edges = [(max(lo, low), min(hi, high), -1) for lo, hi in ranges if lo <= high and hi >= low]
         for _ in range(pending):
@@ -271,7 +271,7 @@ class NFA:
 
     def unread(self, state: int) -> list[int]:
         """Return the same states as `closure`, computed anew, also while an epsilon edge may still be added."""
-        seen = set[int]()
+        seen = set()
         stack = [state]
         order = []
         while stack:

@@ -127,7 +127,7 @@ def merging(
     for state, row in enumerate(rows):
         for _, _, t in row:
             before[t].add(state)
-    classes: list[int] = accepting.astype(int).tolist()
+    classes = accepting.astype(int).tolist()
     members = [{s for s in range(1, len(rows)) if classes[s] == c} for c in (0, 1)]
     signatures: list[Signature] = [()] * len(rows)
     unsettled = set(range(1, len(rows)))

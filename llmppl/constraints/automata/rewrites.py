@@ -198,7 +198,7 @@ def _alphabet(alphabet: str | Iterable[str] | None) -> DFA | None:
 
 @lru_cache(64)
 def _characters(alphabet: str | tuple[str, ...]) -> DFA:
-    chars: DFA = Regex(alphabet) if isinstance(alphabet, str) else DFA.from_strings(alphabet)
+    chars = Regex(alphabet) if isinstance(alphabet, str) else DFA.from_strings(alphabet)
     longer = (chars - Regex("(?s).")).shortest()
     if longer is not None:
         raise ValueError(
@@ -313,7 +313,7 @@ def _rewritten(language: DFA, keys: Sequence[_Keys]) -> DFA:
         return DFA(nfa)
     arcs = language.edges()
     spelled = Memo[frozenset[str], DFA](lambda words: DFA.from_strings(words).minimise())
-    jumps: dict[int, dict[int, list[By]]] = {}      # state -> state after a key -> replacements
+    jumps = {}                                          # state -> state after a key -> replacements
     for state in range(1, len(arcs)):
         found: dict[int, list[By]] = {}
         for target, by in itertools.chain(*(_occurrences(language, state, some, nfa.budget) for some in keys)):

@@ -33,7 +33,7 @@ def read_json(text: str, *, exact: bool = False) -> Any:
     nested too deep.
     """
     try:
-        number: Any = Decimal if exact else _float
+        number = Decimal if exact else _float
         return json.loads(text, object_pairs_hook=_object, parse_constant=_float, parse_float=number)
     except RecursionError:
         raise ValueError("the text is nested too deep to be read") from None
@@ -70,7 +70,7 @@ def failure(schema: Any, registry: Any, text: str) -> str:
 @lru_cache(8)
 def _validator(draft: int) -> Any:
     """Return jsonschema's validator of a draft with our numbers, patterns and formats."""
-    official: Any = getattr(validators, f"{DRAFTS[draft]}Validator")
+    official = getattr(validators, f"{DRAFTS[draft]}Validator")
 
     def is_whole(checker: Any, value: Any) -> bool:
         return is_number(value) and (draft > 4 or isinstance(value, int)) and value == int(value)

@@ -48,7 +48,7 @@ class Node:
     def below(self, is_deep: bool = True) -> list[int]:
         """Return the ids of the tokens that end here, and of those below if `is_deep`."""
         trie = self.trie
-        found = list[int]()
+        found = []
         for place in self.places if self.places != [len(self.trie)] else ():
             node = trie.nodes.item(place)
             end = trie.skip.item(node) if is_deep else node + 1
@@ -67,7 +67,7 @@ class Node:
     def along(self, word: bytes) -> list[Node]:
         """Return the nodes after each byte of a word, as far as there are any."""
         node = self
-        found = list[Node]()
+        found = []
         for byte in word:
             if byte not in node.kids:
                 break
@@ -280,8 +280,8 @@ class Effects:
     def _find_below(self, key: tuple[Node, DFA, int]) -> tuple[list[tuple[int, int, list[int]]], list[Leaving]]:
         """Return the tokens below a node that stay, with characters and state, and the others as `_leave` does."""
         node, dfa, state = key
-        stay = list[tuple[int, int, list[int]]]()
-        leave = list[Leaving]()
+        stay = []
+        leave = []
         todo = [(node, state, 0)]
         while todo:
             here, at, number = todo.pop()
@@ -298,7 +298,7 @@ class Effects:
         assert local.content.text
         dfa, state, need, room = local.content.text
         mask = None
-        ids = list[int]()
+        ids = []
         frame = local.frame
         if node is self.root:
             mask = self._masks[dfa, state]
@@ -324,8 +324,8 @@ def _joined(nodes: Iterable[Node | None]) -> Node | None:
 
 def read_words(local: Local, node: Node) -> tuple[list[Group], list[tuple[Local | None, Node]]]:
     """Return the groups along listed words, and the nodes where words end, with the states after those that may."""
-    groups = list[Group]()
-    ends = list[tuple[Local | None, Node]]()
+    groups = []
+    ends = []
     words, others, _ = local.content
     for word, number in words or ():
         passed = node.along(word)
@@ -380,7 +380,7 @@ class _Numbers:
     def read(self, dfa: DFA, state: int) -> tuple[list[int], list[Node]]:
         """Return the ids of the tokens that stay in a number, and the nodes where others leave it."""
         states = self._states(dfa, state)
-        ids: list[int] = self._ids[states[self._at] > 0].tolist()
+        ids = self._ids[states[self._at] > 0].tolist()
         return ids, [self._nodes[i] for i in self._exits[dfa.accepting[states[self._exits]]].tolist()]
 
     def groups(self, dfa: DFA, state: int) -> list[tuple[int, list[int]]]:

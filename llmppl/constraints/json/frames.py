@@ -148,7 +148,7 @@ class Container(Frame):
         if key == "end":
             return DONE
         kind, blank, *rest = key
-        moves: list[Move] = [(lo, hi, (kind, to, *rest)) for lo, hi, to in self._blank.moves[blank]]
+        moves = [(lo, hi, (kind, to, *rest)) for lo, hi, to in self._blank.moves[blank]]
         return self._after_blank(moves, kind, *rest) if self._blank.may_end(blank) else Expansion(moves)
 
     def _after_blank(self, moves: list[Move], kind: str, at: Any) -> Expansion:
@@ -195,7 +195,7 @@ class Words(Frame):
 
     def expand(self, key: Key) -> Expansion:
         low, high, depth = key
-        moves = list[Move]()
+        moves = []
         is_done = low < high and len(self._words[low]) == depth
         low += is_done
         while low < high:

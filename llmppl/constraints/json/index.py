@@ -108,7 +108,7 @@ class JsonIndex(TokenIndex):
     def _mask(self, todo: list[Reading], most: float = math.inf) -> Bools:
         """Return the mask of the tokens that may follow, (V,) bool; with `most`, those with an end within so many."""
         mask = np.zeros(len(self.trie.tokens), bool)
-        ids = list[int]()
+        ids = []
         while todo:
             local, below, node, is_closed = todo.pop()
             if node is self._effects.root and local.content.others is not None:

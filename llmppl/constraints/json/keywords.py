@@ -150,7 +150,7 @@ def foreign(schema: Any, at: str = "#") -> tuple[list[str], list[str]]:
     with a value that the keyword could have, or a schema without any keyword. Remarks are about the first place of each
     other name that does not begin with x-, and parts that may be any JSON.
     """
-    wrong = list[str]()
+    wrong = []
     notes = dict[str, str]()
     found = [*nodes(schema, at)]
     refs = {node.get("$ref") for _, node in found}

@@ -57,7 +57,7 @@ class Names:
         table, accepting, sets = classes(shape.names, tuple(patterns))
         table = table.copy()
         accepting = accepting.copy()
-        parts = dict[tuple[bool, ...], Lazy]()
+        parts = {}
         for state in np.flatnonzero(accepting).tolist():
             if sets[state] not in parts:
                 matched = {pattern for pattern, is_in in zip(patterns, sets[state], strict=True) if is_in}
@@ -77,7 +77,7 @@ class Names:
     def _find_rests(self, state: int) -> frozenset[bytes] | None:
         if self._endless[state]:
             return None
-        rests = {b""} if self.dfa.accepts(state) else set[bytes]()
+        rests = {b""} if self.dfa.accepts(state) else set()
         for lo, hi, to in self.dfa.moves(state):
             inside = self.rests[to]
             if inside is None or len(rests) + len(inside) * (hi + 1 - lo) > MAX_RESTS:

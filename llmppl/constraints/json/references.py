@@ -57,7 +57,7 @@ def registry_of(schema: Any, resources: Resources, notes: list[str]) -> Registry
     folder, or a resource is no schema.
     """
     draft = draft_of(schema)
-    named: Mapping[str, Any] = resources if isinstance(resources, Mapping) else {}
+    named = resources if isinstance(resources, Mapping) else {}
     folder = Path(resources).resolve() if isinstance(resources, str | Path) else None
     if folder and not folder.is_dir():
         raise ValueError(f"resources: there is no folder {str(resources)!r}; a mapping of URIs would work")

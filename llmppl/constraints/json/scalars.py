@@ -189,7 +189,7 @@ ESCAPED = tuple(SPELLED)
 
 def escapes(read: str, after: Callable[[int], T | None]) -> Iterator[tuple[int, str | T]]:
     """Yield the bytes that may follow a backslash and `read`, each with a longer `read`, or with `after(byte)`."""
-    found: dict[str, str | T] = {}
+    found = {}
     for byte, code in SPELLED.items():
         if code.startswith(read) and (target := after(byte)) is not None:
             longer = code[: len(read) + 1]
@@ -291,7 +291,7 @@ class Quoted(Frame):
         return Expansion(self._inside(*key))
 
     def _inside(self, state: int, need: int, room: float) -> list[Move]:
-        moves: list[Move] = []
+        moves = []
         can_escape = False
         for lo, hi, to in self._dfa.moves(state):
             is_inside = 0x80 <= lo < 0xC0           # a character

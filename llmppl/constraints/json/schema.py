@@ -84,7 +84,7 @@ class JsonSchema(Shared):
         from llmppl.constraints.json import reader, references  # packages of the extra
 
         self.type = schema if is_type(schema) else None
-        given, self._of_type = (schema, list[str]()) if self.type is None else types.schema_of(schema)
+        given, self._of_type = (schema, []) if self.type is None else types.schema_of(schema)
         self._text, self._exact = _read(given)      # numbers with a point are Decimal
         self.schema: Any = json.loads(json.dumps(self._exact, default=float))
         self.order = one_of("order", order, ["schema", "any"])

@@ -196,7 +196,7 @@ def unfolded(shape: Shape) -> list[Shape]:
             return [each for option in shape.options for each in unfolded(option)]
         case Constants():
             found = list[Shape]()
-            plain = list[Any]()
+            plain = []
             for value in shape.values:
                 if isinstance(value, list):
                     items = tuple(Lazy.of(Constants((each,))) for each in value)
@@ -284,7 +284,7 @@ def _counts(a: Any, b: Any) -> tuple[int, float]:
 
 def negate(shape: Shape) -> Shape:
     """Return the values that do not have a shape. Raises Inexact if no shape holds exactly these."""
-    others: list[Shape] = [each for each in TYPES.values() if not isinstance(each, type(shape))]
+    others = [each for each in TYPES.values() if not isinstance(each, type(shape))]
     match shape:
         case Choice():
             return reduce(intersect, map(negate, shape.options), cast(Shape, ANY))

@@ -177,8 +177,8 @@ class Texts:
         """
         accepts = False
         todo = list(pairs)
-        found = list[Pair]()
-        seen = set[Pair]()
+        found = []
+        seen = set()
         while todo:
             pair = todo.pop()
             local, below = pair

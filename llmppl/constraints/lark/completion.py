@@ -110,7 +110,7 @@ class Completion:
         """
         order = itertools.count()
         left = MAX_EXPLORED
-        found = set[str]()
+        found = set()
         begun = self.parser.bottom, self.partials.first
         todo = [(0, 0, *begun)]
         seen = {begun}

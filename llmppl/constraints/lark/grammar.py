@@ -134,7 +134,7 @@ class Grammar(Shared):
         g_regex_flags: int = 0, postlex: Any = None,
     ) -> Grammar:  # fmt: skip
         """Read a grammar from a file. Relative imports are found beside it, and errors begin with its path."""
-        options: dict[str, Any] = {"import_paths": import_paths, "g_regex_flags": g_regex_flags, "postlex": postlex}
+        options = {"import_paths": import_paths, "g_regex_flags": g_regex_flags, "postlex": postlex}
         try:
             with open(path, encoding="utf-8") as file:
                 return cls(file.read(), start, source_path=os.fspath(path), **options)
@@ -162,7 +162,7 @@ class Grammar(Shared):
         step = self.partials.step
         starts = self._completion.starts
         after = self._parser.after
-        alive: list[Hypothesis] = list(state.hypotheses)
+        alive = list(state.hypotheses)
         ended: list[Hypothesis] = []                    # a stack and a obligation each
         for byte in data:
             alive += [(stack, token) for stack, obligation in ended for token in starts(stack, obligation)]

@@ -222,7 +222,7 @@ class PartialTokens:
     def _find_tracker_cuts(self, key: tuple[int, int]) -> list[int]:
         tracker, state = key
         row = self.automata.trackers[tracker].row(state) if state else np.zeros(256)
-        cuts: list[int] = (np.flatnonzero(np.diff(row)) + 1).tolist()
+        cuts = (np.flatnonzero(np.diff(row)) + 1).tolist()
         return cuts
 
     def _read(self, token: PartialToken, byte: int) -> Outcome:
@@ -296,7 +296,7 @@ class PartialTokens:
         keywords = dict(token.keywords)
         if before:
             hosts = self.automata.names_of(before)
-            possible = set[str]().union(*[keywords.get(host, ()) for host in hosts])
+            possible = set().union(*[keywords.get(host, ()) for host in hosts])
             left = frozenset([q for q in spelled if q not in ends and names[q] in possible])
             column = token.column if self.newline in hosts else -1
             own = self._keywords_left(token.keywords, before, left)

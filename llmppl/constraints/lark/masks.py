@@ -181,11 +181,11 @@ class Masks(Shared):
         nodes = np.frombuffer(key[0], np.int32)
         start = outcomes.number((key[1], ()))
         found, flagged = self._walk(nodes if nodes.size else np.array([-1]), start)
-        kinds: dict[Kind, list[Ints]] = defaultdict(list)
+        kinds = defaultdict(list)
         for outcome, some in found:
             kinds[self._kinds[outcome]].append(some)
         classes = [TokenClass(*kind, self._bits_of(parts)) for kind, parts in kinds.items()]
-        where: dict[Ended, list[Ints]] = defaultdict(list)
+        where = defaultdict(list)
         for outcome, some in flagged:
             for end in outcomes.states[outcome][1]:
                 where[end].append(some)
@@ -203,8 +203,8 @@ class Masks(Shared):
         above = trie.place[nodes]
         size = trie.num_children[above]
         place = ranges(trie.first_child[above], size)
-        states: Ints = np.full(place.size, start)
-        found = list[tuple[int, Ints]]()
+        states = np.full(place.size, start)
+        found = []
         ended = list[tuple[Ints, Ints]]()
         flagged = list[tuple[Ints, Ints]]()
         while place.size:
@@ -217,7 +217,7 @@ class Masks(Shared):
             alive = after.nonzero()[0]
             place = place[alive]
             states = after[alive]
-            exits = list[tuple[Ints, Ints]]()
+            exits = []
             below = trie.below[place]
             for state in np.flatnonzero(np.bincount(states, below) > LARGE).tolist() if below.sum() > LARGE else ():
                 if (loop := outcomes.loops[state]) is not None:

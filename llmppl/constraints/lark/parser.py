@@ -61,7 +61,7 @@ def derived(rules: Sequence[Rule], given: Iterable[Any]) -> set[Any]:
     """Return the given symbols, and those of which some rule has only such symbols: every rule without any, too."""
     todo = list(given)
     uses: dict[Any, list[Rule]] = {}
-    missing: dict[Rule, int] = {}
+    missing = {}
     for rule in rules:
         symbols = set(rule.expansion)
         missing[rule] = len(symbols)
@@ -69,7 +69,7 @@ def derived(rules: Sequence[Rule], given: Iterable[Any]) -> set[Any]:
             uses.setdefault(symbol, []).append(rule)
         if not symbols:
             todo.append(rule.origin)
-    found = set[Any]()
+    found = set()
     while todo:
         symbol = todo.pop()
         if symbol in found:
@@ -295,7 +295,7 @@ class Parser:
         shift_bits = self.shift_bits
         reductions = self.reductions
         todo = [(stack.below, stack.state, among)]
-        empty = set[tuple[Stack, int]]()
+        empty = set()
         while todo:
             below, state, among = todo.pop()
             found |= shift_bits[state] & among
@@ -394,7 +394,7 @@ class IndentedParser(Parser):
         return any(self.feed(stack, (self.indenter.NL_type, c)) is not None for c in columns if c >= least)
 
     def _feed(self, stack: Stack, symbol: Symbol) -> Stack | None:
-        layout: Layout = stack.layout
+        layout = stack.layout
         if isinstance(symbol, tuple):
             self.lowest = 0
             return stack if layout.brackets else self._feed_line_end(stack, layout.columns, *symbol)

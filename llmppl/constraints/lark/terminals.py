@@ -81,8 +81,8 @@ class Automata:
 
         Raises Undecided at a look-ahead that `ahead` does not decide.
         """
-        seen: set[int] = set()
-        order: list[int] = []
+        seen = set()
+        order = []
         stack = list(states)[::-1]
         while stack:
             q = stack.pop()

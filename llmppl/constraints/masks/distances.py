@@ -96,10 +96,10 @@ def build(index: Any, max_states: int) -> PrecomputedIndex:
     if isinstance(graph, TableGraph):
         recognizer.explore()
     small = np.uint16 if isinstance(graph, TableGraph) and len(graph.table) <= 1 << 16 else np.int32
-    states: list[State] = []
-    accepting: list[bool] = []
-    masks: list[PackedMask] = []
-    nexts: list[Ints] = []
+    states = []
+    accepting = []
+    masks = []
+    nexts = []
     sizes = [np.zeros(1, np.int64)]
     queue = [graph.number(index.start)]
     row_of = np.zeros(0, np.int32)
@@ -181,7 +181,7 @@ class TableDistances:
             begin, end = (np.searchsorted(bounds.edges, each << 32) for each in (level, level + 1))
             after = np.unique(bounds.edges[ranges(begin, end - begin)] & _TARGET)
             level = after[~seen[after]]
-        queue: list[int] = level[~is_read[level]].tolist()
+        queue = level[~is_read[level]].tolist()
         least = max(len(queue), int(is_read.sum()) // 2)
         edges = [bounds.edges]
         num_read = 0
@@ -324,7 +324,7 @@ class SearchDistances:
         while level and not any(map(index.recognizer.accepts, level)):
             if depth >= most:
                 return depth + 1, False
-            below: dict[State, None] = {}
+            below = {}
             for each in level:
                 below.update(dict.fromkeys(self.after(index, each)))
                 if self.work + len(seen) + len(below) > MAX_WORK:

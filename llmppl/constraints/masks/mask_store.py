@@ -90,7 +90,7 @@ class MaskStore:
     @locked
     def unpack(self, found: PackedMask) -> Bools:
         """Return the mask as a (V,) bool ndarray, read-only; the array that was last returned, if anyone holds it."""
-        mask: Bools | None = found.ref and found.ref()
+        mask = found.ref and found.ref()
         if mask is None and len(found.key) * 8 < self.size:
             mask = np.zeros(self.size, bool)
             mask[np.frombuffer(found.key, np.int32)] = True

@@ -135,7 +135,7 @@ class Loops:
     def _loop(self, key: Key) -> Loop | None:
         """Return the loop from its second use on; for a single use, a walk is faster."""
         known = self._trie.loops
-        found: Loop | None = known.get(key)
+        found = known.get(key)
         if found is None:
             is_new = key not in known
             if is_new and len(known) >= MOST:

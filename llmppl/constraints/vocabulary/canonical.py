@@ -191,12 +191,12 @@ def read_rules(rules: dict[str, Any], vocab: VocabularyLike, has_text: Bools, ad
         steps = [step for step in steps if step.get("pattern") != {"String": " "}]
     splits = [split for step in steps for split in _splits(step)]
     types = [step["type"] for step in steps]
-    pieces: dict[str, int] = model["vocab"]
+    pieces = model["vocab"]
     blank, begin = _read_blanks(normalizers, steps, bool(splits), pieces)
 
     letters = {piece: vocab.tokens[id] for piece, id in pieces.items() if len(piece) == 1}
     alphabet = frozenset[str]()
-    byte_ids = list[int]()
+    byte_ids = []
     longest = 4                                         # bytes of a letter, at most
     num_bytes = 0                                       # that have a token
     if "ByteLevel" in types:

@@ -184,7 +184,7 @@ class Split:
     def begin(self, bits: int) -> list[Guess]:
         """Return the guesses after the first character of a pre-token."""
         threads, _ = self._read((self.first,), bits)
-        guesses: list[Guess] = [(threads, frozenset()), (None, frozenset(threads))]
+        guesses = [(threads, frozenset()), (None, frozenset(threads))]
         return guesses[not threads : 1 if self._must_match(threads) else 2]
 
     def step(self, guess: Guess, bits: int) -> list[tuple[bool, Guess]]:
@@ -197,7 +197,7 @@ class Split:
             return [(new is not None, (new, more.union(remaining))) for new, more in self.begin(bits)]
         onward, matched = self._read(threads, bits)
         begun = self.begin(bits) if matched and not self._must_match(onward) else []
-        found: list[tuple[bool, Guess]] = [(True, (new, more.union(remaining, onward))) for new, more in begun]
+        found = [(True, (new, more.union(remaining, onward))) for new, more in begun]
         return [(False, (onward, frozenset(remaining))), *found] if onward else found
 
     def ends(self, guess: Guess) -> bool:
@@ -337,7 +337,7 @@ class PreTokens:
         """
         if at == len(self.splits):
             return [(False, ())]
-        found: list[tuple[bool, tuple[Guess, ...]]] = []
+        found = []
         for cut, guess in self.splits[at].step(guesses[at], bits[at]):
             if not cut:
                 found += [(later_cut, (guess, *rest)) for later_cut, rest in self._moves(guesses, bits, at + 1)]

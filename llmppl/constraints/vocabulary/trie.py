@@ -124,7 +124,7 @@ class Trie(Shared):
     @cached_property
     def below(self) -> Ints:
         """Number of nodes in the subtree of a node, itself included, by place: (n,)."""
-        below: Ints = self.skip[self.nodes] - self.nodes
+        below = self.skip[self.nodes] - self.nodes
         return below
 
     @cached_property

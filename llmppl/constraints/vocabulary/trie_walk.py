@@ -191,7 +191,7 @@ def walk(graph: Graph, trie: Trie, starts: Ints, above: Ints | None = None) -> W
     """
     above = np.full(starts.size, -1) if above is None else above
     front = _Front(np.arange(starts.size), trie.place[above], starts)
-    found: list[_Front] = []
+    found = []
     wide: dict[int, tuple[Ints, Ints]] = {}
     for level in itertools.count():
         size = trie.num_children.take(front.place)
@@ -254,7 +254,7 @@ def walk_from(graph: Any, trie: Trie, places: list[tuple[int, int]]) -> tuple[Id
     """
     rows = graph.row
     bytes, first, sizes, below = trie.views
-    takes: dict[int, list[int]] = {}                # state -> the bytes that it accepts
+    takes = {}                # state -> the bytes that it accepts
     reached = places.copy()
     later = places[:0]
     for done, (place, state) in enumerate(reached, 1):          # `reached` grows in the loop
@@ -359,7 +359,7 @@ def steps(graph: Graph, states: Ints, bytes: Ints) -> Ids:
     while True:
         table = graph.table
         ready = graph.ready
-        after: Ids = table.ravel().take(keys)
+        after = table.ravel().take(keys)
         if ready.take(states).all() and after.min(initial=0) >= 0:
             return after
         unknown = keys[(after < 0) | ~ready.take(states)]

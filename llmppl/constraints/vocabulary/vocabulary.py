@@ -270,7 +270,7 @@ class Vocabulary(Shared, Sequence[Token]):
             above its highest id.
         """
         added = getattr(tokenizer, "added_tokens_decoder", {})
-        pieces: dict[int, Any] = {i: piece for piece, i in tokenizer.get_vocab().items()}
+        pieces = {i: piece for piece, i in tokenizer.get_vocab().items()}
         pieces.update({i: token.content for i, token in added.items()})
         if not pieces:
             raise ValueError(f"the tokenizer {type(tokenizer).__name__} has no tokens")
@@ -302,7 +302,7 @@ class Vocabulary(Shared, Sequence[Token]):
             If no tokens spell `data`; the message names the first byte that cannot be reached.
         """
         ids, lengths = self.ids_by_bytes, sorted({*map(len, self.ids_by_bytes)})
-        fewest: list[tuple[float, int]] = [(math.inf, -1)] * len(data) + [(0, -1)]  # tokens to the end, and the first
+        fewest = [(math.inf, -1)] * len(data) + [(0, -1)]  # tokens to the end, and the first
         for at in reversed(range(len(data))):
             parts = [data[at : at + n] for n in lengths]
             ways = [(fewest[at + len(part)][0] + 1, ids[part][0]) for part in parts if part in ids]
@@ -310,7 +310,7 @@ class Vocabulary(Shared, Sequence[Token]):
         if fewest[0][0] == math.inf:
             at = max(reachable([0], lambda at: [at + n for n in lengths if data[at : at + n] in ids]))
             raise ValueError(f"no tokens of this vocabulary spell {shown(data)}: none continues at byte {at}")
-        out: list[int] = []
+        out = []
         at = 0
         while at < len(data):
             out.append(fewest[at][1])
