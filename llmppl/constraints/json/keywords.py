@@ -91,9 +91,11 @@ NOTES = _IDENTIFIERS | frozenset(                   # annotations, including Ope
 )
 HOLDERS = frozenset(key for key, (_, words) in RULES.items() if "schema" in words) - {"required"}
 NAMES = KEYWORDS | NOTES
-FOREIGN = {                                         # of other libraries, in plain letters
+FOREIGN = {                                         # of other libraries and short forms, in plain letters
     "min": "minimum", "max": "maximum", "gt": "exclusiveMinimum", "ge": "minimum", "lt": "exclusiveMaximum",
     "le": "maximum", "regex": "pattern", "choices": "enum", "options": "enum", "values": "enum",
+    "property": "properties", "unique": "uniqueItems", "ref": "$ref", "defs": "$defs",
+    "exclusivemin": "exclusiveMinimum", "exclusivemax": "exclusiveMaximum",
 }  # fmt: skip
 _PLAIN = {key.lower(): key for key in sorted(KEYWORDS) if not key.startswith("$")} | FOREIGN
 
