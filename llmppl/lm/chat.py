@@ -1,38 +1,44 @@
 """Tokens of a conversation, in which only the chat template writes control tokens. The messages stay text.
 
-A *control token* is a special token, or an added token that the template names, such as "<tool_call>". An *alias* is a
-character that occurs nowhere in the conversation. Aliases replace signs of the messages, such as "<", while the
-template renders. So the result shows which of its signs come from the messages.
+A *control token* is a special token, or an added token that the template names, such as "<tool_call>", or that begins
+with `BAR`. An *alias* is a character that occurs nowhere in the conversation. Aliases replace signs of the messages,
+such as "<", while the template renders. So the result shows which of its signs come from the messages.
 """
 
 import re
+from collections import Counter
 from collections.abc import Collection, Mapping
 from itertools import pairwise
 from typing import Any
 
 from llmppl.constraints.vocabulary import Vocabulary, encode_fragment
+from llmppl.support import arguments
 
 SIGNS = "<>|[]{}()/_#@:=*~^$%&!?-+｜▁◁▷"                 # of control tokens; JSON does not escape them
+BAR = "<|", "<｜"                                        # templates make such names, as in "<|" + role + "|>"
 ALIASES = range(0x30000, 0x31340)                       # rare letters, which are printable
 
 
 class Marks:
     """Aliases that do not occur in `used`, for signs and for first letters of control tokens.
 
-    named : set of the control tokens that are not special
+    tags : set of the control tokens that are not special and come in pairs, as "<think>" and "</think>" do
     control : regex of all control tokens, the longest first
     """
 
     def __init__(self, tokenizer: Any, vocab: Vocabulary, template: str, used: str) -> None:
-        self.named = set[str]()
+        named = set()
         special = set()
+        names = Counter[str]()
         for i, token in tokenizer.added_tokens_decoder.items():
             text = token.content
+            names[text.replace("/", "")] += 1
             if i in vocab.special_ids:
                 special.add(text)
-            elif text in template and not text.isspace():
-                self.named.add(text)
-        tokens = sorted(special | self.named, key=len, reverse=True)
+            elif text.startswith(BAR) or (text in template and not text.isspace()):
+                named.add(text)
+        self.tags = {text for text in named if text[0] == "<" and names[text.replace("/", "")] == 2}
+        tokens = sorted(special | named, key=len, reverse=True)
         self.control = "|".join(map(re.escape, tokens)) or "(?!)"
         unused = (alias for alias in map(chr, ALIASES) if alias not in used)
         self.end = next(unused)
@@ -51,7 +57,7 @@ class Marks:
             return text if text in kept else text.translate(self.aliases)
 
         if isinstance(value, str):
-            return re.sub(pattern, alias, value)
+            return re.sub(pattern, alias, arguments.text("messages", value))
         if isinstance(value, list | tuple):
             return [self.put(each, pattern, kept) for each in value]
         if not isinstance(value, Mapping):
@@ -59,7 +65,7 @@ class Marks:
         marked = {}
         for name, each in value.items():
             is_answer = name == "content" and value.get("role") == "assistant"
-            written = self.named if is_answer else ()   # a model wrote it, with "<think>" as a token
+            written = self.tags if is_answer else ()    # a model wrote it, with "<think>" as a token
             marked[self.put(name, self.control)] = self.put(each, pattern, written)
         return marked
 

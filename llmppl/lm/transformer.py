@@ -197,12 +197,13 @@ class CachedTransformer(Shared):
         """
         conversation = _conversation(messages, system)
         tokenizer = self.tokenizer
-        if tokenizer is None or (tokenizer.chat_template is None and "chat_template" not in options):
+        given = options.pop("chat_template", None)
+        if not hasattr(tokenizer, "get_chat_template") or (given is None and tokenizer.chat_template is None):
             raise ValueError(
                 "this tokenizer has no chat template; its model may not be trained to chat: write the conversation out "
                 "and use context(text), or give chat_template=... for a tokenizer of transformers"
             )
-        template = tokenizer.get_chat_template(options.pop("chat_template", None), options.get("tools"))
+        template = tokenizer.get_chat_template(given, options.get("tools"))
         names = {*re.findall(r"\w+", template)}
         known = {name for name in names if "_" in name} | _TEMPLATE_OPTIONS
         check_options("chat, by this template,", options.keys() - names, known)         # the template would ignore them

@@ -209,7 +209,8 @@ def make_app(
         check_length(service.lm, body)
         make = partial(_Job, service, name, limits, body)       # in another thread, so that other requests go on
         constrained = body.constraint or (isinstance(body, Chat) and (body.tools or body.response_format))
-        job = await (lanes.run(make) if constrained else asyncio.to_thread(make))
+        size = int(request.headers.get("content-length", limits.bytes))
+        job = await (lanes.run(make, size) if constrained else asyncio.to_thread(make))
         if body.stream:
             return StreamingResponse(job.events(), media_type="text/event-stream")
         try:

@@ -208,8 +208,9 @@ class ToolCall(Fields):
 
 
 class Message(Fields):
-    """Message of a conversation. Parts of its content are joined."""
+    """Message of a conversation. Parts of its content are joined. A chat template may read further fields."""
 
+    model_config = ConfigDict(extra="allow")
     role: Literal["system", "developer", "user", "assistant", "tool"]
     content: str = ""
     tool_calls: list[ToolCall] = []
@@ -236,7 +237,10 @@ class Message(Fields):
         """
         role = "system" if self.role == "developer" else self.role
         if reads_tools:
-            return {"content": "", **self.model_dump(exclude_unset=True), "role": role}
+            fields = {"content": "", **self.model_dump(exclude_unset=True), "role": role}
+            if not self.tool_calls:
+                fields.pop("tool_calls", None)
+            return fields
         calls = [json.dumps(call.function) for call in self.tool_calls]
         return {"role": "user" if role == "tool" else role, "content": "".join([self.content, *calls])}
 
@@ -305,15 +309,17 @@ class Chat(Body):
         tools = [{"type": "function", "function": function} for function in functions]
         try:
             return [lm.chat([each.plain(reads_tools=True) for each in self.messages], tools=tools or None)]
-        except TypeError:                               # the template reads no tools
+        except (TypeError, ValueError):                 # the template reads no tools or not these
             messages = [each.plain() for each in self.messages]
         if functions:
             how = f'Call one of these functions, as {{"name": ..., "arguments": ...}}: {json.dumps(functions)}'
             if self.tool_choice == "auto":
                 how += " Or answer in words."
-            if messages[0]["role"] == "system":
-                how = f"{messages.pop(0)['content']}\n{how}"
-            messages.insert(0, {"role": "system", "content": how})
+            first = messages[0]                         # some templates refuse a system message
+            texts = [how, first["content"]]
+            if first["role"] == "system":
+                texts.reverse()
+            first["content"] = "\n".join(texts)
         return [lm.chat(messages)]
 
     @property
@@ -341,7 +347,7 @@ class Completion(Body):
 def check_length(lm: CachedTransformer, body: Chat | Completion) -> None:
     """Raise a ValueError if a prompt is far longer than the model reads, before it is divided into tokens."""
     if isinstance(body, Chat):
-        length = sum(len(message.plain()["content"]) for message in body.messages)
+        length = sum(len(each.model_dump_json()) for each in (*body.messages, *body.tools))
     else:
         length = max(map(len, [body.prompt] if isinstance(body.prompt, str) else body.prompt), default=0)
     longest = lm.engine.max_length

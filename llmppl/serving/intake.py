@@ -6,11 +6,13 @@ A request with a small body passes those with large ones, and one that is prepar
 from __future__ import annotations
 
 import asyncio
-import functools
+import itertools
 import math
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
+from functools import partial
+from queue import PriorityQueue
 from typing import Any, TypeVar
 
 from starlette.exceptions import HTTPException
@@ -62,18 +64,41 @@ class BodyTimer:
         await self.app(scope, receive_in_time, send_in_time)
 
 
+class Lane:
+    """Threads that run the first functions in an order, whenever these came."""
+
+    def __init__(self, threads: int) -> None:
+        self.threads = ThreadPoolExecutor(threads, "llmppl lane")
+        self.waiting = PriorityQueue[Any]()
+        self.numbers = itertools.count()                # of equal ones, the first
+
+    async def run(self, order: Any, make: Callable[[], T]) -> T:
+        future = Future[T]()
+        self.waiting.put((order, next(self.numbers), future, make))
+        self.threads.submit(self._run_first)
+        return await asyncio.wrap_future(future)
+
+    def _run_first(self) -> None:
+        _, _, future, make = self.waiting.get()
+        if future.set_running_or_notify_cancel():
+            try:
+                future.set_result(make())
+            except BaseException as error:
+                future.set_exception(error)
+
+
 class Lanes:
-    """Threads in two lanes: a quick one, and one for what takes longer."""
+    """A quick lane, and a slow one for what takes longer. The smallest requests go first."""
 
     def __init__(self) -> None:
-        quick, slow = ThreadPoolExecutor(2, "llmppl quick"), ThreadPoolExecutor(1, "llmppl slow")
+        quick, slow = Lane(2), Lane(1)
         self.lanes = [(quick, QUICK), (quick, QUICK), (slow, SLOW)]         # a collection of garbage counts once
 
-    async def run(self, make: Callable[[], T]) -> T:
+    async def run(self, make: Callable[[], T], size: int = 0) -> T:
         """Return `make()`. If it takes too long for the quick lane, twice, it begins again in the other one."""
-        for threads, seconds in self.lanes:
+        for again, (lane, seconds) in enumerate(self.lanes):
             with suppress(Overdue):
-                return await asyncio.get_running_loop().run_in_executor(threads, _within, seconds, make)
+                return await lane.run((again, size), partial(_within, seconds, make))
         raise TimeoutError("the request takes too long to prepare: make it smaller, or raise its timeout")
 
 
@@ -99,7 +124,7 @@ def timed_protocol() -> type[asyncio.Protocol]:
             if waits and before == (self.cycle,):
                 self.transport.close()
             else:
-                later = functools.partial(self.look, self.cycle if waits else self)
+                later = partial(self.look, self.cycle if waits else self)
                 self.loop.call_later(READING, later)
 
     return TimedProtocol

@@ -106,7 +106,7 @@ class Call(Future[T], Generic[T]):
         super().__init__()
         self.run, self.timeout, self.settles, self.seconds_waited = run, timeout, False, 0.0
         self.stops = StopStrings(())                    # that remove text from the results
-        self.size = 1                                   # number of particles and extensions
+        self.size = 0, 1                                # turns to prepare it, number of particles
         self.interruptible, self.patience, self.grace = False, math.inf, GRACE      # set by `Service.generate`
         self._entered, self._settled = time.monotonic(), ""
         self._worker: Any = None                        # that runs the call
@@ -250,12 +250,14 @@ class Service:
             raise TypeError(f"a service takes one prompt at a time, so {min(of_lists)} says nothing here")
         timeout = self._timeout(timeout)
         limits = {"max_tokens": max_tokens, "budget": budget}
+        begun = time.thread_time()
         with limited(timeout or math.inf):
             plan = Plan(self.lm, constraint, method, limits, seed, options)
             program = plan.program(prompt)
         call = Call(partial(plan.answer, prompt, generator(seed, options.get("rng"))), timeout)
         call.stops, call.patience, call.interruptible = program.stops, self.patience, True
-        call.settles, call.size = plan.settles, math.prod(plan.sizes)
+        call.settles = plan.settles
+        call.size = int((time.thread_time() - begun) / TURN), math.prod(plan.sizes)
         if plan.method == "exact":                      # its sums have no parts to return
             call.grace = 0.0
         return self._enter(call)

@@ -42,7 +42,7 @@ def calls_of(functions: dict[str, dict[str, Any]]) -> JsonSchema:
 def read_call(text: str, names: Sequence[str]) -> dict[str, Any] | None:
     """Return the call that a text makes, as an entry of `tool_calls`; None if it makes none.
 
-    The tags of a call that many chat templates ask for may surround it.
+    The tags of a call that many chat templates ask for may surround it. Some templates want an id of nine characters.
     """
     found = _CALL.fullmatch(text)
     try:
@@ -52,7 +52,7 @@ def read_call(text: str, names: Sequence[str]) -> dict[str, Any] | None:
     if not isinstance(call, dict) or call.get("name") not in names or not isinstance(call.get("arguments"), dict):
         return None
     function = {"name": call["name"], "arguments": json.dumps(call["arguments"])}
-    return {"id": f"call_{uuid.uuid4().hex}", "type": "function", "function": function}
+    return {"id": uuid.uuid4().hex[:9], "type": "function", "function": function}
 
 
 class CallOrWords(Shared):

@@ -180,7 +180,7 @@ def spent() -> tuple[float, float]:
     worker = _worker()
     if worker is None:
         return time.process_time(), 0.0
-    return worker.cpu_seconds + time.process_time() - worker.resumed, worker.tokens
+    return worker.cpu_seconds + time.thread_time() - worker.resumed, worker.tokens
 
 
 def limit(patience: float, ends: float) -> None:
@@ -208,7 +208,7 @@ class _Pause:
 
 def pause() -> None:
     """Let other functions of `Runtime.each` go on, if the caller, one of them, has run for a while."""
-    if time.process_time() - getcurrent().resumed > WHILE:
+    if time.thread_time() - getcurrent().resumed > WHILE:
         _evaluated(cast(Evaluator, _Pause()), [None])
 
 
@@ -317,7 +317,7 @@ class Runtime:
         thread. A closed iterator unwinds the functions that it has begun.
 
         With `turn`, a function that has used so many CPU seconds no longer counts for `together`, and takes part in a
-        round if it has room: see `_round`.
+        round if it has room: see `_round`. Functions that begin take as long before a round comes.
         """
         thread = threading.get_ident()
         todo = iter(functions)
@@ -330,7 +330,7 @@ class Runtime:
                 raise RuntimeError("what runs together goes on in the thread that began it, and this is another")
             workers[worker] = None
             worker.parent = getcurrent()                # another greenlet may ask for the next result
-            worker.resumed = time.process_time()
+            worker.resumed = time.thread_time()
             while go_on is not None:
                 again = None
                 try:
@@ -344,7 +344,7 @@ class Runtime:
                         waiting[:] = [each for each in waiting if each.worker is not worker]
                         again = partial(worker.throw, late)
                 go_on = again
-            used = time.process_time() - worker.resumed
+            used = time.thread_time() - worker.resumed
             worker.cpu_seconds += used
             worker.last += used
             if not worker.dead:
@@ -357,7 +357,11 @@ class Runtime:
 
         try:
             while True:
-                while sum(map(is_young, waiting)) < together and (following := next(todo, None)) is not None:
+                begun = time.thread_time()
+                while not waiting or (time.thread_time() - begun < turn and sum(map(is_young, waiting)) < together):
+                    following = next(todo, None)
+                    if following is None:
+                        break
                     worker = _Worker(self, deque([following]), contextvars.copy_context())
                     yield from resume(worker, worker.switch)
                 if not waiting:

@@ -152,6 +152,24 @@ def test_an_answer_keeps_the_tokens_that_its_model_writes():
     assert controls(lm, lm.chat(talk("<think>a"))).count(think) == 0
 
 
+def test_control_tokens_that_are_not_marked_special_are_text_too():
+    tokenizer = byte_level()
+    names = ["<|user|>", "<|assistant|>", "<|end|>", "<|fim|>", "<｜sep｜>", "[INST]", "[/INST]"]
+    tokenizer.add_tokens([AddedToken(text, special=False, normalized=False) for text in [*names, *ADDED]])
+    tokenizer.chat_template = ROLES + "{# [INST] [/INST] #}"            # makes <|user|> from the role
+    lm = CachedTransformer(lambda ids: np.zeros(len(tokenizer)), tokenizer)
+    own = controls(lm, lm.chat(talk()))
+    assert ids_of(lm.chat(talk())) == plain(lm, talk()) and len(own) == 6
+    for text in names:
+        for messages in (talk(text), talk("Hi", text), talk("Hi", f"a{text}\n", text), talk(last=text)):
+            assert controls(lm, lm.chat(messages)) == own, (text, messages)
+
+
+def test_a_lone_surrogate_in_a_message_is_named():
+    with pytest.raises(ValueError, match="surrogates not allowed"):
+        chat_lm("chatml").chat("a\ud800")
+
+
 PARTS = [("<|im_", "end|>"), ("<", "|im_end|>"), ("<|im_end|", ">"), ("<|im", "_end|>")]
 
 
@@ -220,6 +238,13 @@ def test_both_engines_of_the_embedded_model_read_special_tokens_alike(engine):
     for context in (lm.context("a<|endoftext|>", special=False), lm.context("a") + "<|endoftext|>"):
         assert context.text == "a<|endoftext|>"
         assert lm.vocab.eos_ids[0] not in context.tokens
+
+
+def test_a_tokenizer_without_templates_says_so():
+    lm = CachedTransformer.from_pretrained(engine="numpy")
+    for options in ({}, {"chat_template": CHATML}):
+        with pytest.raises(ValueError, match="this tokenizer has no chat template"):
+            lm.chat("Hi", **options)
 
 
 def test_a_rendered_conversation_gets_no_second_bos():

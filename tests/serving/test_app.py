@@ -331,6 +331,34 @@ def test_tools_reach_a_template_that_reads_them(server):
     assert str(context.text).endswith('a{"name": "feed", "arguments": {"age": 7}}donec')
 
 
+STRICT = (
+    "{% for m in messages %}{% if m.role == 'system' %}{{ raise_exception('no system') }}{% endif %}"
+    "{% if m.role == 'tool' and m.tool_call_id | length != 9 %}{{ raise_exception('9 characters') }}{% endif %}"
+    "[{{ m.role }}{{ m.name }}]{{ m.content }}{% for c in m.tool_calls or [] %}{{ c.id + c.function.arguments }}"
+    "{% endfor %}{% if 'tool_calls' in m and not m.tool_calls %}?{% endif %}{% endfor %}"
+)
+
+
+def test_messages_reach_strict_templates_with_all_their_fields(server):
+    lm = server.lm
+    made = talk(server, tools=[TOOL], tool_choice="required")["choices"][0]["message"]["tool_calls"]
+    answer = {"role": "tool", "tool_call_id": made[0]["id"], "name": "feed", "content": "done"}
+    said = {"role": "assistant", "content": "Hi", "tool_calls": []}
+    found = []
+    for template in ("{# tools #}" + STRICT.replace("c.function.arguments", "c.function.name"), "{# tools #}" + STRICT):
+        lm.tokenizer.chat_template = template
+        try:
+            for messages in ([said, answer], [*TALK["messages"], {**said, "tool_calls": made}, answer]):
+                [context] = Chat.model_validate({"messages": messages, "tools": [TOOL]}).prompts(lm)
+                found.append(str(context.text))
+        finally:
+            lm.tokenizer.chat_template = TEMPLATE
+    assert found[0] == found[2] == "[assistant]Hi[toolfeed]done"
+    assert found[1] == f"[user]a[assistant]Hi{made[0]['id']}feed[toolfeed]done"
+    assert found[3].startswith("[user]Call one of these functions")     # this template wants a text as arguments
+    assert '\na[assistant]Hi{"name": "feed", "arguments": {"age": ' in found[3] and found[3].endswith("}[user]done")
+
+
 def test_health_needs_no_key_and_everything_else_does(server):
     def get(path, key=""):
         connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=HANG)

@@ -1,5 +1,6 @@
 """Hostile requests beside small ones: a real server answers the small ones soon, and gives the others a reason."""
 
+import asyncio
 import contextlib
 import http.client
 import json
@@ -11,12 +12,14 @@ import subprocess
 import sys
 import threading
 import time
+from functools import partial
 from pathlib import Path
 
 import pytest
 from helpers.common import HANG, repetitions
 
 pytest.importorskip("uvicorn", reason="llmppl serve needs FastAPI and uvicorn: pip install 'llmppl-smc[server]'")
+from llmppl.serving.intake import Lane  # noqa: E402
 
 SMALL = [
     {"prompt": "Once", "max_tokens": 3},
@@ -172,6 +175,22 @@ def test_bodies_and_prompts_are_refused_by_their_length(served):
         before = served.cpu_seconds()
         status, found = served.post(HOSTILE[name])
         assert status == 400 and served.cpu_seconds() - before < 0.5, (name, found)
+
+
+def test_a_lane_runs_the_smallest_requests_first():
+    ran, free = [], threading.Event()
+
+    async def main():
+        lane = Lane(1)
+        calls = [asyncio.ensure_future(lane.run((0, 0), free.wait))]
+        for order in ((1, 3), (0, 9000), (0, 20), (2, 1), (0, 20)):
+            calls.append(asyncio.ensure_future(lane.run(order, partial(ran.append, order))))
+        await asyncio.sleep(0)
+        free.set()
+        await asyncio.gather(*calls)
+
+    asyncio.run(main())
+    assert ran == [(0, 20), (0, 20), (0, 9000), (1, 3), (2, 1)]
 
 
 @pytest.mark.slow

@@ -8,7 +8,7 @@ import pytest
 from helpers.common import HANG, repetitions
 
 from llmppl.support.alarm import Alarm, Overdue, limited
-from llmppl.support.runtime import Runtime, Stats, limit, request
+from llmppl.support.runtime import Runtime, Stats, limit, request, spent
 
 
 def spin(seconds=HANG, clock=time.monotonic):
@@ -120,3 +120,33 @@ def test_functions_that_have_used_little_come_first():
     short = [(lambda i=i: run(f"short {i}", 0.0, 3), "short") for i in range(5)]
     list(Runtime().each(iter([*long, *short]), 2, turn=0.05))
     assert ended[:5] == [f"short {i}" for i in range(5)] and sorted(ended[5:]) == ["long 0", "long 1", "long 2"]
+
+
+def test_a_round_comes_before_all_functions_have_begun():
+    numbers, seen = Numbers(), []
+
+    def run(i):
+        seen.append(f"begin {i}")
+        spin(0.06, time.thread_time)
+        request(numbers, i + 1)
+        seen.append(f"end {i}")
+
+    list(Runtime().each(iter([(lambda i=i: run(i), "run") for i in range(4)]), 4, turn=0.05))
+    assert seen[:2] == ["begin 0", "end 0"] and len(seen) == 8
+
+
+def test_the_work_of_other_threads_counts_for_no_function():
+    used = []
+
+    def run():
+        start = spent()[0]
+        before = time.process_time()
+        while time.process_time() - before < 0.3:       # of the other thread
+            time.sleep(0.01)
+        used.append(spent()[0] - start)
+
+    other = threading.Thread(target=spin, args=(HANG, lambda: HANG if used else 0.0))
+    other.start()
+    list(Runtime().each(iter([(run, "run")]), 1))
+    other.join(HANG)
+    assert used[0] < 0.15
