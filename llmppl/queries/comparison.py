@@ -246,6 +246,9 @@ def compare(
     sides: Mapping[str, Any] = {"a": a, "b": b}
     if b is None and isinstance(a, Mapping) and not isinstance(a, Probabilities):
         sides = a
+    for name in sides:
+        if arguments.text("compare: each name of a side", name) in ("string", "difference"):
+            raise ValueError(f"compare: {name!r} is another column of the table; give the side another name")
     if len(sides) > 1 and all(map(_is_paired, sides.values())):
         return _paired(sides, permutations, rng)
     if len(sides) != 2 or any(side is None or isinstance(side, int) for side in sides.values()):

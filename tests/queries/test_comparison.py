@@ -357,3 +357,9 @@ def test_audits_are_exported_as_csv_json_html_and_frames(embedded, tmp_path):
     assert choices.records()[0]["text"] == options[choices.records()[0]["value"]]
     many = choose(embedded, "x", [f" {letter}{digit}" for letter in "abcde" for digit in range(8)])
     assert many.to_html().count("<tr>") == 41 and many._repr_html_().count("<tr>") == 21
+
+
+@pytest.mark.parametrize("name, error", [(1, TypeError), ("string", ValueError), ("difference", ValueError)])
+def test_a_side_has_a_name_of_its_own(name, error):
+    with pytest.raises(error, match="compare: "):
+        compare({name: {"yes": 3}, "other": {"yes": 1, "no": 2}}, seed=0)
