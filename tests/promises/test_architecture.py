@@ -91,7 +91,7 @@ CEILINGS = {
     "llmppl/lm/embedded": (119, 6.7, 1, 1, 1),
     "llmppl/lm/engines": (18_243, 11.8, 46, 56, 168),
     "llmppl/models": (12_625, 9.3, 41, 19, 119),
-    "llmppl/queries": (18_143, 10.8, 37, 53, 137),
+    "llmppl/queries": (18_169, 10.8, 37, 53, 138),
     "llmppl/report": (6_618, 10.5, 43, 96, 52),
     "llmppl/serving": (10_675, 10.6, 43, 40, 70),
     "llmppl/support": (9_151, 9.5, 25, 34, 55),
