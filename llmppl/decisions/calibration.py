@@ -193,7 +193,7 @@ _FITS: dict[str, Callable[[Floats, Floats, Ints], Map]] = {
 
 def held_out(fit: Callable[..., Map], log_probs: Floats, features: Floats, labels: Ints) -> Floats:
     """Return (n, K) log-probabilities of each item by the fit to the other folds."""
-    folds = np.arange(len(labels)) % FOLDS
+    folds = np.random.default_rng(0).permutation(len(labels)) % FOLDS
     held = np.empty_like(log_probs)
     for fold in range(FOLDS):
         inside, outside = folds == fold, folds != fold
