@@ -11,7 +11,7 @@ from collections.abc import Collection, Mapping
 from itertools import pairwise
 from typing import Any
 
-from llmppl.constraints.vocabulary import Vocabulary, encode_fragment
+from llmppl.constraints.vocabulary import Vocabulary, encode, encode_fragment
 from llmppl.support import arguments
 
 SIGNS = "<>|[]{}()/_#@:=*~^$%&!?-+｜▁◁▷"                 # of control tokens; JSON does not escape them
@@ -111,5 +111,5 @@ def encode_chat(
         piece = text[start:end]
         plain = re.split(marks.control, piece, maxsplit=1)[0] if start else ""
         ids += encode_fragment(tokenizer, vocab, plain)
-        ids += tokenizer.encode(piece.removeprefix(plain), add_special_tokens=False, verbose=False)
+        ids += encode(tokenizer, piece.removeprefix(plain), add_special_tokens=False, verbose=False)
     return ids

@@ -13,7 +13,7 @@ from typing import Any, NoReturn, Self
 
 import numpy as np
 
-from llmppl.constraints.vocabulary import Text, Vocabulary, encode_fragment
+from llmppl.constraints.vocabulary import Text, Vocabulary, encode, encode_fragment
 from llmppl.lm.chat import encode_chat
 from llmppl.lm.context import NOT_PICKLED, Context
 from llmppl.lm.engine import Engine, FunctionEngine, SlotEngine
@@ -166,8 +166,8 @@ class CachedTransformer(Shared):
         text = arguments.text("text", text)             # type: ignore[arg-type]
         if self.tokenizer is None:
             return self._encoded(self.vocab.spell(text.encode()), text)
-        ids = self.tokenizer.encode(text, verbose=False, split_special_tokens=not special)
-        begin = self.tokenizer.encode("")
+        ids = encode(self.tokenizer, text, verbose=False, split_special_tokens=not special)
+        begin = encode(self.tokenizer, "")
         if not special and sum(i in self.vocab.special_ids for i in ids) > len(begin):
             ids = begin + encode_fragment(self.tokenizer, self.vocab, text)     # special tokens are pieces of text, too
         elif special and begin and ids[: 2 * len(begin)] == 2 * begin:

@@ -9,6 +9,7 @@ import threading
 import traceback
 import warnings
 import weakref
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
@@ -87,6 +88,21 @@ def test_several_threads_may_make_contexts_from_texts(impatient, embedded):
 
 
 @pytest.mark.filterwarnings("ignore:cache_bytes=")
+def test_special_tokens_are_those_of_the_own_call_in_every_thread(impatient, embedded):
+    [name] = embedded.tokenizer.all_special_tokens
+    text = f"a{name}b"
+
+    def tokens(special):
+        return embedded.context(text, special=special).tokens
+
+    wanted = {special: tokens(special) for special in (True, False)}
+    assert wanted[True] != wanted[False]
+    calls = [True, False] * 2000
+    with ThreadPoolExecutor(4) as threads:
+        found = [*threads.map(tokens, calls)]
+    assert all(each == wanted[special] for each, special in zip(found, calls, strict=True))
+
+
 def test_contexts_may_be_freed_in_any_thread_and_inside_a_call():
     lm = CachedTransformer(build(TRIE["llama"]()), VOCAB, cache_bytes=30 * (256 + SLOT_OVERHEAD + 4 * V + ROW_OVERHEAD))
     rng, stop = np.random.default_rng(1), threading.Event()

@@ -8,5 +8,6 @@ from llmppl.constraints.vocabulary.text import EndOfText as EndOfText
 from llmppl.constraints.vocabulary.text import Text as Text
 from llmppl.constraints.vocabulary.vocabulary import Token as Token
 from llmppl.constraints.vocabulary.vocabulary import Vocabulary as Vocabulary
+from llmppl.constraints.vocabulary.vocabulary import encode as encode
 from llmppl.constraints.vocabulary.vocabulary import encode_fragment as encode_fragment
 from llmppl.constraints.vocabulary.vocabulary import loaded_vocabulary as loaded_vocabulary

@@ -31,7 +31,7 @@ from llmppl.constraints.constraint import Bools, Ints
 from llmppl.constraints.vocabulary.text import EOS, EndOfText, Spelled, Text, bytes_of
 from llmppl.support.arguments import shown
 from llmppl.support.graphs import Memo, reachable
-from llmppl.support.locks import cached_property
+from llmppl.support.locks import Lock, cached_property
 from llmppl.support.shared import Shared
 
 Decode = Callable[[Sequence[int]], str]
@@ -78,7 +78,7 @@ def _between(tokenizer: Any, backend: Any, pieces: dict[int, Any]) -> Decode:
     join: Callable[[list[Any]], str]
     if backend is None:
         name, join = int, functools.partial(tokenizer.decode, **OPTIONS)
-        guard = next(filter(pieces.__contains__, [*tokenizer.encode("a", add_special_tokens=False), *pieces]))
+        guard = next(filter(pieces.__contains__, [*encode(tokenizer, "a", add_special_tokens=False), *pieces]))
     else:
         name = pieces.__getitem__
         join = " ".join if backend.decoder is None else backend.decoder.decode
@@ -104,7 +104,7 @@ def _check(tokenizer: Any, between: Decode, exact: dict[int, bytes]) -> None:
         return
     rng = random.Random(0)
     samples = [rng.choices(ordinary, k=3) for _ in range(NUM_SAMPLES)]
-    samples += [list(filter(exact.__contains__, tokenizer.encode(text, add_special_tokens=False))) for text in SAMPLES]
+    samples += [list(filter(exact.__contains__, encode(tokenizer, text, add_special_tokens=False))) for text in SAMPLES]
     for ids in samples:
         data = b"".join(map(exact.__getitem__, ids))
         expected = data.decode("utf-8", "replace")
@@ -406,6 +406,17 @@ def loaded_vocabulary(digest: str) -> Vocabulary:
     raise LookupError(f"no vocabulary has the digest {digest}")
 
 
+_encoding = Lock()
+
+
+def encode(tokenizer: Any, text: str, **options: bool) -> list[int]:
+    """Return the token ids of a text, for one thread at a time.
+
+    A tokenizer of transformers writes `split_special_tokens` into the tokenizer that all threads share.
+    """
+    with _encoding.lock: return [*tokenizer.encode(text, **options)]         # noqa: E701
+
+
 def encode_fragment(tokenizer: Any, vocab: Vocabulary, text: str) -> list[int]:
     """Return token ids whose bytes joined are exactly `text`, as the tokenizer writes it in the middle of a text.
 
@@ -427,7 +438,7 @@ def encode_fragment(tokenizer: Any, vocab: Vocabulary, text: str) -> list[int]:
     options = {"add_special_tokens": False, "split_special_tokens": True, "verbose": False}
     # After a guard, the tokenizer adds no space before the text; the text may merge with one of the guards.
     for guard in ("", "\n", "a", "."):
-        ids = tokenizer.encode(guard + str(text), **options)
+        ids = encode(tokenizer, guard + str(text), **options)
         num = int(np.searchsorted(np.cumsum(vocab.lengths[ids[::-1]]), len(data))) + 1
         tail = list(ids[-num:])                     # the fewest with at least as many bytes
         spells = vocab.lengths[tail].all() and b"".join(map(vocab.tokens.__getitem__, tail)) == data
