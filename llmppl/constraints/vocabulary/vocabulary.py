@@ -409,7 +409,7 @@ def loaded_vocabulary(digest: str) -> Vocabulary:
 _encoding = Lock()
 
 
-def encode(tokenizer: Any, text: str, **options: bool) -> list[int]:
+def encode(tokenizer: Any, text: str, **options: bool) -> list[Any]:
     """Return the token ids of a text, for one thread at a time.
 
     A tokenizer of transformers writes `split_special_tokens` into the tokenizer that all threads share.
