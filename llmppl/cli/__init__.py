@@ -12,7 +12,7 @@ from typing import Annotated
 
 import typer
 
-from llmppl.cli import generate, query, serve  # noqa: F401  (their commands join the app)
+from llmppl.cli import decide, generate, query, serve  # noqa: F401  (their commands join the app)
 from llmppl.cli.options import app as app
 
 

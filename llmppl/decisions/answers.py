@@ -89,6 +89,8 @@ class Answer(Probabilities):
     def confidence(self) -> float:
         probabilities = [share.probability for share in self.in_order]
         num = len(probabilities)
+        if num == 1:
+            return 1.0
         if self.question.kind != "score":
             return max(0.0, (num * max(probabilities) - 1) / (num - 1))
         likeliest, middle = probabilities.index(max(probabilities)), (num - 1) / 2

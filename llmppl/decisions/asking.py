@@ -44,7 +44,7 @@ MOST = 10_000  # expansions for each option with exact=True
 MAX_COMBINATIONS = 1000  # of earlier answers that are followed
 
 
-class _Asked(NamedTuple):
+class Asked(NamedTuple):
     """Question with its prompts, one for each order of the options, and the key of its answer."""
 
     key: Any
@@ -136,9 +136,7 @@ class Asking:
         elif self.given["think"]:
             answers = {name: self._thought(name, text, rng) for name in self.questions.asked}
         else:
-            answers = self._read(
-                [_Asked(name, name, self._contexts(name, text)) for name in self.questions.asked]
-            )
+            answers = self.read(self.prompts(text))
         return Decision(
             state,
             answers,
@@ -148,6 +146,10 @@ class Asking:
             tokens=round(spent()[1] - before),
             seconds=time.perf_counter() - start,
         )
+
+    def prompts(self, state: str) -> list[Asked]:
+        """Return the prompts of all questions about the text of a state, by the names of the questions."""
+        return [Asked(name, name, self._contexts(name, state)) for name in self.questions.asked]
 
     def _contexts(self, name: str, state: str, draft: str | None = None) -> list[Context]:
         """Return the contexts of a question about a state, one for each order of its options."""
@@ -160,7 +162,7 @@ class Asking:
             contexts.append(as_context(self.lm, turns))
         return contexts
 
-    def _read(self, asked: Sequence[_Asked]) -> dict[Any, Answer]:
+    def read(self, asked: Sequence[Asked]) -> dict[Any, Answer]:
         """Return the answers to questions by their keys, in shared batches."""
         sums = list[list[Sums]]()
         for each in asked:
@@ -187,8 +189,8 @@ class Asking:
             asked = []
             for places in joint.places:
                 state = with_answers(text, before, places)
-                asked.append(_Asked(places, name, self._contexts(name, state)))
-            answers = self._read(asked).values()
+                asked.append(Asked(places, name, self._contexts(name, state)))
+            answers = self.read(asked).values()
             rows = [[share.probability for share in answer.in_order] for answer in answers]
             joint = joint.followed(rows, min(answer.log_mass for answer in answers))
             before.append(question)
@@ -205,9 +207,9 @@ class Asking:
         )
         drafts = [str(each) for each in importance_sampling(program, num, rng=rng)]
         asked = [
-            _Asked(i, name, self._contexts(name, text, draft)) for i, draft in enumerate(drafts)
+            Asked(i, name, self._contexts(name, text, draft)) for i, draft in enumerate(drafts)
         ]
-        answers = self._read(asked).values()
+        answers = self.read(asked).values()
         rows = np.array([[share.probability for share in answer.in_order] for answer in answers])
         means, errors = rows.mean(0), rows.std(0, ddof=1) / math.sqrt(num)
         shares = []

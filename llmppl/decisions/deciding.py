@@ -46,7 +46,7 @@ class HowToDecide(TypedDict, total=False):
     key: Callable[[Any], str] | None
 
 
-_DEFAULTS = {
+DEFAULTS = {
     "examples": (),
     "orders": 1,
     "exact": False,
@@ -72,7 +72,7 @@ def decide(
 def decide(
     lm: CachedTransformer, state: str | dict[str, Any], questions: Any, **how: Unpack[HowToDecide]
 ) -> Decision: ...
-@list_options(HowToDecide, _DEFAULTS)
+@list_options(HowToDecide, DEFAULTS)
 def decide(lm: CachedTransformer, state: Any, questions: Any, **how: Unpack[HowToDecide]) -> Any:
     """Answer typed questions about a state, with a probability for each answer.
 
@@ -127,7 +127,7 @@ def decide(lm: CachedTransformer, state: Any, questions: Any, **how: Unpack[HowT
     'happy'
     """
     check_options("decide", how, HowToDecide.__annotations__)
-    given: dict[str, Any] = {**_DEFAULTS, **how}
+    given: dict[str, Any] = {**DEFAULTS, **how}
     asking = Asking(lm, questions_of(questions), given)
     if not is_many(state):
         decision = functools.partial(asking.decision, state, generator(given.get("seed")))
@@ -180,7 +180,7 @@ def fit_calibration(
     >>> fit_calibration(lm, labelled, {"good": "Was it good?"}, progress=False).maps["good"].kind
     'head'
     """
-    asking = Asking(lm, questions_of(questions), {**_DEFAULTS, **how})
+    asking = Asking(lm, questions_of(questions), {**DEFAULTS, **how})
     asking.wants_features = True
     items = [*labelled]
     decisions = _decisions(asking, [state for state, _ in items])

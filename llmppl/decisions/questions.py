@@ -63,8 +63,7 @@ def choice(question: str, options: Any) -> Question:
     ----------
     question : str
     options : list, dict, Enum or Literal
-        At least two different texts, numbers or bools. A dict maps each option to its description, "" or None without
-        one.
+        Different texts, numbers or bools. A dict maps each option to its description, "" or None without one.
 
     Examples
     --------
@@ -109,8 +108,8 @@ def _made(kind: Kind, question: str, options: Any, name: str) -> Question:
         descriptions = [
             text(f"the description of {shown(each)}", options[each] or "") for each in values
         ]
-    if not 2 <= len(values) <= MAX_OPTIONS:
-        raise ValueError(f"{name} must be 2 to {MAX_OPTIONS}, not {len(values)}")
+    if not 1 <= len(values) <= MAX_OPTIONS:
+        raise ValueError(f"{name} must be 1 to {MAX_OPTIONS}, not {len(values)}")
     names = [_name(value) for value in values]
     if len(set(names)) < len(names):  # "true" beside True
         names = [json.dumps(value, ensure_ascii=False) for value in values]
@@ -190,13 +189,29 @@ def _of_record(record: Any) -> Questions:
             "{'queue': " + getattr(record, "__name__", "Literal[...]") + "}"
         )
     types = get_type_hints(record, include_extras=True)
+    return Questions(_of_properties(schema, types, f"of {shown(record)}"), record)
+
+
+def questions_of_schema(schema: Any) -> dict[str, Question]:
+    """Return a question for each property of a JSON schema, by its description or its name."""
+    has_properties = isinstance(schema, dict) and isinstance(schema.get("properties"), dict)
+    if not has_properties or not schema["properties"]:
+        raise ValueError(
+            'a schema must have properties, as {"properties": {"urgent": {"type": "boolean"}}}, '
+            f"not {shown(schema)}"
+        )
+    return _of_properties(schema, {}, "of the schema")
+
+
+def _of_properties(schema: Any, types: Mapping[str, Any], where: str) -> dict[str, Question]:
     asked = {}
     for name, part in schema["properties"].items():
+        place, kind = f"the field {name!r} {where}", types.get(name, Any)
+        if not isinstance(part, dict):
+            raise ValueError(f"{place} must be an object, as {{'type': 'boolean'}}")
         question = part.get("description") or _words(name)
-        asked[name] = _of_type(
-            question, types[name], part, schema, f"the field {name!r} of {shown(record)}"
-        )
-    return Questions(asked, record)
+        asked[name] = _of_type(question, kind, part, schema, place)
+    return asked
 
 
 def _of_type(
@@ -206,7 +221,8 @@ def _of_type(
     adapter = TypeAdapter(kind)
     if schema is None:
         schema = root = adapter.json_schema()
-    parts = [_resolved(part, root) for part in schema.get("anyOf", [schema])]
+    given = schema.get("anyOf") or schema.get("oneOf") or [schema]
+    parts = [_resolved(part, root) for part in given]
     names = list[Any]()
     for part in parts:
         names += _values(part, where)
@@ -222,9 +238,12 @@ def _of_type(
 
 def _resolved(schema: Any, root: Any) -> Any:
     """Return a schema, or the definition to which it refers."""
-    if "$ref" in schema:
-        return root["$defs"][schema["$ref"].rpartition("/")[2]]
-    return schema
+    if "$ref" not in schema:
+        return schema
+    found = root
+    for name in schema["$ref"].split("/")[1:]:
+        found = found.get(name, {})
+    return found
 
 
 def _values(schema: Any, where: str) -> list[Any]:

@@ -23,6 +23,7 @@ from starlette.exceptions import HTTPException
 from llmppl.lm import Context
 from llmppl.serving.answers import Answer, answers, legacy_logprobs, logprobs
 from llmppl.serving.bodies import Chat, Completion, Limits, check_length
+from llmppl.serving.decisions import SCHEMAS, DecisionJob, OpenAI, SystemOne
 from llmppl.serving.intake import BodyTimer, Lanes
 from llmppl.serving.service import Call, Service, ServiceFull
 from llmppl.serving.tools import read_call
@@ -38,8 +39,7 @@ class _Job:
     def __init__(self, service: Service, name: str, limits: Limits, body: Chat | Completion) -> None:
         self.body, self.name, self.lm = body, name, service.lm
         self.id, self.created = f"{'chatcmpl' if self.chat else 'cmpl'}-{uuid.uuid4().hex}", int(time.time())
-        if body.model not in (None, name):
-            raise HTTPException(404, f"this server runs the model {name!r}, not {body.model!r}")
+        check_model(body.model, name)
         constraint = body.target()
         runs = body.runs(self.lm, limits, constraint)
         self.prompts = body.prompts(self.lm)
@@ -146,6 +146,12 @@ class _Job:
             yield self._frame(choices=[], usage=usage, llmppl=[_cost(generation)])
 
 
+def check_model(asked: Any, name: str) -> None:
+    """Raise an HTTPException if a request is for another model."""
+    if asked not in (None, name):
+        raise HTTPException(404, f"this server runs the model {name!r}, not {asked!r}")
+
+
 def _cost(generation: Generation) -> dict[str, Any]:
     """Return the method of a run and its work. `tokens` counts those that the model ran, for all particles."""
     return {name: getattr(generation, name) for name in ("method", "call", "tokens", "seconds")}
@@ -171,10 +177,16 @@ def _error_body(status: int, message: str, field: str | None) -> dict[str, Any]:
     return {"error": {"message": message, "type": kind, "param": field, "code": status}}
 
 
+def described_by(schema: str) -> dict[str, Any]:
+    """Return the description of a body for /openapi.json."""
+    content = {"application/json": {"schema": {"$ref": f"#/components/schemas/{schema}"}}}
+    return {"requestBody": {"content": content}}
+
+
 def make_app(
     service: Service, *, name: str = "llmppl", key: str | None = None, limits: Limits | None = None
 ) -> FastAPI:
-    """Return the application: /v1/chat/completions, /v1/completions, /v1/models and /health.
+    """Return the application: the endpoints of OpenAI, /v1/systemone and /health.
 
     Parameters
     ----------
@@ -205,14 +217,25 @@ def make_app(
     for kind in (HTTPException, RequestValidationError, *STATUSES, Exception):
         app.add_exception_handler(kind, failed)
 
+    def size(request: Request) -> int:
+        return int(request.headers.get("content-length", limits.bytes))
+
     async def answer(request: Request, body: Chat | Completion) -> Any:
-        check_length(service.lm, body)
+        check_length(service.lm, body.length)
         make = partial(_Job, service, name, limits, body)       # in another thread, so that other requests go on
         constrained = body.constraint or (isinstance(body, Chat) and (body.tools or body.response_format))
-        size = int(request.headers.get("content-length", limits.bytes))
-        job = await (lanes.run(make, size) if constrained else asyncio.to_thread(make))
+        job = await (lanes.run(make, size(request)) if constrained else asyncio.to_thread(make))
         if body.stream:
             return StreamingResponse(job.events(), media_type="text/event-stream")
+        return await finished(request, job)
+
+    async def decide(request: Request, route: OpenAI | SystemOne, body: dict[str, Any]) -> JSONResponse:
+        check_model(body.get("model"), name)
+        make = partial(DecisionJob, service, limits, route, body)
+        return await finished(request, await lanes.run(make, size(request)))
+
+    async def finished(request: Request, job: _Job | DecisionJob) -> JSONResponse:
+        """Return the response of a job after its calls. They end if the client leaves."""
         try:
             (waiting := asyncio.gather(*job.calls)).add_done_callback(asyncio.Future.exception)     # else it is logged
             while not (await asyncio.wait([waiting], timeout=POLL))[0]:
@@ -220,7 +243,16 @@ def make_app(
                     raise HTTPException(499, "the client has left")
             return JSONResponse(await lanes.run(partial(job.response, await waiting)))
         finally:
-            job.cancel()
+            for call in job.calls:
+                call.cancel()
+
+    @closed.post("/v1/decisions", openapi_extra=described_by("Decisions"))
+    async def decisions(request: Request, body: dict[str, Any]) -> Any:
+        return await decide(request, OpenAI(), body)
+
+    @closed.post("/v1/systemone", openapi_extra=described_by("SystemOne"))
+    async def system_one(request: Request, body: dict[str, Any]) -> Any:
+        return await decide(request, SystemOne(), body)
 
     @closed.post("/v1/chat/completions")
     async def chat(request: Request, body: Chat) -> Any:
@@ -232,7 +264,9 @@ def make_app(
 
     @closed.get("/v1/models")
     async def models() -> Any:
-        return {"object": "list", "data": [{"id": name, "object": "model", "created": 0, "owned_by": "llmppl"}]}
+        model = {"id": name, "object": "model", "created": 0, "owned_by": "llmppl"}
+        of_system_one = {"name": name, "description": "", "release_date": "1970-01-01"}
+        return {"object": "list", "data": [model], "models": [of_system_one]}
 
     @app.get("/health")
     async def health() -> Any:
@@ -240,7 +274,9 @@ def make_app(
 
     @closed.get("/openapi.json")
     async def openapi() -> Any:
-        return app.openapi()
+        document = app.openapi()
+        document["components"]["schemas"] |= SCHEMAS
+        return document
 
     app.include_router(closed)
     return app

@@ -323,6 +323,11 @@ class Chat(Body):
         return [lm.chat(messages)]
 
     @property
+    def length(self) -> int:
+        """Number of characters of the longest prompt."""
+        return sum(len(each.model_dump_json()) for each in (*self.messages, *self.tools))
+
+    @property
     def num_top(self) -> int | None:
         """Number of tokens whose log-probabilities the answer shows at each place; None for no log-probabilities."""
         return self.top_logprobs if self.logprobs else None
@@ -340,16 +345,17 @@ class Completion(Body):
         return [*map(lm.context, prompts)]
 
     @property
+    def length(self) -> int:
+        prompts = [self.prompt] if isinstance(self.prompt, str) else self.prompt
+        return max(map(len, prompts), default=0)
+
+    @property
     def num_top(self) -> int | None:
         return self.logprobs
 
 
-def check_length(lm: CachedTransformer, body: Chat | Completion) -> None:
-    """Raise a ValueError if a prompt is far longer than the model reads, before it is divided into tokens."""
-    if isinstance(body, Chat):
-        length = sum(len(each.model_dump_json()) for each in (*body.messages, *body.tools))
-    else:
-        length = max(map(len, [body.prompt] if isinstance(body.prompt, str) else body.prompt), default=0)
+def check_length(lm: CachedTransformer, length: int) -> None:
+    """Raise a ValueError if a prompt of so many characters is far longer than the model reads."""
     longest = lm.engine.max_length
     if longest is not None and length > CHARACTERS * longest:
         raise ValueError(f"a prompt of {length:,} characters, and the model reads {longest:,} tokens: shorten it")

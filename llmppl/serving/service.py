@@ -228,14 +228,21 @@ class Service:
 
     # ---- callers
 
-    def submit(self, run: Callable[[], T], *, timeout: float | None = None) -> Call[T]:
+    def submit(
+        self, run: Callable[[], T], *, timeout: float | None = None, interruptible: bool = False
+    ) -> Call[T]:
         """Return the call of a function without arguments: `lambda: smc_steer(Story(lm, prompt), N=8, seed=1)`.
 
         After `timeout` seconds from now, an algorithm of inference returns the particles of its last step, marked
         `cut`. Other functions are not interrupted. A call that begins no sooner fails with a TimeoutError.
+
+        With interruptible=True, a function of Python code also fails with a TimeoutError after `timeout` seconds, or
+        after the `patience` of the service.
         """
         function("run", run, "lambda: smc_steer(model, N, K, seed=1)", takes=0)
-        return self._enter(Call(run, self._timeout(timeout)))
+        call = Call(run, self._timeout(timeout))
+        call.interruptible, call.patience = interruptible, self.patience
+        return self._enter(call)
 
     def generate(
         self, prompt: Any, constraint: Any = None, *, method: Method = "auto", max_tokens: int | None = None,

@@ -234,7 +234,7 @@ def test_a_limit_is_an_error_of_its_state_alone():
     "state, questions, message",
     [
         ("x", {}, "questions must be a dict of names"),
-        ("x", {"q": ["a"]}, "options must be 2 to 1000, not 1"),
+        ("x", {"q": []}, "options must be 1 to 1000, not 0"),
         ("x", {"q": ["a", "a"]}, "options must differ"),
         ("x", {"q": ["a", " "]}, "an option must be a text with letters"),
         ("x", {"q": int}, "the type has no short list of answers"),

@@ -5,7 +5,6 @@ import http.client
 import json
 import math
 import re
-import threading
 import time
 from typing import Literal
 
@@ -14,13 +13,12 @@ from helpers.common import HANG, repetitions
 
 import llmppl
 from llmppl import Regex, generate
-from llmppl.serving import Service
 
-uvicorn = pytest.importorskip("uvicorn", reason="llmppl serve needs uvicorn: pip install 'llmppl-smc[server]'")
-from llmppl.serving.app import make_app  # noqa: E402
+pytest.importorskip("uvicorn", reason="llmppl serve needs uvicorn: pip install 'llmppl-smc[server]'")
+from helpers.server import KEY, post, served  # noqa: E402
+
 from llmppl.serving.bodies import Chat, Constraint, Limits  # noqa: E402
 
-KEY = "secret"
 HEADERS = {"content-type": "application/json", "authorization": f"Bearer {KEY}"}
 TEMPLATE = "{% for m in messages %}{{ m['content'] }}{% endfor %}{% if add_generation_prompt %}c{% endif %}"
 
@@ -34,27 +32,10 @@ def server(embedded):
     """A server of the embedded model, with its port and its service."""
     lm = embedded
     before, lm.tokenizer.chat_template = lm.tokenizer.chat_template, TEMPLATE
-    with Service(lm) as service:
-        app = make_app(service, name="tiny", key=KEY, limits=Limits(bytes=20_000, tokens=200, particles=64, prompts=8))
-        made = uvicorn.Server(uvicorn.Config(app, port=0, log_level="error"))
-        thread = threading.Thread(target=made.run, daemon=True)
-        thread.start()
-        while not made.started:
-            assert thread.is_alive()
-            time.sleep(0.01)
-        made.port, made.service, made.lm = made.servers[0].sockets[0].getsockname()[1], service, lm
+    limits = Limits(bytes=20_000, tokens=200, particles=64, prompts=8)
+    with served(lm, name="tiny", limits=limits) as made:
         yield made
-        made.should_exit = True
-        thread.join(HANG)
     lm.tokenizer.chat_template = before
-
-
-def post(server, path, body, key=KEY):
-    connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=HANG)
-    data = body if isinstance(body, bytes) else json.dumps(body).encode()
-    connection.request("POST", path, data, {**HEADERS, "authorization": f"Bearer {key}"})
-    reply = connection.getresponse()
-    return reply.status, reply.read()
 
 
 def complete(server, **body):
