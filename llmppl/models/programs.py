@@ -258,6 +258,8 @@ class ConstrainedText(Program):
         if mask is not None:
             arguments.function("mask", mask, "short_words(vocab, 5)")
         self.context = as_context(lm, prompt)
+        self._keeps_refused_ = False                    # True if refused texts stay, with their weight
+        self._refused_ = ""                             # the reason
         self._guide = guide = Guide(constraint, lm.vocab, complete, self.max_tokens, self.context.room, self.min_tokens)
         self.constraint = guide.function
         self.index = guide.index
@@ -294,7 +296,11 @@ class ConstrainedText(Program):
         elif self.index is not None and self.end != "eos":
             self.ended = "complete"
         if self.finished and not self.cut:
-            self._die_of(self._guide.refusal(self.s))
+            reason = self._guide.refusal(self.s)
+            if self._keeps_refused_:
+                self._refused_ = reason
+            else:
+                self._die_of(reason)
 
     @property
     def parsed(self) -> Any:

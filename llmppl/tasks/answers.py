@@ -27,6 +27,14 @@ from llmppl.support.values import decode, encode
 MAX_ALTERNATIVES = 5  # that are shown
 UNSURE = 0.25  # a larger standard error says nothing about a probability
 Parse = Callable[[str], Any]
+
+
+class _NoAnswer:
+    def __repr__(self) -> str:
+        return "(no answer)"
+
+
+NO_ANSWER = _NoAnswer()  # the value of texts that a check at their end refuses
 _CONTENTS = "value", "text", "ended", "cut", "log_prob", "posterior", "particle"
 _BOUNDS = "lower", "upper", "se"  # of a Share
 _COST = "tokens", "seconds", "error"
@@ -117,6 +125,8 @@ class Generation:
         """Return the probabilities of the values of the particles, or of a field of these."""
 
         def value_in(particle: Any) -> Any:
+            if particle._refused_:
+                return NO_ANSWER
             text = str(particle)
             return _part(field, f"{text} [cut]" if particle.cut else self._value(text))
 
@@ -220,7 +230,7 @@ class Generation:
             }
         texts = dict[Any, str]()
         for particle in self.posterior:
-            if not particle.cut:
+            if not particle.cut and not particle._refused_:
                 text = str(particle)
                 texts.setdefault(key_of(_part(field, self._value(text))), text)
         return texts
@@ -274,9 +284,19 @@ class Generation:
         header = f"Generation({one_line(repr(self.value))}"
         if self.probability is not None:
             header += f", probability {self._share}"
+            first = self.alternatives.shares[0]
+            if key_of(first.value) != key_of(self.value):
+                header += f"; {one_line(repr(first.value))} has {first}: {self._why}"
         elif self._apart:
             header += f", {self._apart}"
         return f"{header}, ended: {self.ended})"
+
+    @property
+    def _why(self) -> str:
+        """Reason why the most probable value is not the answer."""
+        if self.alternatives.best is NO_ANSWER:
+            return "its texts fail a check at their end"
+        return "the answer is the single text of the highest probability"
 
     def _tables(self) -> list[Any]:
         """Return heads and rows of the fields, and of the alternatives if there are several."""
@@ -403,7 +423,7 @@ def plural(number: int, noun: str) -> str:
 
 def as_data(value: Any) -> Any:
     """Return a value as data for JSON: an object by its fields, another one by its repr."""
-    if value is NO_VALUE:
+    if value is NO_VALUE or value is NO_ANSWER:
         return None
     try:
         return encode(data_of(value), str)
@@ -417,6 +437,8 @@ def shares_data(of: Probabilities, texts: Mapping[Any, str]) -> list[dict[str, A
     for share in of.shares:
         row = share._asdict()
         row["value"] = as_data(share.value)
+        if share.value is NO_ANSWER:
+            row["no_answer"] = True
         if key_of(share.value) in texts:
             row["text"] = str(texts[key_of(share.value)])
         rows.append(row)
@@ -451,6 +473,8 @@ def loaded(
     data = decode(data)
 
     def value_in(row: Mapping[str, Any], field: str | None = None) -> Any:
+        if row.get("no_answer"):
+            return NO_ANSWER
         if parse is None or row.get("text") is None or row.get("cut"):
             return row["value"]
         return _part(field, parse(row["text"]))

@@ -6,8 +6,10 @@ A *method* is an algorithm with the way in which its result becomes an answer. `
 library that a method stands for. A `Plan` has the arguments that do not depend on the prompt.
 """
 
+import copy
 import functools
 import inspect
+import math
 import os
 import re
 import time
@@ -51,6 +53,7 @@ Method = Literal[
     "auto", "sample", "greedy", "beam", "best_of", "importance", "steer", "exact"
 ]
 MAX_TOKENS = 160  # of a free text
+FIRST = 8  # samples that are enough where all have one value
 
 
 class _Way(NamedTuple):
@@ -349,6 +352,7 @@ class Plan:
         self.sizes = _ONE.get(self.method) or [
             given.get(name, default) for name, default in self.way.sizes.items()
         ]
+        self.sized = "N" in given
         self.limits: dict[str, Any] = {
             name: given[name]
             for name in (*_LIMITS, "power")
@@ -397,11 +401,14 @@ class Plan:
                 f"generate found no text by {self.method!r}: {died}; {more} more"
             ) from None
         if particle is None and self.method != "exact":
-            raise ValueError(f"generate found no text: {posterior._causes()}")
+            why = posterior._causes()
+            if len(posterior):
+                why = f"all {len(posterior)} samples were refused: {posterior[0]._refused_}"
+            raise ValueError(f"generate found no text: {why}")
         answer = Generation(
             prompt,
             self.method,
-            self.call,
+            self.call_of(posterior),
             round(spent()[1] - before),
             time.perf_counter() - start,
         )
@@ -420,9 +427,12 @@ class Plan:
         if self.way.run is beam_search:
             beams = beam_search(program, *self.sizes, **self.limits)
             return beams, beams.best
+        # texts that a check at their end refuses keep their weight, as "no answer"
+        samples = self.program(prompt)
+        samples._keeps_refused_ = self.way.run is importance_sampling and self.way.weighs
         if self.method != "best_of":
-            found = self.way.run(program, *self.sizes, rng=rng, **self.limits)
-            return found, _heaviest(found)
+            found = self.way.run(samples, *self.sizes, rng=rng, **self.limits)
+            return found, _heaviest(_valid(found))
         limits = {name: value for name, value in self.limits.items() if name != "power"}
         try:
             texts = [beam_search(program, 1, 1, **limits).best]
@@ -437,14 +447,25 @@ class Plan:
         if reached:
             found = Particles((), limit=reached[0])
         else:
-            found = importance_sampling(program, *self.sizes, rng=rng, **rest)
-        texts = [*found, *texts]
+            found = self._samples(samples, rng, rest)
+        texts = [*_valid(found), *texts]
         ranked = zip(
             texts, log_joints(texts), strict=True
         )  # while the cache has their tokens
         return found, max(
             ranked, key=lambda each: (not each[0].cut, each[1]), default=(None,)
         )[0]
+
+    def _samples(
+        self, program: ConstrainedText, rng: np.random.Generator, limits: dict[str, Any]
+    ) -> Particles[Any]:
+        """Return N samples; by default `FIRST` if all of these have one value."""
+        if not self.sized and not limits:
+            found = importance_sampling(program, FIRST, rng=copy.deepcopy(rng))
+            values = {key_of(answer_of(particle)) for particle in _valid(found)}
+            if len(values) == 1 and len(_valid(found)) == FIRST:
+                return found
+        return importance_sampling(program, *self.sizes, rng=rng, **limits)
 
     def missing(self, result: Any) -> Generation:
         """Return the answer of a result of `run_many` that has an error."""
@@ -479,6 +500,10 @@ class Plan:
     @property
     def call(self) -> str:
         """The call of the library, as a user would write it."""
+        return self.call_of(None)
+
+    def call_of(self, found: Any) -> str:
+        """Return the call that has these particles as its result."""
         options = [
             f"{name}={shown(value, 40)}" for name, value in self.program_options.items()
         ]
@@ -496,7 +521,10 @@ class Plan:
         limits = dict(self.limits)
         if self.way.run is not beam_search and self.seed is not None:
             limits["seed"] = self.seed
-        outside = [*map(str, self.sizes)]
+        sizes = list(self.sizes)
+        if self.method == "best_of" and found is not None and found.steps:
+            sizes = [len(found.steps[0].log_survivors)]  # which may be `FIRST`
+        outside = [*map(str, sizes)]
         outside += [f"{name}={value}" for name, value in limits.items()]
         program = f"ConstrainedText({inside})"
         call = f"{self.way.run.__name__}({program}, {', '.join(outside)})"
@@ -505,11 +533,18 @@ class Plan:
         return call
 
 
-def _heaviest(found: Particles[Any]) -> Any:
+def _valid(found: Particles[Any]) -> list[Any]:
+    """Return the particles that no check at the end has refused."""
+    return [particle for particle in found if not particle._refused_]
+
+
+def _heaviest(found: Any) -> Any:
     """Return the heaviest particle of the value of the largest weight. Complete texts come before cut ones."""
     totals = defaultdict[Any, float](float)
     rows = []
-    for particle, weight in zip(found, found.weights.tolist(), strict=True):
+    heaviest = max((particle.log_weight for particle in found), default=0.0)
+    for particle in found:
+        weight = math.exp(particle.log_weight - heaviest)
         key = key_of(answer_of(particle))
         totals[key] += weight
         rows.append((particle, weight, key))

@@ -24,6 +24,7 @@ from llmppl import (
 )
 from llmppl.constraints import Pattern
 from llmppl.queries import choose
+from llmppl.tasks.answers import loaded
 
 LM = tiny_lm(6)
 WORDS = Regex("[abc]{1,3}")
@@ -235,7 +236,7 @@ def test_each_answer_of_a_list_is_reported_when_it_ends(constraint):
         generate(LM, ["a", "b"], constraint, seed=0, on_answer=lambda answer: 1 / 0)
 
 
-def test_greedy_decoding_answers_where_all_samples_died():
+def test_greedy_decoding_answers_where_all_samples_are_refused():
     pydantic = pytest.importorskip("pydantic")
 
     class Word(pydantic.BaseModel):
@@ -250,12 +251,50 @@ def test_greedy_decoding_answers_where_all_samples_died():
     liked = ""
     lm, options = CachedTransformer.from_pretrained(), {"N": 1, "temperature": 6.0, "max_tokens": 16}
     liked = lm("The", Word, method="greedy", max_tokens=16).value.word
-    alone = next(each for each in (lm("The", Word, seed=s, **options) for s in range(99)) if not len(each.posterior))
+    answers = (lm("The", Word, seed=s, **options) for s in range(99))
+    alone = next(each for each in answers if each.posterior[0]._refused_)
     lists = (lm(["The"], Word, seed=s, **options) for s in range(99))
-    listed = next(each for [each] in lists if not len(each.posterior))
+    listed = next(each for [each] in lists if each.posterior[0]._refused_)
     for answer in (alone, listed):
-        assert answer.value.word == liked and answer.probability is None and not answer.fields
-        assert "no sample has ended" in repr(answer.fields) and len(answer.alternatives) == 0 and liked in repr(answer)
+        assert answer.value.word == liked and answer.probability is None and liked in repr(answer)
+        assert repr(answer.alternatives.best) == "(no answer)" and "none of the 1 samples" in repr(answer)
+        assert repr(loaded(answer.as_dict(), "The").alternatives.best) == "(no answer)"
+
+
+def test_texts_that_a_check_refuses_stay_in_the_denominator():
+    """The probability of each record lies within 4.5 standard errors of its share of all masked texts."""
+    pydantic = pytest.importorskip("pydantic")
+
+    class Checked(Pair):
+        @pydantic.field_validator("a")
+        @classmethod
+        def refuse(cls, a):
+            assert not a
+            return a
+
+    lm, N = letters(), 500
+    masked = enumerate_exact(ConstrainedText(lm, "a", JsonSchema(Pair, whitespace=False), max_tokens=30))
+    found = generate(lm, "a", JsonSchema(Checked, whitespace=False), method="importance", max_tokens=30, N=N, seed=0)
+    refused = sum(p for value, p in masked.answers().items() if value.a)
+    for value, p in [(None, refused), *masked.answers().items()]:
+        if value is not None and value.a:
+            continue
+        shares = [each for each in found.alternatives.shares
+                  if getattr(each.value, "b", None) == getattr(value, "b", None)]
+        estimate = shares[0].probability if shares else 0.0
+        se = shares[0].se if shares else math.sqrt(p / N)
+        assert abs(estimate - p) < 4.5 * se + 1e-9, value
+    assert 0.5 < refused < 0.95 and not found.value.a
+    assert "(no answer) has 0." in repr(found) and "its texts fail a check at their end" in repr(found)
+
+
+def test_eight_samples_that_agree_are_enough():
+    sure = table_lm(lambda ids: [0.0, -50.0, -50.0] if len(ids) < 3 else [-50.0, -50.0, 0.0])
+    found = generate(sure, "a", Regex("[ab]{2}"), seed=0)
+    assert len(found.posterior) == 8 and found.probability == pytest.approx(1) and "8, seed=0" in found.call
+    split = generate(LM, "a", Regex("[abc]{2}"), seed=0)
+    assert len(split.posterior) == 20 and "20, seed=0" in split.call
+    assert len(generate(sure, "a", Regex("[ab]{2}"), N=20, seed=0).posterior) == 20
 
 
 def test_best_of_compares_with_greedy_decoding_under_a_power():
