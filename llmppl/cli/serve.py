@@ -24,7 +24,7 @@ def serve(
     waiting: Annotated[int, typer.Option(min=1, help="Requests that may wait.")] = 1000,
     timeout: Annotated[float, typer.Option(min=0.001, help="Longest time of an answer, in seconds.")] = 120.0,
 ) -> None:
-    """Serve the endpoints of OpenAI for chat and completions, with constraints and weights.
+    """Serve the endpoints of OpenAI for chat, completions and decisions, with constraints and weights.
 
     Example: llmppl serve --lm smollm2 --port 8000
     """

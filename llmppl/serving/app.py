@@ -1,4 +1,4 @@
-"""HTTP server with the endpoints of OpenAI for chat and completions, over a `Service`.
+"""HTTP server with the endpoints of OpenAI for chat, completions and decisions, over a `Service`.
 
 Each choice has its `weight`, the posterior probability, and `ended`, the reason why it ended.
 """
@@ -23,7 +23,7 @@ from starlette.exceptions import HTTPException
 from llmppl.lm import Context
 from llmppl.serving.answers import Answer, answers, legacy_logprobs, logprobs
 from llmppl.serving.bodies import Chat, Completion, Limits, check_length
-from llmppl.serving.decisions import SCHEMAS, DecisionJob, OpenAI, SystemOne
+from llmppl.serving.decisions import OPENAI, SCHEMAS, SYSTEM_ONE, DecisionJob, Route
 from llmppl.serving.intake import BodyTimer, Lanes
 from llmppl.serving.service import Call, Service, ServiceFull
 from llmppl.serving.tools import read_call
@@ -229,7 +229,7 @@ def make_app(
             return StreamingResponse(job.events(), media_type="text/event-stream")
         return await finished(request, job)
 
-    async def decide(request: Request, route: OpenAI | SystemOne, body: dict[str, Any]) -> JSONResponse:
+    async def decide(request: Request, route: Route, body: dict[str, Any]) -> JSONResponse:
         check_model(body.get("model"), name)
         make = partial(DecisionJob, service, limits, route, body)
         return await finished(request, await lanes.run(make, size(request)))
@@ -248,11 +248,11 @@ def make_app(
 
     @closed.post("/v1/decisions", openapi_extra=described_by("Decisions"))
     async def decisions(request: Request, body: dict[str, Any]) -> Any:
-        return await decide(request, OpenAI(), body)
+        return await decide(request, OPENAI, body)
 
     @closed.post("/v1/systemone", openapi_extra=described_by("SystemOne"))
     async def system_one(request: Request, body: dict[str, Any]) -> Any:
-        return await decide(request, SystemOne(), body)
+        return await decide(request, SYSTEM_ONE, body)
 
     @closed.post("/v1/chat/completions")
     async def chat(request: Request, body: Chat) -> Any:

@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from jsonschema import Draft202012Validator
 
@@ -33,7 +34,7 @@ def check(body: Object, name: str) -> None:
     """Raise a ValueError with the place of the first error, unless a body has a schema."""
     json.dumps(
         body, ensure_ascii=False, allow_nan=False
-    ).encode()  # refuses surrogates and NaN
+    ).encode()  # no surrogates, no NaN
     schema = {
         "$ref": f"#/components/schemas/{name}",
         "components": {"schemas": SCHEMAS},
@@ -57,79 +58,35 @@ def summary(answer: Answer) -> Object:
     return {"type": kind, kind: best, "confidence": rounded(answer.confidence)}
 
 
-class OpenAI:
-    """Reader of /v1/decisions."""
-
-    schema = "Decisions"
-
-    def state(self, body: Object) -> str:
-        if isinstance(body["input"], str):
-            return str(body["input"])
-        turns = []
-        calls = set()
-        for item in body["input"]:
-            if "role" in item:
-                role, said = item["role"], _text(item["content"])
-            elif "output" in item:
-                role, said = "tool", _text(item["output"])
-                if item["call_id"] not in calls:
-                    wanted = shown(item["call_id"])
-                    raise ValueError(f"input: no call before the output {wanted}")
-            else:
-                calls.add(item["call_id"])
-                given = item.get("arguments", item.get("input"))
-                role, said = "assistant", f"{item['name']}({given})"
-            turns.append({"role": role, "content": said})
-        if [turn["role"] for turn in turns] == ["user"]:
-            return said
-        return text_of_state(turns)
-
-    def questions(self, body: Object) -> dict[Any, Question]:
-        return dict(enumerate(map(self._question, body["questions"])))
-
-    def _question(self, asked: Object) -> Question:
-        text = _text(asked["instructions"]) or UNSAID
-        if asked["type"] == "predicate":
-            return predicate(text)
-        if asked["type"] == "choice":
-            return choice(text, _described(asked["choices"], "value"))
-        return score(text, _described(asked["levels"], "label"))
-
-    def response(self, body: Object, answers: dict[Any, Answer], tokens: int) -> Object:
-        forms = []
-        for asked, answer in zip(body["questions"], answers.values(), strict=True):
-            forms.append({"name": asked.get("name"), **self._form(answer)})
-        usage: Object = {
-            "input_tokens": tokens,
-            "output_tokens": 0,
-            "total_tokens": tokens,
-        }
-        usage["input_tokens_details"] = {"cached_tokens": 0, "cache_write_tokens": 0}
-        usage["output_tokens_details"] = {"reasoning_tokens": 0}
-        return {"model": body["model"], "answers": forms, "usage": usage}
-
-    def _form(self, answer: Answer) -> Object:
-        if answer.question.kind == "predicate":
-            return {"type": "predicate", "probability": rounded(answer[True])}
-        rows = list[Object]()
-        for i, share in enumerate(answer.in_order):
-            row = {"value": share.value, "probability": rounded(share.probability)}
-            if answer.question.kind == "score":
-                row |= {"value": i, "label": share.value}
-            rows.append(row)
-        return {**summary(answer), "probabilities": rows}
+# ---- OpenAI
 
 
-def _described(options: list[Object], key: str) -> Object:
-    """Return options with their descriptions. ValueError if two are the same."""
-    described = {each[key]: each.get("description") for each in options}
-    if len(described) < len(options):
-        raise ValueError(f"options must differ: {shown([*described])}")
-    return described
+def _conversation(body: Object) -> str:
+    """Return the text of an input. ValueError if an output has no call."""
+    if isinstance(body["input"], str):
+        return str(body["input"])
+    turns = []
+    calls = set()
+    for item in body["input"]:
+        if "role" in item:
+            role, said = item["role"], _text(item["content"])
+        elif "output" in item:
+            role, said = "tool", _text(item["output"])
+            if item["call_id"] not in calls:
+                wanted = shown(item["call_id"])
+                raise ValueError(f"input: no call before the output {wanted}")
+        else:
+            calls.add(item["call_id"])
+            given = item.get("arguments", item.get("input"))
+            role, said = "assistant", f"{item['name']}({given})"
+        turns.append({"role": role, "content": said})
+    if [turn["role"] for turn in turns] == ["user"]:
+        return said
+    return text_of_state(turns)
 
 
 def _text(content: str | list[Object]) -> str:
-    """Return the text of a content of OpenAI."""
+    """Return the text of a content."""
     if isinstance(content, str):
         return content
     texts = []
@@ -150,63 +107,103 @@ def _depth(data: Any) -> int:
     return 1 + max(map(_depth, data), default=0)
 
 
-class SystemOne:
-    """Reader of /v1/systemone.
+def _question(asked: Object) -> Question:
+    text = _text(asked["instructions"]) or UNSAID
+    if asked["type"] == "predicate":
+        return predicate(text)
+    if asked["type"] == "choice":
+        return choice(text, _described(asked["choices"], "value"))
+    return score(text, _described(asked["levels"], "label"))
 
-    `x_label_mass` of an answer is the probability that the model writes an option at all.
-    """
 
-    schema = "SystemOne"
+def _described(options: list[Object], key: str) -> Object:
+    """Return options with their descriptions. ValueError if two are the same."""
+    described = {each[key]: each.get("description") for each in options}
+    if len(described) < len(options):
+        raise ValueError(f"options must differ: {shown([*described])}")
+    return described
 
-    def state(self, body: Object) -> str:
-        return text_of_state(body["state"])
 
-    def questions(self, body: Object) -> dict[Any, Question]:
-        return {
-            name: self._question(asked) for name, asked in body["questions"].items()
-        }
+def _form(asked: Object, answer: Answer) -> Object:
+    name = {"name": asked.get("name")}
+    if asked["type"] == "predicate":
+        return {"type": "predicate", **name, "probability": rounded(answer[True])}
+    rows = list[Object]()
+    for i, share in enumerate(answer.in_order):
+        row = {"value": share.value, "probability": rounded(share.probability)}
+        if asked["type"] == "score":
+            row |= {"value": i, "label": share.value}
+        rows.append(row)
+    return {**summary(answer), **name, "probabilities": rows}
 
-    def _question(self, asked: Object) -> Question:
-        text = text_of_state(asked.get("instructions") or "") or UNSAID
-        criteria = asked.get("criteria") or {}
-        if isinstance(criteria, list):
-            return score(text, [*map(text_of_state, criteria)])
-        described = {name: text_of_state(each or "") for name, each in criteria.items()}
-        if asked["type"] == "choice":
-            return choice(text, described)
-        return predicate(text, described.get("true", ""), described.get("false", ""))
 
-    def response(self, body: Object, answers: dict[Any, Answer], tokens: int) -> Object:
-        forms = {}
-        for name, answer in answers.items():
-            forms[name] = self._form(answer, body["questions"][name].get("criteria"))
-            forms[name]["x_label_mass"] = rounded(math.exp(answer.log_mass))
-        usage = {"input_tokens": tokens, "output_tokens": 0}
-        return {"model": body["model"], "answers": forms, "usage": usage}
+# ---- System One
 
-    def _form(self, answer: Answer, criteria: Any) -> Object:
-        if answer.question.kind == "predicate":
-            return {"type": "noul", "noul": rounded(answer[True])}
-        form = summary(answer)
-        names = criteria
-        if answer.question.kind == "score":
-            names = [str(i) for i in range(len(criteria))]
-            form["legend"] = dict(zip(names, criteria, strict=True))
-        shares = [rounded(share.probability) for share in answer.in_order]
-        return {**form, "probabilities": dict(zip(names, shares, strict=True))}
+
+def _state(body: Object) -> str:
+    return text_of_state(body["state"])
+
+
+def _question_of_criteria(asked: Object) -> Question:
+    text = text_of_state(asked.get("instructions") or "") or UNSAID
+    criteria = asked.get("criteria") or {}
+    if isinstance(criteria, list):
+        return score(text, [*map(text_of_state, criteria)])
+    described = {name: text_of_state(each or "") for name, each in criteria.items()}
+    if asked["type"] == "choice":
+        return choice(text, described)
+    return predicate(text, described.get("true", ""), described.get("false", ""))
+
+
+def _form_of_criteria(asked: Object, answer: Answer) -> Object:
+    """Return an answer. `x_label_mass` is the probability that the model writes an option at all."""
+    mass = {"x_label_mass": rounded(math.exp(answer.log_mass))}
+    if asked["type"] == "noul":
+        return {"type": "noul", "noul": rounded(answer[True]), **mass}
+    form = {**summary(answer), **mass}
+    names = asked["criteria"]
+    if asked["type"] == "score":
+        names = [str(i) for i in range(len(names))]
+        form["legend"] = dict(zip(names, asked["criteria"], strict=True))
+    shares = [rounded(share.probability) for share in answer.in_order]
+    return {**form, "probabilities": dict(zip(names, shares, strict=True))}
+
+
+# ---- both
+
+
+class Route(NamedTuple):
+    """Schema of a route, and its functions for the state, for a question, and for the form of an answer."""
+
+    schema: str
+    state: Callable[[Object], str]
+    question: Callable[[Object], Question]
+    form: Callable[[Object, Answer], Object]
+
+
+OPENAI = Route("Decisions", _conversation, _question, _form)
+SYSTEM_ONE = Route("SystemOne", _state, _question_of_criteria, _form_of_criteria)
 
 
 class DecisionJob:
     """Call that reads the answers to a body, and its response."""
 
     def __init__(
-        self, service: Service, limits: Limits, route: OpenAI | SystemOne, body: Object
+        self, service: Service, limits: Limits, route: Route, body: Object
     ) -> None:
         check(body, route.schema)
         state = route.state(body)
-        check_length(service.lm, len(state))
+        self.asked = body["questions"]
+        if isinstance(self.asked, list):
+            self.asked = dict(enumerate(self.asked))
+        questions = {name: route.question(each) for name, each in self.asked.items()}
+        longest = 0
+        for each in questions.values():
+            text = "".join([each.text, *each.names, *each.descriptions])
+            longest = max(longest, len(text))
+        check_length(service.lm, len(state) + longest)
         how = {**DEFAULTS, "timeout": limits.seconds}
-        asking = Asking(service.lm, Questions(route.questions(body)), how)
+        asking = Asking(service.lm, Questions(questions), how)
         prompts = asking.prompts(state)
         self.tokens = sum(len(context) for each in prompts for context in each.contexts)
         self.route, self.body = route, body
@@ -215,4 +212,16 @@ class DecisionJob:
 
     def response(self, results: list[dict[Any, Answer]]) -> Object:
         """Return the response, from the result of the call."""
-        return self.route.response(self.body, results[0], self.tokens)
+        forms: Any = {}
+        for name, answer in results[0].items():
+            forms[name] = self.route.form(self.asked[name], answer)
+        usage: Object = {"input_tokens": self.tokens, "output_tokens": 0}
+        if self.route is OPENAI:
+            forms = [*forms.values()]
+            usage["total_tokens"] = self.tokens
+            usage["input_tokens_details"] = {
+                "cached_tokens": 0,
+                "cache_write_tokens": 0,
+            }
+            usage["output_tokens_details"] = {"reasoning_tokens": 0}
+        return {"model": self.body["model"], "answers": forms, "usage": usage}
