@@ -55,6 +55,7 @@ def decide(
     usage_error(
         schema and options, "--options are the answers to a question: give no --schema."
     )
+    from llmppl.constraints import JsonSchema
     from llmppl.decisions import Calibration, choice, predicate
     from llmppl.decisions import decide as answer
     from llmppl.decisions.questions import questions_of_schema
@@ -70,6 +71,7 @@ def decide(
         how["calibration"] = Calibration.load(calibration)
     try:
         if schema:
+            JsonSchema(schema_text(schema))  # refuses what is no schema
             questions = questions_of_schema(json.loads(schema_text(schema)))
         elif options:
             questions = {

@@ -238,6 +238,8 @@ def _of_type(
 
 def _resolved(schema: Any, root: Any) -> Any:
     """Return a schema, or the definition to which it refers."""
+    if not isinstance(schema, dict):
+        return {}
     if "$ref" not in schema:
         return schema
     found = root

@@ -212,6 +212,8 @@ def make_app(
 
     async def failed(request: Request, error: Exception) -> JSONResponse:
         explained = _explained(error)
+        if "content-encoding" in request.headers:
+            explained = 415, "a body must not be compressed: TypeSafeClient(compression=False) sends it as it is", None
         return JSONResponse(_error_body(*explained), explained[0])
 
     for kind in (HTTPException, RequestValidationError, *STATUSES, Exception):

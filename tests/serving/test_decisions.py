@@ -270,6 +270,14 @@ def test_a_reason_names_the_place_and_the_limit(server, path, change, said):
     assert status == 400 and said in json.loads(found)["error"]["message"], found
 
 
+def test_a_compressed_body_is_refused_by_its_encoding(server):
+    connection = http.client.HTTPConnection("127.0.0.1", server.port)
+    headers = {"content-type": "application/json", "authorization": f"Bearer {KEY}", "content-encoding": "zstd"}
+    connection.request("POST", "/v1/systemone", b"\x28\xb5\x2f\xfd", headers)
+    reply = connection.getresponse()
+    assert reply.status == 415 and "must not be compressed" in json.loads(reply.read())["error"]["message"]
+
+
 def test_keys_limits_and_descriptions_are_those_of_other_routes(server):
     for path, right in (("/v1/decisions", RIGHT), ("/v1/systemone", RIGHT_OF_SYSTEM_ONE)):
         assert post(server, path, right, key="other")[0] == 401
