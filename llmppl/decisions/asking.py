@@ -69,7 +69,7 @@ class Asking:
         self.tolerance, self.most = (TOLERANCE, MOST) if given["exact"] else (math.inf, 0)
         rotations = count("orders", given["orders"])
         if given["think"]:
-            count("think", given["think"], least=2)
+            count("think", given["think"])
         self.orders, self.texts, self.examples = {}, {}, {}
         for name, question in questions.asked.items():
             self.orders[name] = _orders(question, rotations)
@@ -211,11 +211,12 @@ class Asking:
         ]
         answers = self.read(asked).values()
         rows = np.array([[share.probability for share in answer.in_order] for answer in answers])
-        means, errors = rows.mean(0), rows.std(0, ddof=1) / math.sqrt(num)
+        means = rows.mean(0).tolist()
+        errors: list[Any] = [None] * len(means)  # of one draft
+        if num > 1:
+            errors = (rows.std(0, ddof=1) / math.sqrt(num)).tolist()
         shares = []
-        for value, mean, error in zip(
-            question.values, means.tolist(), errors.tolist(), strict=True
-        ):
+        for value, mean, error in zip(question.values, means, errors, strict=True):
             shares.append(Share(value, mean, se=error))
         return Answer(question, shares, min(answer.log_mass for answer in answers))
 

@@ -16,7 +16,7 @@ from llmppl.decisions.calibration import KINDS, Calibration, Map, fitted, log_of
 from llmppl.decisions.prompts import is_messages
 from llmppl.decisions.questions import questions_of
 from llmppl.lm import CachedTransformer
-from llmppl.support.arguments import count, generator
+from llmppl.support.arguments import count, generator, shown
 from llmppl.support.identity import VERSION
 from llmppl.support.options import check_options, list_options
 from llmppl.support.runtime import Runtime
@@ -155,6 +155,9 @@ def _decisions(asking: Asking, states: Sequence[Any]) -> list[Decision]:
     return [made[index] for index in range(len(states))]
 
 
+_NOT_FITTED = {"to", "resume", "version", "key", "abstain", "calibration", "joint", "think"}
+
+
 def fit_calibration(
     lm: CachedTransformer, labelled: Iterable[tuple[Any, Mapping[str, Any]]], questions: Any, *,
     balanced: bool = False, **how: Unpack[HowToDecide],
@@ -180,10 +183,15 @@ def fit_calibration(
     >>> fit_calibration(lm, labelled, {"good": "Was it good?"}, progress=False).maps["good"].kind
     'head'
     """
+    if untaken := how.keys() & _NOT_FITTED:
+        raise TypeError(f"fit_calibration takes no {min(untaken)}")
     asking = Asking(lm, questions_of(questions), {**DEFAULTS, **how})
     asking.wants_features = True
     items = [*labelled]
     decisions = _decisions(asking, [state for state, _ in items])
+    for decision in decisions:
+        if decision.error:
+            raise ValueError(f"there is no answer about {shown(decision.state)}: {decision.error}")
     kinds = [*KINDS, "prior"] if balanced else KINDS
     maps, receipts = dict[str, Map](), dict[str, Any]()
     for name, question in asking.questions.asked.items():

@@ -153,6 +153,13 @@ def test_labels_that_fit_no_question_are_refused(lm):
         fit_calibration(lm, [("x", {"level": "awful"})], QUESTIONS, progress=False)
 
 
+def test_a_fit_takes_no_file_and_names_a_state_without_an_answer(lm):
+    with pytest.raises(TypeError, match="fit_calibration takes no think"):
+        fit_calibration(lm, [("x", {"good": True})], QUESTIONS, think=3)
+    with pytest.raises(ValueError, match="there is no answer about \\{1\\}: .*must be a text, messages or JSON"):
+        fit_calibration(lm, [({1}, {"good": True})], QUESTIONS, progress=False)
+
+
 def test_a_map_without_a_head_ignores_features():
     scaled = Map("temperature", 0.5, np.zeros(2))
     found = np.exp(scaled(np.log([[0.9, 0.1]]), np.ones((1, SKETCH))))
