@@ -39,8 +39,9 @@ from llmppl.support.arguments import count, probability
 from llmppl.support.identity import Identity, digest, identity
 from llmppl.support.runtime import Runtime, spent
 
-TOLERANCE = 1e-10  # of the sums with exact=True
-MOST = 10_000  # expansions for each option with exact=True
+# of the sums: the share that may be left out, and further next-token distributions for each answer, at most
+QUICK = 0.02, 1
+EXACT = 1e-10, 10_000
 MAX_COMBINATIONS = 1000  # of earlier answers that are followed
 
 
@@ -66,7 +67,7 @@ class Asking:
         self.calibration: Calibration | None = given.get("calibration")
         self.wants_features = self.calibration is not None
         self.end: End = "eos" if has_chat(lm) else "boundary"
-        self.tolerance, self.most = (TOLERANCE, MOST) if given["exact"] else (math.inf, 0)
+        self.tolerance, self.most = EXACT if given["exact"] else QUICK
         rotations = count("orders", given["orders"])
         if given["think"]:
             count("think", given["think"])

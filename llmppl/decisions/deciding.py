@@ -91,8 +91,8 @@ def decide(lm: CachedTransformer, state: Any, questions: Any, **how: Unpack[HowT
     orders : int
         Number of rotations of the options over which probabilities are averaged. A score has one order.
     exact : bool
-        Sum over all tokenisations of each answer. By default the tokenizer's own tokens count, and `bounds` say what
-        others can change.
+        Sum over all tokenisations of each answer. By default the sum begins with the tokenizer's own tokens and has few
+        others, and `bounds` say what the rest can change.
     joint : bool
         Ask the questions in sequence, each given the earlier answers. `decision.joint` has the probabilities of the
         combinations, the answers are their marginals, and `decision.given(queue="billing")` those given an answer.
