@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict
 from typing import Any
 
 from llmppl.decisions.joint import Joint
@@ -20,6 +21,7 @@ from llmppl.support.options import no_attribute
 from llmppl.support.values import decode, encode
 
 SELDOM = 0.01  # a smaller mass is said in the table
+KEPT = "abstain", "tokens", "seconds", "error"  # of a decision, as data
 
 
 class Answer(Probabilities):
@@ -224,16 +226,14 @@ class Decision(TableView, Mapping[str, Answer]):
         return rows
 
     def as_dict(self) -> dict[str, Any]:
-        """Return the decision as data for JSON, without the state and `joint`."""
-        answers = {name: _data(answer) for name, answer in self.items()}
-        cost = {"tokens": self.tokens, "seconds": self.seconds}
-        return {
-            "kind": "decision",
-            "answers": answers,
-            "abstain": self.abstain,
-            **cost,
-            "error": self.error,
-        }
+        """Return the decision as data for JSON, without the state."""
+        data: dict[str, Any] = {"kind": "decision"}
+        data["answers"] = {name: _data(answer) for name, answer in self.items()}
+        for name in KEPT:
+            data[name] = getattr(self, name)
+        if self._joint is not None:
+            data["joint"] = asdict(self._joint)
+        return data
 
     # ---- as a table
 
@@ -325,5 +325,6 @@ def loaded(data: Mapping[str, Any], state: Any, questions: Questions | None = No
         answers[name] = Answer(
             question, shares(each["shares"]), each["log_mass"], each["spread"], raw
         )
-    rest = {name: data[name] for name in ("abstain", "tokens", "seconds", "error")}
-    return Decision(state, answers, questions, **rest)
+    rest = {name: data[name] for name in KEPT}
+    joint = Joint(**data["joint"]) if "joint" in data else None
+    return Decision(state, answers, questions, joint=joint, **rest)

@@ -4,7 +4,7 @@ import enum
 import itertools
 import math
 import random
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Annotated, Literal
 
 import numpy as np
@@ -13,7 +13,7 @@ from helpers.common import repetitions
 from pydantic import BaseModel, Field
 
 from llmppl import CachedTransformer, Vocabulary, load_results
-from llmppl.decisions import choice, decide, predicate, score
+from llmppl.decisions import asking, choice, decide, predicate, score
 from llmppl.decisions.prompts import conversation
 
 LETTERS = "abc é"
@@ -184,6 +184,45 @@ def test_results_do_not_depend_on_other_requests():
     for one, numbers_together in zip(alone, numbers, strict=True):
         [answer] = one.values()
         np.testing.assert_allclose([*answer.probabilities.values()], numbers_together, atol=1e-4)
+
+
+def distinct_tokens(lm, states, questions, examples=()):
+    """Return the number of distinct prefixes of prompts and answers, without the last token of each answer."""
+    found = set()
+    for state, (name, question) in itertools.product(states, questions.items()):
+        places = sorted(range(len(question.names)), key=lambda i: question.kind == "choice" and question.names[i])
+        shown = [(text, question.names[question.index(labels[name])]) for text, labels in examples]
+        turns = conversation(state, question, places, shown)
+        said = [turn["content"] if turn["role"] == "user" else f"Answer: {turn['content']}" for turn in turns]
+        prompt = lm.context("\n\n".join([*said, "Answer:"]), special=False)
+        for option in question.names:
+            ids = [*prompt.tokens, *lm.tokenizer.encode(f" {option}")]
+            found |= {(*map(int, ids[:n]),) for n in range(1, len(ids))}
+    return len(found)
+
+
+@pytest.mark.parametrize("shots", [False, True])
+@pytest.mark.parametrize("num_states, num_questions", [(1, 5), (1, 20), (30, 1), (4, 6)])
+def test_each_distinct_token_runs_once(num_states, num_questions, shots, monkeypatch):
+    lm = CachedTransformer.from_pretrained()
+    kinds = [predicate("Is it late?"), choice("Which?", QUESTIONS["queue"].names), QUESTIONS["anger"],
+             choice("How many?", [f"{i} of the small animals" for i in range(30)])]  # fmt: skip
+    questions = {}
+    for i in range(num_questions):
+        kind = kinds[i % len(kinds)]
+        questions[f"q{i}"] = replace(kind, text=f"{i}. {kind.text}")
+    labels = {name: question.values[0] for name, question in questions.items()}
+    examples = [("Tim ran home.", labels), ("It was late.", labels)] if shots else []
+    states = [f"The cat met {i} dogs." for i in range(num_states)]
+    wanted = distinct_tokens(lm, states, questions, examples)
+    counts = []
+    for tolerance_and_most in (asking.QUICK, (math.inf, 0)):        # with few other tokenisations, and with none
+        monkeypatch.setattr(asking, "QUICK", tolerance_and_most)
+        lm.clear()
+        before = lm.stats.tokens
+        decide(lm, states, questions, examples=examples, progress=False)
+        counts.append(lm.stats.tokens - before)
+    assert wanted <= counts[0] <= 1.3 * wanted and counts[1] == wanted
 
 
 def test_a_list_of_messages_is_one_state():
