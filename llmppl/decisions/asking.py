@@ -27,7 +27,7 @@ from llmppl.decisions.prompts import (
     thinking,
     with_answers,
 )
-from llmppl.decisions.questions import Question, Questions
+from llmppl.decisions.questions import Question, Questions, with_labels
 from llmppl.distributions import NO_RULE
 from llmppl.inference.algorithms import importance_sampling
 from llmppl.inference.expansion import Limit
@@ -76,7 +76,7 @@ class Asking:
             self.orders[name] = _orders(question, rotations)
             self.texts[name] = Texts(lm, self._written(question), self.end, self._limit())
             self.examples[name] = list[tuple[str, str]]()
-        for example, labels in given["examples"]:
+        for example, labels in with_labels("examples", given["examples"]):
             text = text_of_state(example)
             for name, label in labels.items():
                 question = self._question(name)

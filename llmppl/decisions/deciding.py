@@ -14,7 +14,7 @@ from llmppl.decisions.answers import Decision, Decisions, loaded
 from llmppl.decisions.asking import Asking
 from llmppl.decisions.calibration import KINDS, Calibration, Map, fitted, log_of
 from llmppl.decisions.prompts import is_messages
-from llmppl.decisions.questions import questions_of
+from llmppl.decisions.questions import questions_of, with_labels
 from llmppl.lm import CachedTransformer
 from llmppl.support.arguments import count, generator, shown
 from llmppl.support.identity import VERSION
@@ -130,6 +130,8 @@ def decide(lm: CachedTransformer, state: Any, questions: Any, **how: Unpack[HowT
     given: dict[str, Any] = {**DEFAULTS, **how}
     asking = Asking(lm, questions_of(questions), given)
     if not is_many(state):
+        if "to" in how:
+            raise TypeError("to= is a file of a list of states: decide(lm, [state], ..., to=...)")
         decision = functools.partial(asking.decision, state, generator(given.get("seed")))
         return next(Runtime().each([(decision, "decide")], 1))
     return Decisions(_decisions(asking, state))
@@ -187,7 +189,7 @@ def fit_calibration(
         raise TypeError(f"fit_calibration takes no {min(untaken)}")
     asking = Asking(lm, questions_of(questions), {**DEFAULTS, **how})
     asking.wants_features = True
-    items = [*labelled]
+    items = with_labels("labelled", labelled)
     decisions = _decisions(asking, [state for state, _ in items])
     for decision in decisions:
         if decision.error:

@@ -202,7 +202,7 @@ def calibration_report(decisions: Iterable[Decision], labels: Iterable[Any]) -> 
             f"there are {len(decided)} decisions and {len(given)} labels: give one dict for each decision"
         )
     for decision, each in zip(decided, given, strict=True):
-        right = each[1] if isinstance(each, tuple) else each
+        right = each[1] if isinstance(each, tuple | list) else each
         for name, label in right.items():
             answer = decision[name]
             place = answer.question.index(label)

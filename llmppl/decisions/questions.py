@@ -14,6 +14,7 @@ from typing import Any, Literal, NamedTuple, get_type_hints
 
 from pydantic import TypeAdapter
 
+from llmppl.constraints.json.types import readable
 from llmppl.report.probabilities import key_of
 from llmppl.support.arguments import is_type, shown, text
 
@@ -133,18 +134,32 @@ def _name(value: Any) -> str:
     return value
 
 
+def with_labels(name: str, given: Iterable[Any]) -> list[tuple[Any, Mapping[str, Any]]]:
+    """Return a list of (state, {name of the question: right answer}). TypeError if it is another list."""
+    pairs = [*given]
+    for each in pairs:
+        if not isinstance(each, tuple | list) or len(each) != 2 or not isinstance(each[1], Mapping):
+            wanted = "must be a list of (state, {question: right answer})"
+            raise TypeError(f"{name} {wanted}, with no {shown(each)}")
+    return pairs
+
+
 # ---- types
 
 
 class Questions(NamedTuple):
-    """Questions by name. `record` is the type that asks them, None for a dict of questions."""
+    """Questions by name. `record` is the type that asks them, None for a dict of questions; `aliases` of its fields."""
 
     asked: dict[str, Question]
     record: Any = None
+    aliases: Iterable[str] = ()
 
     def make(self, values: dict[str, Any]) -> Any:
         """Return the object of the type that has these values in its fields; a dict without a type."""
-        return values if self.record is None else TypeAdapter(self.record).validate_python(values)
+        if self.record is None:
+            return values
+        given = dict(zip(self.aliases, values.values(), strict=True))
+        return TypeAdapter(self.record).validate_python(given)
 
 
 def questions_of(given: Any) -> Questions:
@@ -180,16 +195,18 @@ def _words(name: str) -> str:
 
 def _of_record(record: Any) -> Questions:
     """Return a question for each field of a pydantic model, a dataclass or a TypedDict."""
+    record = readable(record)
     adapter = TypeAdapter(record)
-    schema = adapter.json_schema(by_alias=False)
-    schema = _resolved(schema, schema)
+    schema, aliased = adapter.json_schema(by_alias=False), adapter.json_schema()
+    schema, aliased = _resolved(schema, schema), _resolved(aliased, aliased)
     if not schema.get("properties"):
         raise TypeError(
             f"questions must be a type with fields, not {shown(record)}: one question has a name, as "
             "{'queue': " + getattr(record, "__name__", "Literal[...]") + "}"
         )
-    types = get_type_hints(record, include_extras=True)
-    return Questions(_of_properties(schema, types, f"of {shown(record)}"), record)
+    types = get_type_hints(record)
+    asked = _of_properties(schema, types, f"of {shown(record)}")
+    return Questions(asked, record, [*aliased["properties"]])
 
 
 def questions_of_schema(schema: Any) -> dict[str, Question]:
@@ -228,8 +245,8 @@ def _of_type(
         names += _values(part, where)
     if names == [*YES_NO]:
         return predicate(question)
-    values = [adapter.validate_python(name) for name in names]
     made = _made("choice", question, names, "options")
+    values = [adapter.validate_python(name) for name in names]
     is_range = len(parts) == 1 and parts[0].get("type") == "integer" and "enum" not in parts[0]
     return Question(
         "score" if is_range else "choice", made.text, (*values,), made.names, made.descriptions
@@ -251,7 +268,7 @@ def _resolved(schema: Any, root: Any) -> Any:
 def _values(schema: Any, where: str) -> list[Any]:
     """Return the values that a schema admits. TypeError if they are not a few."""
     if "enum" in schema:
-        return [*schema["enum"]]
+        return [*{key_of(each): each for each in schema["enum"]}.values()]
     if "const" in schema:
         return [schema["const"]]
     if schema.get("type") == "boolean":
@@ -262,7 +279,8 @@ def _values(schema: Any, where: str) -> list[Any]:
         first = schema.get("minimum", schema.get("exclusiveMinimum", -MAX_LEVELS) + 1)
         last = schema.get("maximum", schema.get("exclusiveMaximum", MAX_LEVELS + 1) - 1)
         if last - first < MAX_LEVELS:
-            return [*range(first, last + 1)]
+            step = schema.get("multipleOf", 1)
+            return [*range(first + -first % step, last + 1, step)]
     raise TypeError(
         f"{where} has no short list of answers: bool, an Enum, a Literal, or an int with ge= and le= has one"
     )

@@ -5,7 +5,7 @@ import itertools
 import math
 import random
 from dataclasses import dataclass, replace
-from typing import Annotated, Literal
+from typing import Annotated, Literal, NotRequired, Required, TypedDict
 
 import numpy as np
 import pytest
@@ -13,7 +13,7 @@ from helpers.common import repetitions
 from pydantic import BaseModel, Field
 
 from llmppl import CachedTransformer, Vocabulary, load_results
-from llmppl.decisions import asking, choice, decide, predicate, score
+from llmppl.decisions import asking, choice, decide, fit_calibration, predicate, score
 from llmppl.decisions.prompts import conversation
 
 LETTERS = "abc é"
@@ -149,6 +149,41 @@ def test_a_type_asks_a_question_for_each_field(record, kinds):
     assert decision["stars"].expected == pytest.approx(expected) and places == (*range(places[0], places[-1] + 1),)
 
 
+class Level(enum.IntEnum):
+    LOW = 1
+    SMALL = 1                                           # another name of LOW
+    HIGH = 2
+
+
+class Form(BaseModel):
+    queue: Literal["a", "b"] = Field(alias="theQueue", description="Which queue?")
+    even: int = Field(gt=-1, lt=5, multiple_of=2)
+    level: Level
+    late: bool | None = None
+
+
+class Note(TypedDict, total=False):
+    late: Required[bool]
+    level: NotRequired[Annotated[int, Field(ge=1, le=3)]]
+    mood: Literal["sad", "happy"]
+
+
+@pytest.mark.parametrize(
+    "record, values",
+    [
+        (Form, {"queue": ("a", "b"), "even": (0, 2, 4), "level": (*Level,), "late": (True, False, None)}),
+        (Note, {"late": (True, False), "level": (1, 2, 3), "mood": ("sad", "happy")}),
+    ],
+)
+def test_fields_have_aliases_steps_and_optional_values(record, values):
+    decision = decide(CachedTransformer.from_pretrained(), "The cat was late.", record)
+    assert {name: answer.question.values for name, answer in decision.items()} == values
+    best = {name: answer.best for name, answer in decision.items()}
+    found = decision.value
+    assert (found.model_dump() if record is Form else found) == best
+    assert record is not Form or isinstance(found, Form) and isinstance(found.level, Level)
+
+
 def test_an_answer_has_the_definitions_of_its_docstring():
     decision = decide(CachedTransformer.from_pretrained(), {"order": 12}, QUESTIONS)
     urgent, queue, anger = decision.values()
@@ -279,11 +314,30 @@ def test_a_limit_is_an_error_of_its_state_alone():
         ("x", {"q": int}, "the type has no short list of answers"),
         ("x", int, "questions must be a type with fields"),
         ({1, 2}, {"q": "Is it?"}, "a state must be a text, messages or JSON"),
+        ("x", {"q": enum.Enum("Pair", {"A": (1, 2), "B": (3, 4)})}, "an option must be a text with letters"),
     ],
 )
 def test_what_cannot_be_asked_is_refused_with_the_reason(state, questions, message):
     with pytest.raises((TypeError, ValueError), match=message):
         decide(CachedTransformer.from_pretrained(), state, questions)
+
+
+@pytest.mark.parametrize(
+    "how, message",
+    [
+        ({"examples": "abc"}, "examples must be a list of .*, with no 'a'"),
+        ({"examples": [("x", "yes")]}, "examples must be a list of .*, with no \\('x', 'yes'\\)"),
+        ({"examples": [{"state": "x"}]}, "examples must be a list of"),
+        ({"to": "decisions.db"}, "to= is a file of a list of states"),
+    ],
+)
+def test_options_of_another_form_are_refused(how, message):
+    lm = CachedTransformer.from_pretrained()
+    with pytest.raises(TypeError, match=message):
+        decide(lm, "x", {"q": "Is it?"}, **how)
+    if "examples" in how:
+        with pytest.raises(TypeError, match=message.replace("examples", "labelled")):
+            fit_calibration(lm, how["examples"], {"q": "Is it?"})
 
 
 def test_bools_and_texts_of_the_same_letters_are_two_options():

@@ -99,7 +99,7 @@ def _made(kind: Any) -> tuple[Any, dict[str, Any], list[str]]:
 
     generator = _type_schema()()
     try:
-        adapter = TypeAdapter(_readable(kind))
+        adapter = TypeAdapter(readable(kind))
         schema = adapter.json_schema(schema_generator=lambda **options: generator)  # type: ignore[arg-type]
     except (PydanticUserError, NameError, RecursionError) as error:
         why = str(error).partition("\n")[0].rstrip(".")
@@ -359,7 +359,7 @@ def _text(pattern: str) -> Node:
     return {"type": "string", "pattern": f"^(?:{pattern})$"}
 
 
-def _readable(kind: Any) -> Any:
+def readable(kind: Any) -> Any:
     """Replace every `typing.TypedDict` in a type by that of `typing_extensions`, which pydantic needs before 3.12."""
     if sys.version_info >= (3, 12):
         return kind
@@ -369,11 +369,11 @@ def _readable(kind: Any) -> Any:
         fields = {}
         for name, hint in typing.get_type_hints(kind, include_extras=True).items():
             is_marked = typing.get_origin(hint) in (typing.Required, typing.NotRequired)
-            bare = _readable(typing.get_args(hint)[0] if is_marked else hint)
+            bare = readable(typing.get_args(hint)[0] if is_marked else hint)
             fields[name] = bare if name in kind.__required_keys__ else typing.NotRequired[bare]
         return TypedDict(kind.__name__, fields)     # type: ignore[operator]
     origin = typing.get_origin(kind)
     inner = typing.get_args(kind)
-    if origin in (None, typing.Literal) or (new := tuple(map(_readable, inner))) == inner:
+    if origin in (None, typing.Literal) or (new := tuple(map(readable, inner))) == inner:
         return kind
     return typing.Union[new] if origin.__module__ == "types" else origin[new]       # noqa: UP007
