@@ -82,6 +82,8 @@ class Asking:
                 question = self._question(name)
                 self.examples[name].append((text, question.names[question.index(label)]))
         if self.calibration is not None:
+            if not isinstance(self.calibration, Calibration):
+                raise TypeError("calibration must be a Calibration, as Calibration.load(path)")
             if given["joint"] or given["think"]:
                 raise TypeError(
                     "a calibration is of single answers: decide without joint= and think="

@@ -9,7 +9,7 @@ from __future__ import annotations
 import enum
 import json
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal, NamedTuple, get_type_hints
 
 from pydantic import TypeAdapter
@@ -77,13 +77,15 @@ def choice(question: str, options: Any) -> Question:
 
 
 def score(question: str, levels: Any) -> Question:
-    """Return the question which of some levels is right. They are a list or a dict as of `choice`, the lowest first.
+    """Return the question which of some levels is right. They are given as options of `choice`, the lowest first.
 
     Examples
     --------
     >>> score("How cross is the writer?", ["calm", "annoyed", "furious"]).kind
     'score'
     """
+    if is_type(levels):
+        return replace(_of_type(question, levels), kind="score")
     return _made("score", question, levels, "levels")
 
 
@@ -282,5 +284,6 @@ def _values(schema: Any, where: str) -> list[Any]:
             step = schema.get("multipleOf", 1)
             return [*range(first + -first % step, last + 1, step)]
     raise TypeError(
-        f"{where} has no short list of answers: bool, an Enum, a Literal, or an int with ge= and le= has one"
+        f"{where} has no short list of answers: bool, an Enum, a Literal, or an int with ge= and le= "
+        f"and at most {MAX_LEVELS} values has one"
     )

@@ -312,6 +312,7 @@ def test_a_limit_is_an_error_of_its_state_alone():
         ("x", {"q": ["a", "a"]}, "options must differ"),
         ("x", {"q": ["a", " "]}, "an option must be a text with letters"),
         ("x", {"q": int}, "the type has no short list of answers"),
+        ("x", {"q": Annotated[int, Field(ge=0, le=200)]}, "an int with ge= and le= and at most 100 values has one"),
         ("x", int, "questions must be a type with fields"),
         ({1, 2}, {"q": "Is it?"}, "a state must be a text, messages or JSON"),
         ("x", {"q": enum.Enum("Pair", {"A": (1, 2), "B": (3, 4)})}, "an option must be a text with letters"),
@@ -328,6 +329,7 @@ def test_what_cannot_be_asked_is_refused_with_the_reason(state, questions, messa
         ({"examples": "abc"}, "examples must be a list of .*, with no 'a'"),
         ({"examples": [("x", "yes")]}, "examples must be a list of .*, with no \\('x', 'yes'\\)"),
         ({"examples": [{"state": "x"}]}, "examples must be a list of"),
+        ({"calibration": "good.json"}, "calibration must be a Calibration"),
         ({"to": "decisions.db"}, "to= is a file of a list of states"),
     ],
 )
@@ -338,6 +340,12 @@ def test_options_of_another_form_are_refused(how, message):
     if "examples" in how:
         with pytest.raises(TypeError, match=message.replace("examples", "labelled")):
             fit_calibration(lm, how["examples"], {"q": "Is it?"})
+
+
+@pytest.mark.parametrize("levels", [[1, 2], Literal[1, 2], Level, Annotated[int, Field(ge=1, le=2)], {1: "", 2: None}])
+def test_levels_are_a_list_or_a_type(levels):
+    question = score("How high?", levels)
+    assert question.kind == "score" and question.values == (1, 2) and question.names == ("1", "2")
 
 
 def test_bools_and_texts_of_the_same_letters_are_two_options():
