@@ -165,7 +165,8 @@ def attack(served, number, threads, seed=0):
 def test_small_requests_are_answered_beside_hostile_ones(served):
     statuses, waits = attack(served, repetitions(500, 24), threads=repetitions(32, 8))
     assert {status for _, status, _ in statuses} <= {200, 400, 408, 413, 422, 429}, statuses
-    assert max(waits) < 2, sorted(waits)[-9:]
+    most = repetitions(2, 4)                            # CPU seconds; a few requests also run on a busy machine
+    assert max(waits) < most, sorted(waits)[-9:]
 
 
 def test_bodies_and_prompts_are_refused_by_their_length(served):
