@@ -1,6 +1,6 @@
 """A filter with a fitted calibration: complaints among messages, with probabilities that can be compared with costs.
 
-A filter keeps what is probable enough: if a missed complaint costs four times a false alarm, the threshold is 1/5.
+A filter keeps probable complaints. If a missed one costs four times a false alarm, the threshold is 1/5.
 
 What to look for (`--lm smollm2`): the held-out scores of the receipt are those of the same sentences about other
 things, and nearly perfect. On other sentences the calibration helps less. Labels must be like the later messages.

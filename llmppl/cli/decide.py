@@ -71,7 +71,7 @@ def decide(
         how["calibration"] = Calibration.load(calibration)
     try:
         if schema:
-            JsonSchema(schema_text(schema))  # refuses what is no schema
+            JsonSchema(schema_text(schema))  # or an error
             questions = questions_of_schema(json.loads(schema_text(schema)))
         elif options:
             questions = {

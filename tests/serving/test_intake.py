@@ -165,7 +165,7 @@ def attack(served, number, threads, seed=0):
 def test_small_requests_are_answered_beside_hostile_ones(served):
     statuses, waits = attack(served, repetitions(500, 24), threads=repetitions(32, 8))
     assert {status for _, status, _ in statuses} <= {200, 400, 408, 413, 422, 429}, statuses
-    most = repetitions(2, 4)                            # CPU seconds; a few requests also run on a busy machine
+    most = repetitions(2, 4)                            # CPU seconds; 24 requests took 1.2 to 2.3 on an idle machine
     assert max(waits) < most, sorted(waits)[-9:]
 
 
