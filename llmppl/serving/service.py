@@ -261,6 +261,8 @@ class Service:
         with limited(timeout or math.inf):
             plan = Plan(self.lm, constraint, method, limits, seed, options)
             program = plan.program(prompt)
+            if program.index is not None:
+                program.index.mask(program.index.start)             # else the others would wait for it
         call = Call(partial(plan.answer, prompt, generator(seed, options.get("rng"))), timeout)
         call.stops, call.patience, call.interruptible = program.stops, self.patience, True
         call.settles = plan.settles

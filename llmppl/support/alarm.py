@@ -64,6 +64,14 @@ class Alarm:
                 _alarms.discard(self)
 
 
+def excuse(cpu_seconds: float) -> None:
+    """Leave so many CPU seconds of the calling thread out of its alarms."""
+    with _lock.lock:
+        for alarm in _alarms:
+            if alarm.thread == threading.get_ident():
+                alarm.cpu_at += cpu_seconds
+
+
 @contextmanager
 def limited(seconds: float, cpu_seconds: float = math.inf) -> Iterator[None]:
     """Raise Overdue in a block that takes longer than so many seconds, or CPU seconds of its thread."""

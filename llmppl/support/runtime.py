@@ -316,8 +316,8 @@ class Runtime:
         functions whose questions it cannot answer. An exception of a function ends all. The iterator must stay in its
         thread. A closed iterator unwinds the functions that it has begun.
 
-        With `turn`, a function that has used so many CPU seconds no longer counts for `together`, and takes part in a
-        round if it has room: see `_round`. Functions that begin take as long before a round comes.
+        With `turn`, a function that has used so many CPU seconds no longer counts for `together`, and those that have
+        used least go first: see `_round`. Functions that begin take as long before a round comes.
         """
         thread = threading.get_ident()
         todo = iter(functions)
@@ -383,17 +383,16 @@ class Runtime:
 
 
 def _round(waiting: list[_Request], together: int, turn: float) -> tuple[list[_Request], list[_Request]]:
-    """Return the requests of the next round, and the others: at most `together`, and those that used least first.
+    """Return the requests of the next round, and the others: at most `together`, those that used least first.
 
-    If one has used less than `turn` CPU seconds so far, the last rounds of all took less than that.
+    The first one waits for the others no longer than it has run so far, or than `turn`, if the last round tells.
     """
-    if turn == math.inf:
+    if turn == math.inf or not waiting:
         return waiting[:], []
-    ordered = sorted(waiting, key=lambda each: (min(each.worker.cpu_seconds, turn), each.worker.ends))
-    size = together
-    if ordered and ordered[0].worker.cpu_seconds < turn:
-        seconds = itertools.accumulate(each.worker.last for each in ordered[:together])
-        size = max(sum(total < turn for total in seconds), 1)
+    ordered = sorted(waiting, key=lambda each: each.worker.cpu_seconds)
+    most = max(turn, ordered[0].worker.cpu_seconds)
+    seconds = itertools.accumulate(each.worker.last for each in ordered[:together])
+    size = max(sum(total < most for total in seconds), 1)
     for each in ordered[:size]:
         each.worker.last = 0.0
     return ordered[:size], ordered[size:]

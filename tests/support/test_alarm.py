@@ -1,13 +1,14 @@
 """Alarms end Python code in time, and never code after their block."""
 
 import contextlib
+import math
 import threading
 import time
 
 import pytest
 from helpers.common import HANG, repetitions
 
-from llmppl.support.alarm import Alarm, Overdue, limited
+from llmppl.support.alarm import Alarm, Overdue, excuse, limited
 from llmppl.support.runtime import Runtime, Stats, limit, request, spent
 
 
@@ -49,6 +50,15 @@ def test_an_alarm_never_rings_after_its_block():
         except Overdue:
             outside += 1
     assert outside == 0
+
+
+def test_excused_seconds_do_not_count():
+    with limited(math.inf, 0.1):
+        excuse(HANG)
+        spin(0.2, time.thread_time)
+    with pytest.raises(Overdue), limited(math.inf, 0.1):
+        excuse(0.1)
+        spin()
 
 
 def test_each_thread_has_its_own_alarm():
@@ -120,6 +130,21 @@ def test_functions_that_have_used_little_come_first():
     short = [(lambda i=i: run(f"short {i}", 0.0, 3), "short") for i in range(5)]
     list(Runtime().each(iter([*long, *short]), 2, turn=0.05))
     assert ended[:5] == [f"short {i}" for i in range(5)] and sorted(ended[5:]) == ["long 0", "long 1", "long 2"]
+
+
+def test_a_function_waits_no_longer_than_it_has_run():
+    numbers, before = Numbers(), []
+
+    def run(name, seconds):
+        for i in range(4):
+            request(numbers, i + 1)
+            spin(seconds, time.thread_time)
+            before.append(name)
+
+    functions = [(lambda i=i: run(f"long {i}", 0.2), "long") for i in range(4)]
+    list(Runtime().each(iter([*functions, (lambda: run("short", 0.06), "short")]), 5, turn=0.05))
+    last = max(at for at, name in enumerate(before) if name == "short")
+    assert last - 3 <= 8                                # of 16 long steps
 
 
 def test_a_round_comes_before_all_functions_have_begun():

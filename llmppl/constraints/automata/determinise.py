@@ -41,13 +41,14 @@ Lookahead = tuple[bool, frozenset[Thread]]          # True: one of the threads m
 Lookaheads = frozenset[Lookahead]
 Context = tuple[int, ...]                           # the state of every tracker
 Facts = tuple[bool, ...]                            # for every tracker, whether it accepts
-Key = int | frozenset[int]
+Key = int | tuple[int, ...]
 
 
 class Subsets:
     """Subset construction (Rabin & Scott) for an NFA without guards.
 
-    A key is the set of NFA states that a text leads to, or the state itself if the set has one member.
+    A key is the sorted set of NFA states that a text leads to, or the state itself if the set has one member. Python's
+    collector of garbage visits members of frozensets again and again, and those of tuples of integers once.
     """
 
     def __init__(self, nfa: NFA, start: Iterable[int]) -> None:
@@ -62,7 +63,7 @@ class Subsets:
         found = [edges for q in _states(key) if (edges := self.nfa.edges(q))]
         if len(found) == 1:
             epsilon = self.nfa.epsilon
-            return [(lo, hi, self._unions[frozenset((t,))] if epsilon[t] else t) for lo, hi, t in found[0]]
+            return [(lo, hi, self._unions[(t,)] if epsilon[t] else t) for lo, hi, t in found[0]]
         if not found:
             return []
         self.nfa.budget.spend(steps=8 * len(found) + 3 * sum(map(len, found)))
@@ -75,7 +76,7 @@ class Subsets:
         moves = []
         for byte in sorted(events):
             if active:
-                moves.append((before, byte - 1, self._unions[frozenset(active)]))
+                moves.append((before, byte - 1, self._unions[tuple(sorted(active))]))
             for target, sign in events[byte]:
                 active[target] = active.get(target, 0) + sign
                 if not active[target]:
@@ -83,15 +84,15 @@ class Subsets:
             before = byte
         return moves
 
-    def _union(self, targets: frozenset[int]) -> Key:
+    def _union(self, targets: tuple[int, ...]) -> Key:
         closures = list(map(self.nfa.closure, targets))
         self.nfa.budget.spend(steps=len(targets) + sum(map(len, closures)))
         return _key(itertools.chain(*closures))
 
 
 def _key(states: Iterable[int]) -> Key:
-    found = frozenset(states)
-    return found if len(found) != 1 else min(found)
+    found = tuple(sorted(set(states)))
+    return found if len(found) != 1 else found[0]
 
 
 def _states(key: Key) -> Iterable[int]:

@@ -33,7 +33,6 @@ BEGINNING = re.compile(rb'([^\x00-\x1f"\\]*)["\\]')
 WITH_NAMES = re.compile(rb'"[ \t\n\r]*:.*,[ \t\n\r]*"', re.DOTALL)        # a name's end, and the beginning of another
 IN_NUMBER = b"+-.0123456789eE"
 
-Own = dict[Any, Any]
 Leaving = tuple[int, int, int, "Node"]              # a state of a text, characters, a quote or backslash, its node
 
 
@@ -134,15 +133,22 @@ class Effect:
         return self.left
 
 
+class Kept:
+    """Effects that are kept: those on strings, of V bytes each, and others."""
+
+    def __init__(self, read: Callable[[Local], Effect]) -> None:
+        self.texts = Memo[Local, Effect](read, MAX_MASKS)
+        self.others = dict[Any, Any]()
+
+
 class Effects:
     """Effects on frames, for one vocabulary. Those on strings and numbers are kept for all schemas."""
 
     def __init__(self, trie: Trie) -> None:
         self.root = Node(trie, [len(trie)])
         self._trie = trie
-        self._kept: Own = {}
+        self._kept = self.none_kept()
         self._numbers = Memo[Node, _Numbers](_Numbers, MAX_MASKS)
-        self._texts = Memo[Local, Effect](lambda local: self._read(local, self.root, False), MAX_MASKS)
         self.with_names = [i for i, token in enumerate(trie.tokens) if WITH_NAMES.search(token)]
         # of strings: tokens that stay there, and of the others the pieces before a quote or backslash
         self._stay = np.array([INSIDE.fullmatch(token) is not None for token in trie.tokens])
@@ -157,13 +163,17 @@ class Effects:
         self._below = Memo(self._find_below, MAX_KEPT)
         self._leaving = Memo[tuple[DFA, int, float], list[Leaving]](self._leave, MAX_MASKS)
 
-    def of(self, local: Local, node: Node, is_closed: bool, own: Own) -> Effect:
-        """Return an effect. With `is_closed`, calls and ends at `node` itself are left out."""
+    def none_kept(self) -> Kept:
+        return Kept(lambda local: self._read(local, self.root, False))
+
+    def of(self, local: Local, node: Node, is_closed: bool, own: Kept) -> Effect:
+        """Return an effect. With `is_closed`, calls and ends at `node` itself are left out. `own` are of one schema."""
+        found_in = self._kept if isinstance(local.frame, Automaton | Quoted) else own
         if node is self.root and local.content.text:
-            return self._texts[local]
-        kept = self._kept if isinstance(local.frame, Automaton | Quoted) else own
+            return found_in.texts[local]
+        kept = found_in.others
         key = local, node, is_closed
-        found = kept.get(key)
+        found: Effect | None = kept.get(key)
         if found is None:
             if len(kept) > MAX_KEPT:
                 kept.clear()

@@ -76,7 +76,7 @@ class JsonIndex(TokenIndex):
 
     def _begin(self) -> None:
         self._effects = effects_of(self.trie)
-        self._own = dict[Any, Any]()                    # effects of the frames of the schema
+        self._own = self._effects.none_kept()           # of the frames of the schema
         self._distances = _Closing(self)
         self.graph = ConfigGraph(self.recognizer)
         # bounds of the tokens to an end; bytes bound them only if each byte is a token
@@ -148,7 +148,7 @@ class JsonIndex(TokenIndex):
         """Return the mask inside a name that may be listed or not: that of others, but for tokens along listed ones."""
         assert local.content.others is not None
         key = (local.content.others, below)
-        known = self._own if most == math.inf else {}
+        known = self._own.others if most == math.inf else {}
         if key not in known:
             known[key] = self._mask([(*key, self._effects.root, False)], most)
         mask: Bools = known[key].copy()

@@ -41,13 +41,14 @@ class Lazy:
     `find()` returns the shape and `exact`. `note()` is called if an intersection had to be weakened.
     """
 
-    __slots__ = ("_find", "_is_busy", "_shape", "exact", "note")
+    __slots__ = ("_find", "_is_busy", "_shape", "exact", "intersections", "note")
 
     def __init__(self, find: Callable[[], tuple[Shape, bool]], note: Callable[[], None] | None = None) -> None:
         self._find = find
         self._is_busy = False
         self.exact = True
         self.note = note
+        self.intersections = dict[Lazy, Lazy]()         # with others, which live as long
         self._shape: Shape | None = None
 
     @classmethod
@@ -219,8 +220,14 @@ def both(*parts: Lazy) -> Lazy:
     return reduce(_both, some) if some else EVERY
 
 
-@lru_cache(10_000)
 def _both(a: Lazy, b: Lazy) -> Lazy:
+    if a is b:
+        return a
+    if a is NONE or b is NONE:
+        return NONE
+    if b in a.intersections:
+        return a.intersections[b]
+
     def find() -> tuple[Shape, bool]:
         try:
             return intersect(a.shape, b.shape), a.exact and b.exact
@@ -230,7 +237,7 @@ def _both(a: Lazy, b: Lazy) -> Lazy:
                     each.note()
             return a.shape, False
 
-    return a if a is b else Lazy(find, a.note or b.note)
+    return a.intersections.setdefault(b, Lazy(find, a.note or b.note))
 
 
 def intersect(a: Shape, b: Shape) -> Shape:

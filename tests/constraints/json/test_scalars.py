@@ -117,7 +117,7 @@ positive = short | st.floats(5e-324, allow_infinity=False)
 ends = st.none() | positive | positive.map(lambda value: -value)
 
 
-@settings(max_examples=repetitions(1000, 60), deadline=None)
+@settings(max_examples=repetitions(1000, 20), deadline=None)
 @given(ends, st.booleans(), ends, st.booleans(), st.data())
 def test_doubles_are_in_iff_they_are_between_the_bounds(low, low_in, high, high_in, data):
     bounds = [None if end is None else Fraction(repr(end)) for end in (low, high)]

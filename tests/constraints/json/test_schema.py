@@ -1,12 +1,14 @@
 """JsonSchema: its texts, options and errors; indexes over tokens; and llguidance on the schemas of JSONSchemaBench."""
 
 import copy
+import gc
 import itertools
 import json
 import pickle
 import re
 import time
 import types
+import weakref
 from decimal import Decimal
 
 import numpy as np
@@ -604,3 +606,26 @@ def test_jsonschemabench_is_solved_as_by_llguidance_but_for_the_order():
                 in_any_order = Reader(case["schema"], lenient=True, order="any").admits(data)
                 only_theirs += [(case["id"], data)] * (in_any_order != test["valid"])
     assert theirs > 0 and not only_theirs
+
+
+LINKED = {"$defs": {"n": {"properties": {"next": {"$ref": "#/$defs/n"}, "value": {"type": "integer"}}}}}
+
+
+@pytest.mark.parametrize("schema", [
+    {"type": "array", "items": {"type": "integer"}},
+    {"type": "array", "items": {"enum": [1, 2, 3]}, "uniqueItems": True},
+    {"allOf": [POINT, {"required": ["b"]}]},
+    {**LINKED, "$ref": "#/$defs/n"},
+], ids=["array", "unique", "both", "linked"])  # fmt: skip
+def test_a_schema_that_nobody_holds_is_freed(schema):
+    def walk():
+        index = JsonSchema(schema).index(SMALL)
+        state = index.start
+        for byte in b'{"next": {"va' if "$ref" in schema else b"[1" if "items" in schema else b'{"a":1':
+            assert index.mask(state).any()
+            state = index.advance(state, len(PIECES) + byte)
+        return weakref.ref(index.recognizer)
+
+    kept = walk()
+    gc.collect()
+    assert kept() is None
