@@ -37,7 +37,7 @@ from llmppl.queries.choice import Sums, Texts, sum_up
 from llmppl.report.probabilities import Share
 from llmppl.support.arguments import count, probability
 from llmppl.support.identity import Identity, digest, identity
-from llmppl.support.runtime import Runtime, spent
+from llmppl.support.runtime import Runtime, spent, watching
 
 # of the sums: the share that may be left out, and further next-token distributions for each answer, at most
 QUICK = 0.02, 1
@@ -132,14 +132,16 @@ class Asking:
     def decision(self, state: Any, rng: np.random.Generator) -> Decision:
         """Return the answers about one state. TimeoutError at a limit."""
         start, before = time.perf_counter(), spent()[1]
-        text, joint = text_of_state(state), None
+        text, joint, limit = text_of_state(state), None, self._limit()
         if self.given["joint"]:
-            joint = self._joint(text)
+            joint = self._joint(text, limit)
             answers = marginals(self.questions.asked, joint)
         elif self.given["think"]:
-            answers = {name: self._thought(name, text, rng) for name in self.questions.asked}
+            answers = {}
+            for name in self.questions.asked:
+                answers[name] = self._thought(name, text, rng, limit)
         else:
-            answers = self.read(self.prompts(text))
+            answers = self.read(self.prompts(text), limit)
         return Decision(
             state,
             answers,
@@ -165,7 +167,7 @@ class Asking:
             contexts.append(as_context(self.lm, turns))
         return contexts
 
-    def read(self, asked: Sequence[Asked]) -> dict[Any, Answer]:
+    def read(self, asked: Sequence[Asked], limit: Limit | None = None) -> dict[Any, Answer]:
         """Return the answers to questions by their keys, in shared batches."""
         sums = list[list[Sums]]()
         for each in asked:
@@ -174,13 +176,13 @@ class Asking:
                 [Sums(texts, context, NO_RULE, canonical=False) for context in each.contexts]
             )
         everything = [one for of in sums for one in of]
-        sum_up(everything, self.tolerance, self.most, self._limit())
+        sum_up(everything, self.tolerance, self.most, limit or self._limit())
         answers = dict[Any, Answer]()
         for each, of in zip(asked, sums, strict=True):
             answers[each.key] = self._answer(each.name, of)
         return answers
 
-    def _joint(self, text: str) -> Joint:
+    def _joint(self, text: str, limit: Limit) -> Joint:
         """Return the probabilities of all combinations of answers, each question given the earlier answers.
 
         Of more than `MAX_COMBINATIONS` the most probable ones are followed, and `rest` has the others.
@@ -193,13 +195,13 @@ class Asking:
             for places in joint.places:
                 state = with_answers(text, before, places)
                 asked.append(Asked(places, name, self._contexts(name, state)))
-            answers = self.read(asked).values()
+            answers = self.read(asked, limit).values()
             rows = [[share.probability for share in answer.in_order] for answer in answers]
             joint = joint.followed(rows, min(answer.log_mass for answer in answers))
             before.append(question)
         return joint
 
-    def _thought(self, name: str, text: str, rng: np.random.Generator) -> Answer:
+    def _thought(self, name: str, text: str, rng: np.random.Generator, limit: Limit) -> Answer:
         """Return the mean of the probabilities after drafts that the model writes first, with its standard error."""
         question, num = self.questions.asked[name], self.given["think"]
         order = self.orders[name][0]
@@ -208,11 +210,15 @@ class Asking:
         program = ConstrainedText(
             self.lm, as_context(self.lm, turns), max_tokens=self.given["max_think"], end="eos"
         )
-        drafts = [str(each) for each in importance_sampling(program, num, rng=rng)]
+        before = watching.set(limit.reached)
+        try:
+            drafts = [str(each) for each in importance_sampling(program, num, rng=rng)]
+        finally:
+            watching.reset(before)
         asked = [
             Asked(i, name, self._contexts(name, text, draft)) for i, draft in enumerate(drafts)
         ]
-        answers = self.read(asked).values()
+        answers = self.read(asked, limit).values()
         rows = np.array([[share.probability for share in answer.in_order] for answer in answers])
         means = rows.mean(0).tolist()
         errors: list[Any] = [None] * len(means)  # of one draft

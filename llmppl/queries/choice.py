@@ -391,7 +391,7 @@ def _expand(items: Iterable[tuple[Sums, Context]], limit: Limit) -> str:
 def _late(reached: str, number: int) -> str:
     """Return the message of a limit that came before the tokenizer's own tokens were read."""
     return (
-        f"choose reached its {reached} before it had read the tokens of each of {number:,} options: "
+        f"the {reached} was reached before the tokens of each of {number:,} options were read: "
         f"give fewer options, or a larger {reached}"
     )
 

@@ -296,12 +296,25 @@ def test_a_file_keeps_decisions_and_goes_on_with_them(tmp_path):
 def test_a_limit_is_an_error_of_its_state_alone():
     lm = CachedTransformer.from_pretrained()
     questions = {f"q{i}": choice("Which?", [f"{word} {i}" for word in ("one", "two", "three")]) for i in range(20)}
-    with pytest.raises(TimeoutError, match="reached its budget before"):
+    with pytest.raises(TimeoutError, match="the budget was reached before"):
         decide(lm, "x", questions, budget=1)
     first, second = decide(lm, ["x", "y"], questions, budget=1, progress=False)
-    assert "reached its budget" in first.error and "reached its budget" in second.error
-    with pytest.raises(ValueError, match="reached its budget"):
+    assert "budget was reached" in first.error and "budget was reached" in second.error
+    with pytest.raises(ValueError, match="budget was reached"):
         _ = first.value
+
+
+@pytest.mark.parametrize("how, budget", [({"think": 8, "seed": 0}, 150), ({"joint": True}, 30)])
+def test_a_budget_is_of_all_drafts_and_questions_of_a_state(how, budget):
+    lm = CachedTransformer.from_pretrained()
+    questions = {"kind": choice("Which?", ["one", "two", "three"]), "how": choice("How?", ["well", "so so", "badly"])}
+    tokens = decide(lm, "He ran.", questions, **how).tokens
+    assert tokens > budget
+    lm.clear()
+    before = lm.stats.tokens
+    with pytest.raises(TimeoutError, match="the budget was reached before"):
+        decide(lm, "He ran.", questions, budget=budget, **how)
+    assert lm.stats.tokens - before < tokens
 
 
 @pytest.mark.parametrize(

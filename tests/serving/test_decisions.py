@@ -461,4 +461,5 @@ def test_curl_decides(server):
     sent = ["curl", "-s", f"{address(server)}/v1/decisions", "-H", f"Authorization: Bearer {KEY}"]
     sent += ["-H", "Content-Type: application/json", "-d", body]
     found = json.loads(subprocess.run(sent, capture_output=True, check=True).stdout)
+    assert "answers" in found, found
     assert [each["type"] for each in found["answers"]] == ["predicate", "choice", "score"]
