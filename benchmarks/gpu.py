@@ -92,10 +92,11 @@ class Size:
     particles: tuple[int, ...]
     prompts: tuple[int, ...]
     steps: int
+    runs: int                                           # of the check of exactness
 
 
-FULL = Size(SHAPES, (8, 32, 128, 256), (100, 2_000), 24)
-DRY = Size(TINY, (2, 3), (5, 9), 4)
+FULL = Size(SHAPES, (8, 32, 128, 256), (100, 2_000), 24, 200)
+DRY = Size(TINY, (2, 3), (5, 9), 4, 40)
 
 
 def cells(size: Size) -> Iterator[Cell]:
@@ -253,7 +254,7 @@ class Two(Model):
         self.finish()
 
 
-def exactness(device: str, runs: int = 200) -> dict[str, Any]:
+def exactness(device: str, runs: int) -> dict[str, Any]:
     """Compare the engine with plain forward passes, and Z-hat with enumeration."""
     given = subject("tiny", TINY["tiny"], 60, device, torch.float32)
     engine = CachedTransformer(given.model, given.vocab).engine
@@ -301,7 +302,7 @@ def run(size: Size, device: str, minutes: float, out: Path) -> dict[str, Any]:
     results: dict[str, Any] = {
         "device": name,
         "machine": machine("torch", "transformers"),
-        "exactness": exactness(device),
+        "exactness": exactness(device, size.runs),
         "vllm": vllm(size.steps),
         "cells": [],
         "left_out": [],

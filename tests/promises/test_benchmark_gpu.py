@@ -44,7 +44,7 @@ def test_the_tables_of_a_file_have_a_row_for_each_cell(gpu, file, capsys):
 
 
 def test_cells_that_the_time_does_not_reach_are_listed(gpu, monkeypatch, tmp_path):
-    monkeypatch.setattr(gpu, "exactness", lambda device: {"mean_z_hat_over_z": 1.0, "standard_error": 0.0})
+    monkeypatch.setattr(gpu, "exactness", lambda device, runs: {"mean_z_hat_over_z": 1.0, "standard_error": 0.0})
     gpu.main(["--dry-run", "--minutes", "0", "--out", str(tmp_path / "gpu.json")])
     assert len(json.loads((tmp_path / "gpu.json").read_text())["left_out"]) == NUM_CELLS
 
