@@ -298,6 +298,8 @@ class Finite(Distribution[T_co]):
     def top_p(self, p: float) -> Finite[T_co]:
         """Return this distribution conditioned on the smallest set of most probable values with probability >= `p`."""
         p = arguments.probability("top_p: p", p, above_0=True)
+        if p == 1:                                      # rounded sums would leave out some
+            return self
 
         def compute() -> Floats:
             log_probs = self.log_probs()

@@ -143,7 +143,10 @@ class Body(Fields):
         else:
             names += ["max_tokens", "stop", "complete"]
         given = {name: getattr(self, name) for name in names if getattr(self, name) not in (None, "", [])}
-        rule = Rule(1.0 if self.temperature is None else self.temperature, self.top_k, self.top_p, self.min_p)
+        temperature = self.temperature
+        if temperature is None or (method == "exact" and temperature == 0):         # it takes the most probable option
+            temperature = 1.0
+        rule = Rule(temperature, self.top_k, self.top_p, self.min_p)
         if rule != Rule(top_p=1.0):
             given["rule"] = rule
         is_drawn = isinstance(constraint, CallOrWords) or (isinstance(constraint, JsonSchema) and self.temperature)

@@ -244,6 +244,12 @@ def test_a_rule_is_applied_once_to_each_distribution(monkeypatch):
     assert 0 < len(read) <= posterior.stats.rows
 
 
+def test_top_p_of_1_leaves_every_value():
+    dist = Finite(["a", "b", "c", "d"], [0.0, -60.0, -500.0, -np.inf])
+    assert dist.top_p(1.0).log_probs().tolist() == dist.log_probs().tolist()
+    assert Rule(0.5, top_p=1)(dist).log_probs().tolist() == Rule(0.5)(dist).log_probs().tolist()
+
+
 @pytest.mark.parametrize(("p", "kept"), [
     (1e-300, [0, 1, 0, 0]), (0.5, [0, 1, 0, 0]), (0.75, [0.25, 0.5, 0, 0]),
     (0.875, [0.25, 0.5, 0.125, 0]),                     # of the two equal ones, the first

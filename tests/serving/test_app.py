@@ -228,6 +228,13 @@ def test_json_is_greedy_unless_there_is_a_temperature_or_a_check(server):
     assert {method for _, method in used[3:6] + used[9:12] + used[15:]} == {"best_of"}
 
 
+@pytest.mark.parametrize("method", ["auto", "exact"])
+def test_an_option_at_temperature_0_is_the_most_probable_one(server, method):
+    options = {"prompt": "Once", "constraint": {"choice": [" upon a time", " there was a dog", " was"]}, "method": method}
+    usual, cold = (complete(server, **options, **more)["choices"][0]["text"] for more in ({}, {"temperature": 0}))
+    assert cold == usual
+
+
 def test_a_limit_is_the_finish_reason_also_beside_tools(server):
     for seed in range(6):
         [choice] = talk(server, tools=[TOOL], max_tokens=5, seed=seed)["choices"]
