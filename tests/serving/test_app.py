@@ -230,7 +230,8 @@ def test_json_is_greedy_unless_there_is_a_temperature_or_a_check(server):
 
 @pytest.mark.parametrize("method", ["auto", "exact"])
 def test_an_option_at_temperature_0_is_the_most_probable_one(server, method):
-    options = {"prompt": "Once", "constraint": {"choice": [" upon a time", " there was a dog", " was"]}, "method": method}
+    choices = {"choice": [" upon a time", " there was a dog", " was"]}
+    options = {"prompt": "Once", "constraint": choices, "method": method}
     usual, cold = (complete(server, **options, **more)["choices"][0]["text"] for more in ({}, {"temperature": 0}))
     assert cold == usual
 
