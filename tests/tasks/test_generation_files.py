@@ -2,7 +2,6 @@
 
 import dataclasses
 import json
-import os
 import signal
 import subprocess
 import sys
@@ -12,7 +11,7 @@ import numpy as np
 import pytest
 from helpers.tiny import table_lm, tiny_lm
 
-from llmppl import Regex, generate, load_results, run_many, smc_steer
+from llmppl import CachedTransformer, Regex, generate, load_results, run_many, smc_steer
 from llmppl.models import ConstrainedText
 
 LM = tiny_lm(6)
@@ -141,23 +140,21 @@ def test_results_of_particles_have_value_fields_and_probability(tmp_path):
 
 
 SCRIPT = """
-import sys
-sys.path.insert(0, {tests!r})
-from helpers.tiny import tiny_lm
-from llmppl import Regex, generate
+from llmppl import CachedTransformer, Regex, generate
 
 def tell(answer):
     print(answer.prompt, flush=True)
 
 prompts = [a + b for a in "abc" for b in "abc"]
-generate(tiny_lm(6), prompts, Regex("[abc]{{5,9}}"), method="best_of", N=6, seed=5, to={path!r}, resume=True,
+lm = CachedTransformer.from_pretrained()
+generate(lm, prompts, Regex("[abc]{{5,9}}"), method="best_of", N=6, seed=5, to={path!r}, resume=True,
          together=2, on_answer=tell, progress=False)
 """
 
 
 def test_a_killed_process_loses_no_answer(tmp_path):
     path = str(tmp_path / "r.db")
-    command = [sys.executable, "-c", SCRIPT.format(tests=os.path.dirname(os.path.dirname(__file__)), path=path)]
+    command = [sys.executable, "-c", SCRIPT.format(path=path)]
     told = []
     for _ in range(2):
         process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
@@ -166,7 +163,8 @@ def test_a_killed_process_loses_no_answer(tmp_path):
         told += process.communicate()[0].splitlines()
     subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
     prompts = [a + b for a in "abc" for b in "abc"]
-    whole = generate(tiny_lm(6), prompts, Regex("[abc]{5,9}"), method="best_of", N=6, seed=5, progress=False)
+    lm = CachedTransformer.from_pretrained()
+    whole = generate(lm, prompts, Regex("[abc]{5,9}"), method="best_of", N=6, seed=5, progress=False)
     found = [result.answer for result in load_results(path, Regex("[abc]{5,9}"))]
     assert [each.value for each in found] == [each.value for each in whole]
     assert [each.probability for each in found] == pytest.approx([each.probability for each in whole])
