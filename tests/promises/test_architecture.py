@@ -96,7 +96,7 @@ CEILINGS = {
     "llmppl/serving": (12_889, 10.4, 33, 37, 70),
     "llmppl/support": (9_175, 9.4, 25, 33, 54),
     "llmppl/tasks": (12_594, 8, 29, 38, 34),
-    "tests": (336_500, 12.6, 16, 80, 2_475),                # room for the tests of mended defects
+    "tests": (337_500, 12.6, 16, 80, 2_475),                # room for the tests of mended defects
 }
 
 
