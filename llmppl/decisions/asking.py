@@ -168,7 +168,7 @@ class Asking:
         return contexts
 
     def read(self, asked: Sequence[Asked], limit: Limit | None = None) -> dict[Any, Answer]:
-        """Return the answers to questions by their keys, in shared batches."""
+        """Return the answers to questions by their keys, in shared batches. The limit begins now if none is given."""
         sums = list[list[Sums]]()
         for each in asked:
             texts = self.texts[each.name]

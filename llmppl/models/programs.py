@@ -302,6 +302,10 @@ class ConstrainedText(Program):
             else:
                 self._die_of(reason)
 
+    def first_masks(self) -> list[Mask]:
+        """Return the masks of the first token by the constraint. It keeps them for the first step."""
+        return [*self._guide.masks(self.state, 0)]
+
     @property
     def parsed(self) -> Any:
         """Value of the text by `parse` of the constraint, or the text itself. ValueError if it has not ended."""

@@ -214,6 +214,8 @@ def make_app(
         explained = _explained(error)
         if "content-encoding" in request.headers:
             explained = 415, "a body must not be compressed: TypeSafeClient(compression=False) sends it as it is", None
+        if explained[0] < 500:
+            error.__traceback__ = None                  # its frames hold the objects of the request, and the error
         return JSONResponse(_error_body(*explained), explained[0])
 
     for kind in (HTTPException, RequestValidationError, *STATUSES, Exception):
@@ -243,7 +245,7 @@ def make_app(
             while not (await asyncio.wait([waiting], timeout=POLL))[0]:
                 if await request.is_disconnected():
                     raise HTTPException(499, "the client has left")
-            return JSONResponse(await lanes.run(partial(job.response, await waiting)))
+            return JSONResponse(await lanes.run(partial(job.response, await waiting), size(request)))
         finally:
             for call in job.calls:
                 call.cancel()

@@ -1,4 +1,4 @@
-"""Intake of requests: time limits on connections and bodies, and lanes in which requests are prepared.
+"""Intake of requests: time limits on connections and bodies, lanes in which requests are prepared, short collections.
 
 A request with a small body passes those with large ones, and one that is prepared quickly passes those that take long.
 """
@@ -28,7 +28,7 @@ T = TypeVar("T")
 
 READING = 10.0                                          # seconds in which a header, and in which a body, must arrive
 LARGE = 50_000                                          # bytes of a body that is parsed alone
-QUICK, SLOW = 0.05, 3.0                                 # CPU seconds to prepare a request, first beside others
+QUICK, SLOW = 0.05, 5.0                                 # CPU seconds to prepare a request, first beside others
 LONG = 0.3                                              # CPU seconds of a collection of garbage, for which all wait
 HAS_BODY = {b"content-length", b"transfer-encoding"}
 
@@ -79,10 +79,13 @@ class Lane:
         self.numbers = itertools.count()                # of equal ones, the first
 
     async def run(self, order: Any, make: Callable[[], T]) -> T:
+        return await asyncio.wrap_future(self._submit(order, make))
+
+    def _submit(self, order: Any, make: Callable[[], T]) -> Future[T]:
         future = Future[T]()
         self.waiting.put((order, next(self.numbers), future, make))
         self.threads.submit(self._run_first)
-        return await asyncio.wrap_future(future)
+        return future
 
     def _run_first(self) -> None:
         _, _, future, make = self.waiting.get()
@@ -91,6 +94,7 @@ class Lane:
                 future.set_result(make())
             except BaseException as error:
                 future.set_exception(error)
+            del future                                  # the error holds this frame
         if _collected_long.is_set():
             _collected_long.clear()
             cached_shortest.cache_clear()
@@ -106,24 +110,27 @@ class Lanes:
 
     async def run(self, make: Callable[[], T], size: int = 0) -> T:
         """Return `make()`. If it takes too long for the quick lane, twice, it begins again in the other one."""
-        for again, (lane, seconds) in enumerate(self.lanes):
+        for lane, seconds in self.lanes:
             with suppress(Overdue):
-                return await lane.run((again, size), partial(_within, seconds, make))
+                return await lane.run(size, partial(_within, seconds, make))
         raise TimeoutError("the request takes too long to prepare: make it smaller, or raise its timeout")
 
 
 def _within(seconds: float, make: Callable[[], T]) -> T:
-    with limited(math.inf, seconds):
+    """Return `make()`. After too many CPU seconds, raise an Overdue that holds none of its objects."""
+    with suppress(Overdue), limited(math.inf, seconds):
         return make()
+    raise Overdue
 
 
 _collected_long = threading.Event()
 
 
 def keep_collections_short() -> None:
-    """Leave the objects of now out of collections of garbage, and forget the constraints of requests after a long one.
+    """Leave today's objects out of collections of garbage. After a long one, a lane empties the caches of constraints.
 
-    Millions of objects of a large constraint take seconds. The thread that meets them does not count them as its own.
+    All threads wait for a collection, and one over the objects of large constraints takes seconds. Its CPU time does
+    not count for the request in whose thread it happens.
     """
     begun = 0.0
 
@@ -143,6 +150,7 @@ def keep_collections_short() -> None:
 
     gc.collect()
     gc.freeze()
+    gc.set_threshold(gc.get_threshold()[0], 2, 50)
     gc.callbacks.append(look)
     sys.unraisablehook = ignore_overdue
 

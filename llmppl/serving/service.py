@@ -158,6 +158,10 @@ class Call(Future[T], Generic[T]):
         if self.interruptible:
             limit(self.patience, self.deadline + self.grace)
 
+    def end(self) -> None:
+        """Forget the worker, which holds the result, and so all objects of the run."""
+        self._worker = None
+
     def watch(self, particles: Sequence[Any]) -> str:
         """Return the reason to end the run after a step, or "". Settle the text that the particles share."""
         if self.settles and particles:
@@ -261,8 +265,7 @@ class Service:
         with limited(timeout or math.inf):
             plan = Plan(self.lm, constraint, method, limits, seed, options)
             program = plan.program(prompt)
-            if program.index is not None:
-                program.index.mask(program.index.start)             # else the others would wait for it
+            program.first_masks()                       # here, and not where the other calls wait for them
         call = Call(partial(plan.answer, prompt, generator(seed, options.get("rng"))), timeout)
         call.stops, call.patience, call.interruptible = program.stops, self.patience, True
         call.settles = plan.settles
@@ -324,13 +327,17 @@ class Service:
     def _serve(self) -> None:
         try:
             while self._wait():
-                with paced_collector():
-                    for outcome in Runtime().each(self, self.together, TURN):
-                        self._end(outcome)
+                self._run_all()
         finally:                                        # none is left unless this thread has failed
             self._closed = True
             for call in [*self._running, *self._waiting]:
                 call.set_exception(RuntimeError("the service has ended by an error of its own"))
+
+    def _run_all(self) -> None:
+        """Run calls until none waits."""
+        with paced_collector():
+            for outcome in Runtime().each(self, self.together, TURN):
+                self._end(outcome)
 
     def _wait(self) -> bool:
         """Wait for a call. Return False if the service is closed and none waits."""
@@ -360,8 +367,6 @@ class Service:
             return _Outcome(call, None, late, *spent())
 
     def _outcome(self, call: Call[Any]) -> _Outcome:
-        result: Any = None
-        error: BaseException | None = None
         watching.set(call.watch)
         try:
             call.begin(getcurrent())
@@ -370,15 +375,16 @@ class Service:
                 raise GreenletExit
             if call.settles or isinstance(result, Generation):
                 call.settle(result.text)
+            return _Outcome(call, result, None, *spent())
         except GreenletExit:
-            error = CancelledError()
-        except BaseException as reason:
-            error = reason
-        return _Outcome(call, result, error, *spent())
+            return _Outcome(call, None, CancelledError(), *spent())
+        except BaseException as error:
+            return _Outcome(call, None, error, *spent())
 
     def _end(self, outcome: _Outcome) -> None:
         """Count a call that has ended, and give its result to those who wait for it."""
         call, result, error, cpu_seconds, tokens = outcome
+        call.end()
         ended = "done"
         if error is not None:
             ended = "cancelled" if isinstance(error, CancelledError) else "failed"

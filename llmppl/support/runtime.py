@@ -11,7 +11,6 @@ evaluates. A run inside a function of another run passes its batches up, so that
 from __future__ import annotations
 
 import contextvars
-import itertools
 import math
 import operator
 import sys
@@ -136,7 +135,7 @@ class _Worker(greenlet):  # type: ignore[misc]
         self.result: Any = None                         # of its last function
         self.cancelled = False                          # another thread may set it: `Runtime.each` then unwinds it
         self.cpu_seconds = self.tokens = self.resumed = 0.0         # counted by `Runtime.each`
-        self.last = 0.0                                 # of its CPU seconds, those between its last two questions
+        self.used = 0.0                                 # CPU seconds of its thread alone, for the order
         self.patience = self.ends = math.inf            # set by `limit`
         self._todo = todo
         self._caller = context
@@ -316,13 +315,15 @@ class Runtime:
         functions whose questions it cannot answer. An exception of a function ends all. The iterator must stay in its
         thread. A closed iterator unwinds the functions that it has begun.
 
-        With `turn`, a function that has used so many CPU seconds no longer counts for `together`, and those that have
-        used least go first: see `_round`. Functions that begin take as long before a round comes.
+        With `turn`, a function that has used so many CPU seconds no longer counts for `together`, and one that has
+        used less than half of others does not wait until all of them have gone on: see `_next_batch`. Functions that
+        begin take at most as long before others go on.
         """
         thread = threading.get_ident()
         todo = iter(functions)
         workers = dict[_Worker, None]()
         waiting = list[_Request]()
+        answered = list[tuple[_Worker, Callable[[], Any]]]()            # those that go on next
 
         def resume(worker: _Worker, go_on: Callable[[], Any] | None) -> list[T]:
             """Return the result of the worker in a list, empty if it waits."""
@@ -346,56 +347,60 @@ class Runtime:
                 go_on = again
             used = time.thread_time() - worker.resumed
             worker.cpu_seconds += used
-            worker.last += used
+            worker.used += used
             if not worker.dead:
                 return []
             del workers[worker]
             return [worker.result]
 
-        def is_young(each: _Request) -> bool:
-            return each.worker.cpu_seconds < turn
+        def is_young(worker: _Worker) -> bool:
+            return worker.used < turn
 
         try:
             while True:
                 begun = time.thread_time()
-                while not waiting or (time.thread_time() - begun < turn and sum(map(is_young, waiting)) < together):
+                while not (waiting or answered) or (
+                    time.thread_time() - begun < turn and sum(map(is_young, workers)) < together
+                ):
                     following = next(todo, None)
                     if following is None:
                         break
                     worker = _Worker(self, deque([following]), contextvars.copy_context())
                     yield from resume(worker, worker.switch)
-                if not waiting:
-                    return
                 now = time.monotonic()
                 for each in [each for each in waiting if each.worker.cancelled or now > each.worker.ends]:
                     waiting.remove(each)
                     error = GreenletExit if each.worker.cancelled else Overdue
                     yield from resume(each.worker, partial(each.worker.throw, error))
-                batch, waiting[:] = _round(waiting, together, turn)
-                answered = dict[_Worker, Callable[[], Any]]()
+                batch = _next_batch(waiting, [worker for worker, _ in answered], together, turn)
+                go_on = dict[_Worker, Callable[[], Any]]()
                 for requests in _by_evaluator(batch):
-                    answered |= _counted(requests)
-                for each in batch:
-                    yield from resume(each.worker, answered.pop(each.worker))
+                    go_on |= _counted(requests)
+                waiting[:] = [each for each in waiting if each.worker not in go_on]
+                answered[:0] = [(each.worker, go_on[each.worker]) for each in batch]
+                if answered:
+                    yield from resume(*answered.pop(0))
+                elif not waiting:
+                    return
         finally:
             if threading.get_ident() == thread:         # greenlet unwinds others in their thread
                 _unwind(workers)
 
 
-def _round(waiting: list[_Request], together: int, turn: float) -> tuple[list[_Request], list[_Request]]:
-    """Return the requests of the next round, and the others: at most `together`, those that used least first.
+def _next_batch(
+    waiting: list[_Request], answered: list[_Worker], together: int, turn: float
+) -> list[_Request]:
+    """Return the requests to answer now: at most `together` in the order of their use, once all have gone on.
 
-    The first one waits for the others no longer than it has run so far, or than `turn`, if the last round tells.
+    While some have an answer and have not gone on, only requests of functions that have used less than half of the
+    next one. So a cheap function waits for one step of an expensive one, and expensive ones still share batches.
     """
-    if turn == math.inf or not waiting:
-        return waiting[:], []
-    ordered = sorted(waiting, key=lambda each: each.worker.cpu_seconds)
-    most = max(turn, ordered[0].worker.cpu_seconds)
-    seconds = itertools.accumulate(each.worker.last for each in ordered[:together])
-    size = max(sum(total < most for total in seconds), 1)
-    for each in ordered[:size]:
-        each.worker.last = 0.0
-    return ordered[:size], ordered[size:]
+    if turn == math.inf:
+        return [] if answered else waiting[:]
+    ordered = sorted(waiting, key=lambda each: each.worker.used)
+    if answered:
+        ordered = [each for each in ordered if max(turn, 2 * each.worker.used) < answered[0].used]
+    return ordered[:together]
 
 
 def _resume(worker: _Worker, waiting: list[_Request], switch: Callable[..., Any], *value: Any) -> None:
@@ -438,6 +443,7 @@ def _counted(requests: list[_Request]) -> dict[_Worker, Callable[[], Any]]:
     """Answer as `_answered_apart` does, and count the cost for each worker in proportion to its questions."""
     evaluator = requests[0].evaluator
     cpu, tokens = spent()
+    begun = time.thread_time()
     work = evaluator.done().tokens
     answered = _answered_apart(requests)
     cpu_after, tokens_after = spent()
@@ -445,10 +451,10 @@ def _counted(requests: list[_Request]) -> dict[_Worker, Callable[[], Any]]:
     used = tokens_after - tokens if running() else work_after - work
     total = sum(len(each.questions) for each in requests)
     for each in requests:
-        used_by_each = (cpu_after - cpu) * len(each.questions) / total
-        each.worker.cpu_seconds += used_by_each
-        each.worker.last += used_by_each
-        each.worker.tokens += used * len(each.questions) / total
+        share = len(each.questions) / total
+        each.worker.cpu_seconds += (cpu_after - cpu) * share
+        each.worker.used += (time.thread_time() - begun) * share
+        each.worker.tokens += used * share
     return answered
 
 

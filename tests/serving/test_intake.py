@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import gc
 import http.client
 import json
 import os
@@ -12,6 +13,7 @@ import subprocess
 import sys
 import threading
 import time
+import weakref
 from functools import partial
 from pathlib import Path
 
@@ -19,7 +21,11 @@ import pytest
 from helpers.common import HANG, repetitions
 
 pytest.importorskip("uvicorn", reason="llmppl serve needs FastAPI and uvicorn: pip install 'llmppl-smc[server]'")
-from llmppl.serving.intake import Lane  # noqa: E402
+from llmppl import CachedTransformer, ConstrainedText, JsonSchema  # noqa: E402
+from llmppl.models import spans  # noqa: E402
+from llmppl.serving import intake  # noqa: E402
+from llmppl.serving.intake import Lane, keep_collections_short  # noqa: E402
+from llmppl.support.alarm import Overdue  # noqa: E402
 
 SMALL = [
     {"prompt": "Once", "max_tokens": 3},
@@ -170,10 +176,11 @@ def attack(served, number, threads, seed=0):
 
 
 def test_small_requests_are_answered_beside_hostile_ones(served):
-    statuses, waits = attack(served, repetitions(500, 16), threads=repetitions(32, 8))
+    """CPU seconds on an idle machine. At full count, a collection of all garbage takes one of 500 waits up to 10."""
+    statuses, waits = attack(served, repetitions(500, 24), threads=repetitions(32, 8))
     assert {status for _, status, _ in statuses} <= {200, 400, 408, 413, 422, 429}, statuses
-    late = sorted(waits)[repetitions(-4, -1)]           # collections of garbage take three of a thousand up to 12 s
-    assert late < repetitions(3, 2), sorted(waits)[-9:]         # CPU seconds on an idle machine
+    longer = [wait for wait in waits if wait >= 2]
+    assert len(longer) <= len(waits) // 500 and max(waits) < 10, longer
 
 
 def test_bodies_and_prompts_are_refused_by_their_length(served):
@@ -200,6 +207,52 @@ def test_a_lane_runs_the_smallest_requests_first():
 
     asyncio.run(main())
     assert ran == [(0, 20), (0, 20), (0, 9000), (1, 3), (2, 1)]
+
+
+def test_a_long_collection_counts_for_no_request_and_empties_caches(monkeypatch):
+    monkeypatch.setattr(intake, "LONG", 0.0)
+    hook, callbacks = sys.unraisablehook, [*gc.callbacks]
+    lm = CachedTransformer.from_pretrained()
+    schema = JsonSchema({"type": "integer"})
+
+    def make():
+        assert ConstrainedText(lm, "a", schema, max_tokens=5).index is spans.cached_index_of(schema, lm.vocab)
+        start = time.thread_time()
+        while time.thread_time() - start < 0.2:
+            gc.collect()
+        return "made"
+
+    try:
+        keep_collections_short()
+        run = Lane(1).run(0, partial(intake._within, 0.1, make))
+        assert asyncio.run(run) == "made"
+        assert spans.cached_index_of.cache_info().currsize == 0
+    finally:
+        gc.unfreeze()
+        gc.callbacks[:], sys.unraisablehook = callbacks, hook
+
+
+class Part:
+    """An object of a request."""
+
+
+def test_a_request_that_is_too_slow_leaves_no_garbage_in_cycles():
+    """The traceback of its error holds its frames, and these must not hold the error."""
+    parts = []
+
+    def make():
+        part = Part()
+        parts.append(weakref.ref(part))
+        while True:
+            pass
+
+    gc.disable()
+    try:
+        with pytest.raises(Overdue):
+            asyncio.run(Lane(1).run(0, partial(intake._within, 0.1, make)))
+        assert parts[0]() is None
+    finally:
+        gc.enable()
 
 
 @pytest.mark.slow

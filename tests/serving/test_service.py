@@ -1,12 +1,14 @@
 """A service: its results are those of runs alone, its calls fail, end and are cancelled one by one."""
 
 import asyncio
+import gc
 import itertools
 import os
 import subprocess
 import sys
 import threading
 import time
+import weakref
 from concurrent.futures import CancelledError, ThreadPoolExecutor, wait
 from functools import partial
 
@@ -16,6 +18,7 @@ from helpers.common import HANG, repetitions
 from helpers.tiny import cold_lm, tiny_lm
 
 from llmppl import ConstrainedText, Model, Regex, generate, smc_steer
+from llmppl.constraints.masks.index import TokenIndex
 from llmppl.serving import Service, ServiceFull
 from llmppl.tasks import run_many
 
@@ -198,6 +201,45 @@ def test_code_of_a_call_ends_by_its_timeout_and_its_patience(service, embedded):
         with pytest.raises(TimeoutError, match="takes too long"):
             calls[0].result(HANG)
         assert str(calls[1].result(HANG)) == str(generate(LM, "a", WORDS, seed=1))
+
+
+def test_a_call_that_has_ended_leaves_no_garbage_in_cycles(service):
+    found = []
+
+    class Part(Model):
+        def step(self):
+            found.append(weakref.ref(self))
+            self.finish()
+
+    gc.disable()
+    try:
+        call = service.submit(lambda: smc_steer(Part(), 1, 1, seed=1))
+        call.result(HANG)
+        del call
+        end = time.monotonic() + 20
+        while any(part() for part in found) and time.monotonic() < end:     # its thread ends the call
+            time.sleep(0.01)
+        assert found and not any(part() for part in found)
+    finally:
+        gc.enable()
+
+
+def test_the_first_masks_are_computed_by_the_caller(embedded, monkeypatch):
+    threads, find = [], TokenIndex._find
+
+    def found(index, state):
+        threads.append(threading.current_thread())
+        return find(index, state)
+
+    monkeypatch.setattr(TokenIndex, "_find", found)
+    with Service(embedded) as service:
+        held = Held(service)
+        try:
+            call = service.generate("a", Regex(" [a-z]{2,}ca"), method="sample", seed=1)
+            assert set(threads) == {threading.current_thread()}
+        finally:
+            held.free()
+        assert str(call.result(HANG)).endswith("ca")
 
 
 def test_small_calls_pass_large_ones():

@@ -147,7 +147,7 @@ class Effects:
     def __init__(self, trie: Trie) -> None:
         self.root = Node(trie, [len(trie)])
         self._trie = trie
-        self._kept = self.none_kept()
+        self._kept = self.new_kept()
         self._numbers = Memo[Node, _Numbers](_Numbers, MAX_MASKS)
         self.with_names = [i for i, token in enumerate(trie.tokens) if WITH_NAMES.search(token)]
         # of strings: tokens that stay there, and of the others the pieces before a quote or backslash
@@ -163,7 +163,8 @@ class Effects:
         self._below = Memo(self._find_below, MAX_KEPT)
         self._leaving = Memo[tuple[DFA, int, float], list[Leaving]](self._leave, MAX_MASKS)
 
-    def none_kept(self) -> Kept:
+    def new_kept(self) -> Kept:
+        """Return a place for effects, with none yet."""
         return Kept(lambda local: self._read(local, self.root, False))
 
     def of(self, local: Local, node: Node, is_closed: bool, own: Kept) -> Effect:

@@ -76,7 +76,7 @@ class JsonIndex(TokenIndex):
 
     def _begin(self) -> None:
         self._effects = effects_of(self.trie)
-        self._own = self._effects.none_kept()           # of the frames of the schema
+        self._own = self._effects.new_kept()            # effects of the frames of the schema
         self._distances = _Closing(self)
         self.graph = ConfigGraph(self.recognizer)
         # bounds of the tokens to an end; bytes bound them only if each byte is a token
