@@ -224,8 +224,9 @@ def test_a_long_collection_counts_for_no_request_and_empties_caches(monkeypatch)
 
     try:
         keep_collections_short()
-        run = Lane(1).run(0, partial(intake._within, 0.1, make))
-        assert asyncio.run(run) == "made"
+        lane = Lane(1)
+        assert asyncio.run(lane.run(0, partial(intake._within, 0.1, make))) == "made"
+        lane.threads.shutdown()
         assert spans.cached_index_of.cache_info().currsize == 0
     finally:
         gc.unfreeze()
