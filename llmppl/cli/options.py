@@ -57,7 +57,7 @@ OPTIONS = {
     "particles": _option(int, 8, "Particles kept after each step.", "--particles", "-N", min=1, metavar="N"),
     "factor": _option(int, 3, "Extensions tried of each particle in each step.", "--factor", "-K", min=1, metavar="K"),
     "method": _option(
-        Literal["auto", "sample", "greedy", "beam", "best_of", "importance", "steer", "exact"], "auto",
+        Literal["auto", "sample", "greedy", "beam", "best_of", "importance", "steer"], "auto",
         "As in generate of the library; auto is steer with -N, -K or --trace.",
     ),
     "seed": _option(int | None, None, "The same seed draws the same texts.", min=0, metavar="S"),

@@ -347,7 +347,7 @@ class Plan:
         wrong = given.keys() & untaken
         if wrong:
             raise TypeError(
-                f"generate with method={self.method!r} takes no {min(wrong)}"
+                f"generate with method={self.method!r} takes no {min(wrong)}: leave out one of the two"
             )
         self.sizes = _ONE.get(self.method) or [
             given.get(name, default) for name, default in self.way.sizes.items()

@@ -205,6 +205,7 @@ def test_an_error_of_the_library_is_one_line_on_stderr(files, arguments, code, m
         (["generate", "Hi", "--regex", "a", "--stop", "b"], "--stop excludes --regex"),
         (["generate", "Hi", "--max-new-tokens", "3"], "--max-tokens"),
         (["check", "text"], "Give --regex R, --grammar FILE or"),
+        (["many", "p.txt", "r.db", "--method", "exact"], "--method"),
     ],
 )
 def test_an_option_out_of_range_is_named_before_anything_is_loaded(arguments, name, monkeypatch):

@@ -210,7 +210,7 @@ def test_an_answer_that_is_missing_says_why():
 @pytest.mark.parametrize(
     "options, message",
     [({"max_token": 3}, "generate takes no max_token: did you mean max_tokens"),
-     ({"method": "greedy", "N": 3}, "takes no N"), ({"method": "exact", "timeout": 3}, "takes no timeout"),
+     ({"method": "greedy", "N": 3}, "takes no N"), ({"method": "exact", "timeout": 3}, "no timeout: leave out one"),
      ({"method": "greedy", "power": 2.0}, "takes no power"), ({"method": "importance", "K": 3}, "takes no K"),
      ({"method": "best"}, "method must be one of"), ({"max_tokens": 0}, "max_tokens must be at least 1"),
      ({"temperature": 1.0, "rule": Rule()}, "takes temperature or rule"), ({"method": "exact"}, "options must be"),
