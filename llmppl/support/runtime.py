@@ -323,7 +323,7 @@ class Runtime:
         todo = iter(functions)
         workers = dict[_Worker, None]()
         waiting = list[_Request]()
-        answered = list[tuple[_Worker, Callable[[], Any]]]()            # those that go on next
+        answered = dict[_Worker, Callable[[], Any]]()   # those that go on next
 
         def resume(worker: _Worker, go_on: Callable[[], Any] | None) -> list[T]:
             """Return the result of the worker in a list, empty if it waits."""
@@ -368,18 +368,21 @@ class Runtime:
                     worker = _Worker(self, deque([following]), contextvars.copy_context())
                     yield from resume(worker, worker.switch)
                 now = time.monotonic()
-                for each in [each for each in waiting if each.worker.cancelled or now > each.worker.ends]:
-                    waiting.remove(each)
-                    error = GreenletExit if each.worker.cancelled else Overdue
-                    yield from resume(each.worker, partial(each.worker.throw, error))
-                batch = _next_batch(waiting, [worker for worker, _ in answered], together, turn)
+                for worker in [*(each.worker for each in waiting), *answered]:
+                    if worker.cancelled or now > worker.ends:
+                        waiting[:] = [each for each in waiting if each.worker is not worker]
+                        answered.pop(worker, None)
+                        error = GreenletExit if worker.cancelled else Overdue
+                        yield from resume(worker, partial(worker.throw, error))
+                batch = _next_batch(waiting, [*answered], together, turn)
                 go_on = dict[_Worker, Callable[[], Any]]()
                 for requests in _by_evaluator(batch):
                     go_on |= _counted(requests)
                 waiting[:] = [each for each in waiting if each.worker not in go_on]
-                answered[:0] = [(each.worker, go_on[each.worker]) for each in batch]
+                answered = {each.worker: go_on[each.worker] for each in batch} | answered
                 if answered:
-                    yield from resume(*answered.pop(0))
+                    worker = next(iter(answered))
+                    yield from resume(worker, answered.pop(worker))
                 elif not waiting:
                     return
         finally:

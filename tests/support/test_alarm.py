@@ -4,6 +4,7 @@ import contextlib
 import math
 import threading
 import time
+from functools import partial
 
 import pytest
 from helpers.common import HANG, repetitions
@@ -150,6 +151,43 @@ def test_a_cheap_function_waits_for_one_step_of_others():
     last = max(at for at, name in enumerate(before) if name == "short")
     assert last - 3 <= 4                                # of 16 long steps
     assert numbers.sizes.count(4) + numbers.sizes.count(5) == 4
+
+
+class Stream:
+    """Functions of which the short ones come one at a time, as long as a long one has not ended."""
+
+    def __init__(self, long):
+        self.waiting, self.start, self.short = [*long], time.monotonic(), True
+        self.ended = []
+
+    def __iter__(self):
+        return self
+
+    def __next__(self):
+        if self.waiting:
+            return self.waiting.pop(), "long"
+        self.short = not self.short
+        if self.short or len(self.ended) == 2 or time.monotonic() > self.start + 5:
+            raise StopIteration
+        return partial(request, numbers_of_short, 1), "short"
+
+
+numbers_of_short = Numbers()
+
+
+def test_an_answered_function_ends_in_time_though_cheap_ones_pass_it():
+    def long():
+        limit(HANG, time.monotonic() + 0.5)
+        try:
+            for i in range(100):
+                request(numbers_of_short, i + 1)
+                spin(0.1, time.thread_time)
+        except Overdue:
+            stream.ended.append(time.monotonic())
+
+    stream = Stream([long, long])
+    list(Runtime().each(stream, 3, turn=0.05))
+    assert len(stream.ended) == 2 and max(stream.ended) < stream.start + 2
 
 
 def test_a_round_comes_before_all_functions_have_begun():
