@@ -180,9 +180,12 @@ def foreign(schema: Any, at: str = "#") -> tuple[list[str], list[str]]:
 
 def likely(name: str, node: dict[str, Any]) -> str | None:
     """Return the keyword that another name of a schema probably means, and whose value fits; None if none is near."""
-    if not name[:1].isalpha():
-        return None
-    near = (_PLAIN[word] for word in _near(name.replace("_", "").replace("-", "").lower()))
+    if name.startswith("$"):
+        near = difflib.get_close_matches(name, [key for key in RULES if key.startswith("$")], 1, 0.8)
+    elif name[:1].isalpha():
+        near = [_PLAIN[word] for word in _near(name.replace("_", "").replace("-", "").lower())]
+    else:
+        near = []
     return next((key for key in near if key not in node and RULES[key][0](node[name])), None)
 
 

@@ -343,6 +343,7 @@ MISSPELT = {
     "anyof": ([{"minLength": 1}], "anyOf"), "frmat": ("date", "format"), "uniqueitem": (True, "uniqueItems"),
     "property": ({"a": {"type": "string"}}, "properties"), "unique": (True, "uniqueItems"), "ref": ("#", "$ref"),
     "defs": ({"a": {"type": "string"}}, "$defs"), "exclusiveMin": (3, "exclusiveMinimum"),
+    "$reff": ("#", "$ref"), "$def": ({"a": {"type": "string"}}, "$defs"),
 }  # fmt: skip
 
 
