@@ -32,7 +32,7 @@ from llmppl import CachedTransformer, choose
 from llmppl.decisions import choice, predicate, score
 from llmppl.decisions.asking import Asking
 from llmppl.decisions.calibration import SKETCH, fitted, log_of, normalised
-from llmppl.decisions.deciding import _DEFAULTS, _decisions
+from llmppl.decisions.deciding import DEFAULTS, _decisions
 from llmppl.decisions.measures import Outcome, measures
 from llmppl.decisions.prompts import as_context
 from llmppl.decisions.questions import Question, Questions
@@ -100,7 +100,7 @@ def read_decisions(
     for places in by_question.values():
         question = question_of(rows[places[0]])
         labelled = [(each["state"], {"q": question.values[place_of(each)]}) for each in examples]
-        given = {**_DEFAULTS, "examples": labelled, "orders": orders, "progress": False}
+        given = {**DEFAULTS, "examples": labelled, "orders": orders, "progress": False}
         asking = Asking(lm, Questions({"q": question}), given)
         asking.wants_features = True
         texts = asking.texts["q"]

@@ -6,6 +6,7 @@ The files of a folder do not import one another in a circle. A fresh process sho
 import ast
 import graphlib
 import importlib
+import importlib.util
 import inspect
 import json
 import re
@@ -172,3 +173,20 @@ def test_a_cycle_within_a_folder_is_named(tmp_path):
     inner = "def f():\n    from ..cache import Trie"
     files = {"lm/cache.py": "from .engines.hf import load", "lm/engines/hf.py": inner}
     assert violations(write_package(tmp_path, files)) == ["a circle: lm.cache imports lm.engines.hf imports lm.cache"]
+
+
+PROGRAMS = [path for folder in ("benchmarks", "tools", "examples") for path in sorted((ROOT / folder).glob("*.py"))]
+
+
+@pytest.mark.parametrize("path", PROGRAMS, ids=lambda path: f"{path.parent.name}/{path.name}")
+def test_programs_import_names_that_exist(path):
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if not isinstance(node, ast.ImportFrom) or not (node.module or "").startswith("llmppl"):
+            continue
+        try:
+            module = importlib.import_module(node.module)
+        except ImportError:                             # a package of an extra is not installed
+            continue
+        for alias in node.names:
+            is_module = importlib.util.find_spec(f"{node.module}.{alias.name}") if hasattr(module, "__path__") else None
+            assert hasattr(module, alias.name) or is_module, f"{path.name}:{node.lineno}: {alias.name}"
