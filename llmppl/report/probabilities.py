@@ -17,6 +17,7 @@ from llmppl.support.arguments import is_hashable
 from llmppl.support.options import no_attribute
 
 CERTAIN = 5e-4                                          # half the last digit that is shown
+UNSURE = 0.25                                           # a larger standard error says nothing about a probability
 
 
 class Share(NamedTuple):
@@ -43,7 +44,8 @@ class Share(NamedTuple):
     def __str__(self) -> str:
         """Return the probability with its standard error or bounds, where they show.
 
-        An error that goes beyond 0 or 1 is shown as the interval of one standard error within them.
+        An error that goes beyond 0 or 1 is shown as the interval of one standard error within them, and one above
+        `UNSURE` without the probability.
         """
         p = self.probability
         text = f"{p:.3f}" if p >= CERTAIN or not p else f"{p:.1e}"
@@ -52,6 +54,8 @@ class Share(NamedTuple):
             return f"{text} (error unknown)"
         if self.se is None:
             return f"{text} ({low:.3f} to {high:.3f})" if high - low > CERTAIN else text
+        if self.se > UNSURE:
+            return f"unknown ({low:.2f} to {high:.2f})"
         if self.se > min(p, 1 - p):
             digits = max(2, 1 - math.floor(math.log10(self.se)))
             return f"{text} ({low:.{digits}f} to {high:.{digits}f})"

@@ -17,7 +17,7 @@ from llmppl.inference.detached import SavedParticle, data_of
 from llmppl.inference.exact import Beam, Beams
 from llmppl.inference.particles import NO_VALUE, Particles
 from llmppl.queries.choice import Choice
-from llmppl.report.probabilities import Probabilities, Share, key_of
+from llmppl.report.probabilities import UNSURE, Probabilities, Share, key_of
 from llmppl.report.tables import TableView, html_table, one_line, text_table
 from llmppl.support.arguments import is_type
 from llmppl.support.locks import cached_property
@@ -25,7 +25,6 @@ from llmppl.support.options import no_attribute
 from llmppl.support.values import decode, encode
 
 MAX_ALTERNATIVES = 5  # that are shown
-UNSURE = 0.25  # a larger standard error says nothing about a probability
 Parse = Callable[[str], Any]
 
 
