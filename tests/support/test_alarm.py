@@ -134,7 +134,8 @@ def test_functions_that_have_used_little_come_first():
     long = [(lambda i=i: run(f"long {i}", 0.06, 4), "long") for i in range(3)]
     short = [(lambda i=i: run(f"short {i}", 0.0, 3), "short") for i in range(5)]
     list(Runtime().each(iter([*long, *short]), 2, turn=0.05))
-    assert sorted(ended[:5]) == [f"short {i}" for i in range(5)] and sorted(ended[5:]) == ["long 0", "long 1", "long 2"]
+    assert sorted(ended[:5]) == [f"short {i}" for i in range(5)]
+    assert sorted(ended[5:]) == ["long 0", "long 1", "long 2"]
 
 
 def test_a_cheap_function_waits_for_one_step_of_others():
