@@ -380,11 +380,13 @@ class Runtime:
                     go_on |= _counted(requests)
                 waiting[:] = [each for each in waiting if each.worker not in go_on]
                 answered = {each.worker: go_on[each.worker] for each in batch} | answered
-                if answered:
+                if not answered and not waiting:
+                    return
+                while answered:
                     worker = next(iter(answered))
                     yield from resume(worker, answered.pop(worker))
-                elif not waiting:
-                    return
+                    if turn < math.inf:                 # cheap functions may go between
+                        break
         finally:
             if threading.get_ident() == thread:         # greenlet unwinds others in their thread
                 _unwind(workers)

@@ -312,7 +312,7 @@ def test_each_yields_results_as_functions_end_and_starts_the_next():
     times = {1: 1, 3: 4, 5: 2, 7: 0, 9: 2}
     found = list(Runtime().each((asking(lm, n, k) for n, k in times.items()), together=2))
     assert found == [2, 20, 7, 48, 36]
-    assert lm.batches == [[1, 3], [5, 6], [10, 12], [9, 24], [18]]
+    assert lm.batches == [[1, 3], [6, 5], [12, 10], [24, 9], [18]]
 
 
 class Choosy(Doubling):
