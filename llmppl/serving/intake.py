@@ -150,7 +150,7 @@ def keep_collections_short() -> None:
 
     gc.collect()
     gc.freeze()
-    gc.set_threshold(gc.get_threshold()[0], 2, 50)
+    gc.set_threshold(gc.get_threshold()[0], 2, 50)      # all objects seldom, young ones often
     gc.callbacks.append(look)
     sys.unraisablehook = ignore_overdue
 

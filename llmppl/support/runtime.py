@@ -367,6 +367,8 @@ class Runtime:
                         break
                     worker = _Worker(self, deque([following]), contextvars.copy_context())
                     yield from resume(worker, worker.switch)
+                if not (waiting or answered):
+                    return
                 now = time.monotonic()
                 for worker in [*(each.worker for each in waiting), *answered]:
                     if worker.cancelled or now > worker.ends:
@@ -380,8 +382,6 @@ class Runtime:
                     go_on |= _counted(requests)
                 waiting[:] = [each for each in waiting if each.worker not in go_on]
                 answered = {each.worker: go_on[each.worker] for each in batch} | answered
-                if not answered and not waiting:
-                    return
                 while answered:
                     worker = next(iter(answered))
                     yield from resume(worker, answered.pop(worker))

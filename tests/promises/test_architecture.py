@@ -74,7 +74,7 @@ MAX_WALK = 1.1                                          # times the moves that d
 # comprehensions in 1,000 code lines, code lines above 100 characters. A commit that raises one says why, beside it.
 # The aims are 200,000 tokens in all, and 9.5 tokens in a line of each folder.
 CEILINGS = {
-    "llmppl": (251_850, 10.7, 36, 60, 1_749),
+    "llmppl": (251_843, 10.7, 36, 60, 1_749),
     "llmppl/.": (10_338, 11.9, 23, 93, 76),
     "llmppl/cli": (5_592, 8.1, 32, 25, 32),
     "llmppl/constraints": (3_322, 10.1, 37, 31, 33),
@@ -94,7 +94,7 @@ CEILINGS = {
     "llmppl/queries": (18_169, 10.8, 37, 52, 137),
     "llmppl/report": (6_630, 10.4, 43, 94, 53),
     "llmppl/serving": (12_982, 10.4, 33, 36, 72),
-    "llmppl/support": (9_240, 9.4, 26, 35, 51),
+    "llmppl/support": (9_231, 9.4, 26, 35, 51),
     "llmppl/tasks": (12_593, 8, 29, 38, 35),
     "tests": (338_500, 12.6, 16, 80, 2_475),                # room for the tests of mended defects
 }

@@ -211,7 +211,7 @@ def test_a_lane_runs_the_smallest_requests_first():
 
 def test_a_long_collection_counts_for_no_request_and_empties_caches(monkeypatch):
     monkeypatch.setattr(intake, "LONG", 0.0)
-    hook, callbacks = sys.unraisablehook, [*gc.callbacks]
+    hook, callbacks, threshold = sys.unraisablehook, [*gc.callbacks], gc.get_threshold()
     lm = CachedTransformer.from_pretrained()
     schema = JsonSchema({"type": "integer"})
 
@@ -230,6 +230,7 @@ def test_a_long_collection_counts_for_no_request_and_empties_caches(monkeypatch)
         assert spans.cached_index_of.cache_info().currsize == 0
     finally:
         gc.unfreeze()
+        gc.set_threshold(*threshold)
         gc.callbacks[:], sys.unraisablehook = callbacks, hook
 
 

@@ -154,6 +154,21 @@ def test_a_cheap_function_waits_for_one_step_of_others():
     assert numbers.sizes.count(4) + numbers.sizes.count(5) == 4
 
 
+@pytest.mark.parametrize("turn", [0.05, math.inf])
+def test_functions_begin_after_all_that_wait_have_ended_late(turn):
+    numbers, ended = Numbers(), []
+
+    def late():
+        limit(HANG, time.monotonic())
+        try:
+            request(numbers, 1)
+        except Overdue:
+            ended.append("late")
+
+    list(Runtime().each([(late, "late"), (lambda: ended.append("next"), "next")], 1, turn))
+    assert ended == ["late", "next"]
+
+
 class Stream:
     """Functions of which the short ones come one at a time, as long as a long one has not ended."""
 
