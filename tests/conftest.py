@@ -49,12 +49,14 @@ def pytest_sessionfinish(session):
             session.exitstatus = pytest.ExitCode.TESTS_FAILED
 
 
-@pytest.fixture(autouse=True)
-def older_objects():
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_protocol():
     """Keep the objects of earlier tests out of `gc.collect()`, which otherwise takes seconds late in a run."""
     gc.freeze()
-    yield
-    gc.unfreeze()
+    try:
+        return (yield)
+    finally:
+        gc.unfreeze()
 
 
 @pytest.fixture(scope="session")

@@ -21,6 +21,7 @@ from typing import ClassVar
 
 import numpy as np
 import pytest
+from helpers.common import slow
 
 from llmppl import (
     EOS,
@@ -781,8 +782,9 @@ def grows_with_a_vote(self):
 
 
 @pytest.mark.parametrize("go", [
-    votes, votes_in_the_text, drafts, one_observation_a_step, goes_back, grows_by_a_fixed_text, grows_with_a_vote,
-    replaces_its_draft, undoes_its_first_tokens, observes_a_label_that_may_be_drawn,
+    votes, drafts, goes_back, observes_a_label_that_may_be_drawn,
+    *slow(votes_in_the_text, one_observation_a_step, grows_by_a_fixed_text, grows_with_a_vote, replaces_its_draft,
+          undoes_its_first_tokens),
 ])  # fmt: skip
 def test_a_program_that_reads_after_one_context_again_passes(go):
     report = check_program(reader(go))

@@ -237,7 +237,9 @@ def distinct_tokens(lm, states, questions, examples=()):
 
 
 @pytest.mark.parametrize("shots", [False, True])
-@pytest.mark.parametrize("num_states, num_questions", [(1, 5), (1, 20), (30, 1), (4, 6)])
+@pytest.mark.parametrize("num_states, num_questions", [
+    (1, 5), pytest.param(1, 20, marks=pytest.mark.slow), (30, 1), (4, 6),
+])  # fmt: skip
 def test_each_distinct_token_runs_once(num_states, num_questions, shots, monkeypatch):
     lm = CachedTransformer.from_pretrained()
     kinds = [predicate("Is it late?"), choice("Which?", QUESTIONS["queue"].names), QUESTIONS["anger"],

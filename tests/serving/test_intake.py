@@ -33,6 +33,7 @@ SMALL = [
     {"prompt": "He was", "constraint": {"choice": [" happy", " sad"]}},
 ]
 TALK = {"messages": [{"role": "user", "content": "Hi"}]}
+SOAK = float(os.environ.get("LLMPPL_SOAK", repetitions(300, 60)))   # seconds under hostile requests
 HOSTILE = {                                             # path after /v1/, and body
     "stops": {"prompt": "a", "stop": [f"{i}x" for i in range(80_000)], "method": "importance", "N": 256},
     "long stops": {"prompt": "a", "stop": ["a" * 9000 + str(i) for i in range(60)], "max_tokens": 200, "timeout": 2},
@@ -95,11 +96,15 @@ class Served:
         return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
     def wait_for_rest(self):
-        """Wait until the server has ended the requests of clients that have left."""
-        before = -1.0
-        while self.cpu_seconds() - before > 0.05:
-            before = self.cpu_seconds()
+        """Wait until the server has ended the requests of clients that have left: it is still for two seconds.
+
+        A shorter pause may be that of a busy machine.
+        """
+        still, before = 0, self.cpu_seconds()
+        while still < 4:
             time.sleep(0.5)
+            now = self.cpu_seconds()
+            still, before = still + 1 if now - before < 0.05 else 0, now
 
     def memory(self):
         """Return the resident memory in MB."""
@@ -266,8 +271,8 @@ def test_half_open_connections_end(served):
 
 @pytest.mark.slow
 def test_memory_stays_flat_under_hostile_requests(served):
-    """Send the same requests for 20 minutes: the caches are full after the first quarter."""
-    end, memory = time.monotonic() + repetitions(1200, 60), []
+    """Send the same requests again and again: the caches are full after the first quarter."""
+    end, memory = time.monotonic() + SOAK, []
     while time.monotonic() < end:
         attack(served, 60, threads=16, seed=len(memory))
         memory.append(served.memory())

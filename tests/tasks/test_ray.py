@@ -181,12 +181,14 @@ class Steer:
         return steer(lm, prompt, rng)
 
 
+@pytest.mark.slow
 def test_run_is_unpickled_once_in_each_worker(cluster, tmp_path):
     results = llmppl.tasks.ray.run_many(Steer(tmp_path), TASKS[:12], make_lm=make_lm, workers=1, together=1)
     assert sum(result.error is None for result in results) == 12
     assert len(list(tmp_path.iterdir())) == 1
 
 
+@pytest.mark.slow
 def test_matches_and_beams_are_returned(cluster):
     runs = [
         lambda lm, text, rng: list(itertools.islice(search(lm, "c(a|b){2}", prefix=text), 2)),
@@ -245,6 +247,7 @@ def test_a_checkpoint_that_cannot_be_written_ends_the_run(cluster, tmp_path):
     assert len(load_results(path)) == 0
 
 
+@pytest.mark.slow
 def test_an_error_while_making_the_language_model_ends_the_run(cluster):
     def missing():
         raise FileNotFoundError("no such weights")

@@ -112,7 +112,7 @@ def _inwards(bound: Fraction, is_in: bool, digits: int) -> Fraction:
     if digits and -TOP <= bound < TOP:
         near = float(bound)
         after = math.nextafter(near, math.inf)
-        if abs(bound) > 2**53 and Fraction(repr(near)) != bound:        # an integer
+        if bound.denominator == 1 and Fraction(repr(near)) != bound:
             return Fraction(near if near > bound or (is_in and near == bound) else after)
         if not is_in:
             return Fraction(repr(after))

@@ -11,7 +11,7 @@ from helpers.json_texts import Reader, walk
 from llmppl import Vocabulary
 
 VOCABULARIES = ROOT.parent / "shared" / "vocab"
-STATES = repetitions(3, 1)                              # per schema and vocabulary
+STATES = repetitions(2, 1)                              # per schema and vocabulary
 DETOURS = {"open", "lengths"}                           # a property or escape that is not needed may save a token
 
 

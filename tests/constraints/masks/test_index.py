@@ -608,7 +608,7 @@ def check_random_walks(vocab, monkeypatch, states, seed=0):
 
 @pytest.mark.slow
 def test_masks_of_real_vocabularies_are_exact_on_random_walks(real, monkeypatch):
-    check_random_walks(real, monkeypatch, states=repetitions(10, 2))
+    check_random_walks(real, monkeypatch, states=repetitions(5, 2))
 
 
 def test_masks_of_the_embedded_vocabulary_are_exact_on_random_walks(embedded, monkeypatch):
