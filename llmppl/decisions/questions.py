@@ -14,13 +14,13 @@ from typing import Any, Literal, NamedTuple, get_type_hints
 
 from pydantic import TypeAdapter
 
+from llmppl.constraints.json.closed import MAX_LEVELS, closed_values, parts_of, resolved
 from llmppl.constraints.json.types import readable
 from llmppl.report.probabilities import key_of
 from llmppl.support.arguments import is_type, shown, text
 
 Kind = Literal["predicate", "choice", "score"]
 MAX_OPTIONS = 1000  # of a question
-MAX_LEVELS = 100  # of a range of integers
 YES_NO = {True: "yes", False: "no"}
 
 
@@ -200,7 +200,7 @@ def _of_record(record: Any) -> Questions:
     record = readable(record)
     adapter = TypeAdapter(record)
     schema, aliased = adapter.json_schema(by_alias=False), adapter.json_schema()
-    schema, aliased = _resolved(schema, schema), _resolved(aliased, aliased)
+    schema, aliased = resolved(schema, schema), resolved(aliased, aliased)
     if not schema.get("properties"):
         raise TypeError(
             f"questions must be a type with fields, not {shown(record)}: one question has a name, as "
@@ -240,11 +240,13 @@ def _of_type(
     adapter = TypeAdapter(kind)
     if schema is None:
         schema = root = adapter.json_schema()
-    given = schema.get("anyOf") or schema.get("oneOf") or [schema]
-    parts = [_resolved(part, root) for part in given]
-    names = list[Any]()
-    for part in parts:
-        names += _values(part, where)
+    parts = parts_of(schema, root)
+    names = closed_values(schema, root)
+    if names is None:
+        raise TypeError(
+            f"{where} has no short list of answers: bool, an Enum, a Literal, or an int with ge= and le= "
+            f"and at most {MAX_LEVELS} values has one"
+        )
     if names == [*YES_NO]:
         return predicate(question)
     made = _made("choice", question, names, "options")
@@ -252,38 +254,4 @@ def _of_type(
     is_range = len(parts) == 1 and parts[0].get("type") == "integer" and "enum" not in parts[0]
     return Question(
         "score" if is_range else "choice", made.text, (*values,), made.names, made.descriptions
-    )
-
-
-def _resolved(schema: Any, root: Any) -> Any:
-    """Return a schema, or the definition to which it refers."""
-    if not isinstance(schema, dict):
-        return {}
-    if "$ref" not in schema:
-        return schema
-    found = root
-    for name in schema["$ref"].split("/")[1:]:
-        found = found.get(name, {})
-    return found
-
-
-def _values(schema: Any, where: str) -> list[Any]:
-    """Return the values that a schema admits. TypeError if they are not a few."""
-    if "enum" in schema:
-        return [*{key_of(each): each for each in schema["enum"]}.values()]
-    if "const" in schema:
-        return [schema["const"]]
-    if schema.get("type") == "boolean":
-        return [*YES_NO]
-    if schema.get("type") == "null":
-        return [None]
-    if schema.get("type") == "integer":
-        first = schema.get("minimum", schema.get("exclusiveMinimum", -MAX_LEVELS) + 1)
-        last = schema.get("maximum", schema.get("exclusiveMaximum", MAX_LEVELS + 1) - 1)
-        if last - first < MAX_LEVELS:
-            step = schema.get("multipleOf", 1)
-            return [*range(first + -first % step, last + 1, step)]
-    raise TypeError(
-        f"{where} has no short list of answers: bool, an Enum, a Literal, or an int with ge= and le= "
-        f"and at most {MAX_LEVELS} values has one"
     )

@@ -34,7 +34,7 @@ class _NoAnswer:
 
 
 NO_ANSWER = _NoAnswer()  # the value of texts that a check at their end refuses
-_CONTENTS = "value", "text", "ended", "cut", "log_prob", "posterior", "particle"
+_CONTENTS = "value", "text", "ended", "cut", "log_prob", "posterior", "particle", "_plan"
 _BOUNDS = "lower", "upper", "se"  # of a Share
 _COST = "tokens", "seconds", "error"
 _OF_RUN = "method", "call", *_COST
@@ -91,17 +91,12 @@ class Generation:
     seconds: float = 0.0
     error: str = ""
 
-    def take(
-        self, posterior: Any, particle: Any, parse: Parse | None, *, weighs: bool
-    ) -> None:
-        """Set the contents from a posterior and the particle of the answer; None is the best of a Choice.
-
-        `parse` returns the value of a text, None without a constraint; `weighs` is True if weights are probabilities.
-        """
+    def take(self, posterior: Any, particle: Any, plan: Any) -> None:
+        """Set the contents from a posterior and the particle of the answer; None is the best of a Choice."""
         self.posterior = posterior
         self.particle = particle
-        self._parse = parse
-        self._weighs = weighs
+        self._plan = plan
+        self._parse = plan.parse
         if particle is None:
             self.value = posterior.best
             self.ended = "complete"
@@ -115,7 +110,7 @@ class Generation:
             particle.ended or ("context" if particle._limit_ else posterior.limit)
         )
         self.log_prob = float(particle.log_joint)
-        self.value = None if self.cut and parse else self._value(self.text)
+        self.value = None if self.cut and plan.parse else self._value(self.text)
 
     def _value(self, text: str) -> Any:
         return text if self._parse is None else self._parse(text)
@@ -146,8 +141,9 @@ class Generation:
     def _unknown(self) -> str:
         """Reason why the answer has no probabilities; "" if it has."""
         found = self.posterior
-        if not self._weighs:
-            return f"{self.method!r} estimates none, method='best_of' does"
+        if not self._plan.way.weighs:
+            others = "method='best_of' does, and conditionals() of closed fields"
+            return f"{self.method!r} estimates none, {others}"
         if isinstance(found, Particles) and found.limit:
             return f"the {found.limit} ended the samples"
         return "" if len(found) else "no sample has ended"
@@ -198,6 +194,22 @@ class Generation:
             header += f"; the answer is {self._apart}"
         return Fields({name: self._by(name) for name in values}, values, header)
 
+    def conditionals(self) -> Fields:
+        """Return the full conditionals: the probability of each value of a closed field, given the rest of the record.
+
+        A closed field has few values: a bool, an Enum, a Literal, a constant, or integers between bounds. Each text is
+        in the tokenizer's own tokens, and the probabilities are exact, whatever the method of the answer. This call
+        computes them: after each value, the model reads the rest of the record.
+
+        Examples
+        --------
+        >>> pet = {"type": "object", "properties": {"pet": {"enum": ["cat", "dog"]}}, "required": ["pet"]}
+        >>> generate(lm, "Lily had a pet. ", JsonSchema(pet)).conditionals()["pet"].best
+        'cat'
+        """
+        found: Fields = self._plan.conditionals(self)
+        return found
+
     # ---- as data
 
     def as_dict(self) -> dict[str, Any]:
@@ -245,9 +257,8 @@ class Generation:
             if name in _CONTENTS:
                 if vars(self).get("error"):
                     raise ValueError(self.error)
-                raise AttributeError(
-                    f"a loaded answer has no {name}: alternatives and fields have its probabilities"
-                )
+                others = "alternatives and fields have its probabilities"
+                raise AttributeError(f"a loaded answer has no {name.strip('_')}: {others}")
             _UNKNOWN(self, name)
 
     def __getitem__(self, name: object) -> Any:

@@ -6,9 +6,11 @@ A *method* is an algorithm with the way in which its result becomes an answer. `
 library that a method stands for. A `Plan` has the arguments that do not depend on the prompt.
 """
 
+import contextlib
 import copy
 import functools
 import inspect
+import json
 import math
 import os
 import re
@@ -31,6 +33,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from llmppl.constraints import JsonSchema
+from llmppl.constraints.json.closed import closed_values, places_of, resolved
 from llmppl.constraints.values import constraint_of
 from llmppl.distributions import NO_RULE, DecisionRule, Rule, is_greedy
 from llmppl.inference.algorithms import importance_sampling, smc_steer
@@ -38,14 +41,14 @@ from llmppl.inference.exact import NoBeam, beam_search
 from llmppl.inference.particles import Particles, answer_of
 from llmppl.lm import CachedTransformer, Context, End
 from llmppl.models.choices import log_joints
-from llmppl.models.programs import ConstrainedText, language_model
+from llmppl.models.programs import ConstrainedText, as_context, language_model
 from llmppl.queries.choice import choose
-from llmppl.report.probabilities import key_of
+from llmppl.report.probabilities import Probabilities, key_of
 from llmppl.support.arguments import count, function, generator, is_type, one_of, shown
 from llmppl.support.identity import Identity, identity
 from llmppl.support.options import check_options, list_options
 from llmppl.support.runtime import Runtime, spent
-from llmppl.tasks.answers import Generation, Generations, parser_of
+from llmppl.tasks.answers import Fields, Generation, Generations, fields_of, parser_of
 from llmppl.tasks.many import TOGETHER, lanes, recorded
 from llmppl.tasks.results import load_results
 
@@ -412,8 +415,29 @@ class Plan:
             round(spent()[1] - before),
             time.perf_counter() - start,
         )
-        answer.take(posterior, particle, self.parse, weighs=self.way.weighs)
+        answer.take(posterior, particle, self)
         return answer
+
+    def conditionals(self, answer: Generation) -> Fields:
+        """Return the probabilities of the values of each closed field, given the rest of the answer's text."""
+        constraint = constraint_of(self.options) if is_type(self.options) else self.options
+        root = constraint.schema if isinstance(constraint, JsonSchema) else {}
+        properties = {} if answer.cut else resolved(root, root).get("properties", {})
+        context = as_context(self.lm, self.context(answer.prompt))
+        how = {name: each for name, each in self.program_options.items() if name in _OF_CHOOSE}
+        found = dict[str, Probabilities]()
+        for name, start, end in places_of(answer.text) if properties else ():
+            labels = dict[str, Any]()
+            for value in closed_values(properties.get(name, {}), root) or ():
+                written = json.dumps(value, ensure_ascii=False)
+                text = answer.text[:start] + written + answer.text[end:]
+                with contextlib.suppress(ValueError):  # no value beside this rest
+                    labels[text] = fields_of(answer._value(text)).get(name, value)
+            if labels:
+                choice = choose(self.lm, context, [*labels], tokenization="canonical", **how)
+                shares = [share._replace(value=labels[share.value]) for share in choice.shares]
+                found[name] = Probabilities(shares, f"{name}, given the rest of the record")
+        return Fields(found, fields_of(answer.value), "closed fields, given the rest of the record")
 
     def _run(
         self, prompt: Any, rng: np.random.Generator, start: float, before: float

@@ -2,12 +2,16 @@
 
 import dataclasses
 import enum
+import json
 import math
+import pickle
+import re
 from typing import Literal
 
 import numpy as np
 import pytest
 from helpers.tiny import log_prob_by_hand, table_lm, tiny_lm
+from pydantic import BaseModel, Field, model_validator
 
 from llmppl import (
     CachedTransformer,
@@ -146,6 +150,77 @@ def test_fields_have_their_marginal_probabilities():
         for value, p in truth.field(name).items():
             assert found.fields[name][value] == pytest.approx(p, abs=1e-6)
     assert f"'{found.value.b}'" in repr(found.fields) and "<table>" in found._repr_html_()
+
+
+class Ticket(BaseModel):
+    words: str = Field(max_length=2)
+    colour: Colour
+    open: bool
+    level: int = Field(ge=1, le=3)
+    pet: Literal["x", "y"] | None = None
+
+    @model_validator(mode="after")
+    def only_open_ones_have_level_three(self):
+        assert self.open or self.level < 3
+        return self
+
+
+TOKENS = [bytes([each]) for each in b'{}[]":, abxywordsclurpenvtifah0123456789']
+
+
+def logits_after(ids):
+    """Return logits that depend on the last 40 characters."""
+    return np.array([*np.random.default_rng([7, *ids[-40:]]).normal(size=len(TOKENS)), -3.0])
+
+
+def log_prob_of(text, before):
+    """Return the log-probability of the characters of a text, by hand."""
+    ids = [TOKENS.index(bytes([char])) for char in before.encode()]
+    total = 0.0
+    for char in text.encode():
+        logits = logits_after(ids)
+        ids.append(TOKENS.index(bytes([char])))
+        total += logits[ids[-1]] - np.log(np.exp(logits).sum())
+    return total
+
+
+def is_ticket(text):
+    try:
+        return bool(Ticket.model_validate_json(text))
+    except ValueError:
+        return False
+
+
+@pytest.mark.parametrize("method", ["auto", "best_of"])
+def test_conditionals_are_the_probabilities_of_a_closed_field_given_the_rest(method):
+    values = {"colour": Colour, "open": [True, False], "level": [1, 2, 3], "pet": ["x", "y", None]}
+    num_refused = 0
+    for seed in range(6):
+        before = "a" + "b" * seed
+        answer = generate(table_lm(logits_after, TOKENS), before, Ticket, method=method, seed=seed)
+        given = json.loads(answer.text)
+        conditionals = answer.conditionals()
+        assert [*conditionals] == [name for name in given if name != "words"]
+        for name, found in conditionals.items():
+            texts = {}
+            for value in values[name]:
+                shown = json.dumps(getattr(value, "value", value))
+                text = re.sub(rf'("{name}" ?: ?)[^ ,}}]+', rf"\g<1>{shown}", answer.text)
+                if is_ticket(text):
+                    texts[value] = log_prob_of(text, before)
+            num_refused += len(values[name]) - len(texts)
+            weights = np.exp([*texts.values()])
+            assert len(found) == len(texts)
+            assert [found[value] for value in texts] == pytest.approx(weights / weights.sum())
+    assert num_refused                              # by the check at the end
+
+
+def test_what_has_no_closed_fields_has_no_conditionals():
+    assert not generate(letters(), "a", ["ab", "ba"]).conditionals()
+    assert not generate(letters(), "a", WORDS).conditionals()
+    assert not generate(letters(), "a", JsonSchema(Pair), max_tokens=40, budget=3).conditionals()
+    with pytest.raises(AttributeError, match="loaded answer"):
+        pickle.loads(pickle.dumps(generate(letters(), "a", Pair))).conditionals()
 
 
 def test_fields_of_an_answer_that_no_sample_has_are_shown():
