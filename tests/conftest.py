@@ -49,14 +49,32 @@ def pytest_sessionfinish(session):
             session.exitstatus = pytest.ExitCode.TESTS_FAILED
 
 
+GROWTH = 1.25                                           # of the objects, after which all of them are collected
+
+
+def pytest_collection_finish(session):
+    session.num_frozen = 0
+    freeze(session)
+
+
 @pytest.hookimpl(wrapper=True)
-def pytest_runtest_protocol():
-    """Keep the objects of earlier tests out of `gc.collect()`, which otherwise takes seconds late in a run."""
+def pytest_runtest_protocol(item, nextitem):
+    """Keep the objects of earlier files out of `gc.collect()`, which otherwise takes seconds late in a run."""
+    result = yield
+    if nextitem is None or nextitem.path != item.path:
+        freeze(item.session)
+    return result
+
+
+def freeze(session):
+    """Freeze all objects, after a full collection if there are many more of them than after the last one."""
+    gc.unfreeze()
     gc.freeze()
-    try:
-        return (yield)
-    finally:
+    if gc.get_freeze_count() > GROWTH * session.num_frozen:
         gc.unfreeze()
+        gc.collect()
+        gc.freeze()
+        session.num_frozen = gc.get_freeze_count()
 
 
 @pytest.fixture(scope="session")

@@ -23,7 +23,7 @@ hide: [toc]
 
 # Errors
 
-After this page you know the errors of llmppl. The search of the site finds one by its words. "…" stands for a value,
+The errors of llmppl. The search of the site finds one by its words. "…" stands for a value,
 and a message says what would have worked. For a run without particles, see [all particles died](all-died.md)."""
 NOTEBOOK = re.compile(r"\]\((?:\.\./examples/)?(\w+)\.ipynb")
 ATTRIBUTE = re.compile(r"^(\w+(?:, \w+)*) : (?=\S.*)", re.MULTILINE)

@@ -59,9 +59,9 @@ class Alarm:
 
     def _stop(self) -> None:
         with _lock.lock:
-            if self in _alarms:
-                _raise_in(self.thread, None)
-                _alarms.discard(self)
+            _alarms.discard(self)
+        for _ in range(2):                          # an error that is due comes at the jump
+            pass
 
 
 def excuse(cpu_seconds: float) -> None:
@@ -123,7 +123,10 @@ def _may_end(frame: FrameType | None) -> bool:
     return "importlib" not in names and not UNSAFE.intersection(names[:1])
 
 
-def _raise_in(thread: int, error: type[BaseException] | None) -> None:
-    """Raise an error in a thread soon, or take back one that it has not met."""
-    target = None if error is None else ctypes.py_object(error)
-    ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread), target)
+def _raise_in(thread: int, error: type[BaseException]) -> None:
+    """Raise an error in a thread soon.
+
+    Nothing takes it back: after `SetAsyncExc(thread, None)`, CPython 3.11 looks for the error for ever, and a function
+    that is traced never begins.
+    """
+    ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread), ctypes.py_object(error))

@@ -2,6 +2,8 @@
 
 import contextlib
 import math
+import subprocess
+import sys
 import threading
 import time
 from functools import partial
@@ -51,6 +53,32 @@ def test_an_alarm_never_rings_after_its_block():
         except Overdue:
             outside += 1
     assert outside == 0
+
+
+TRACED = """
+import sys, time
+from llmppl.support.alarm import limited
+for seconds in (0.01, 0.05, 100):
+    try:
+        with limited(seconds):
+            end = time.monotonic() + 0.1
+            while time.monotonic() < end:
+                pass
+    except TimeoutError:
+        print("late")
+def begins():
+    print("traced")
+sys.settrace(lambda *event: None)
+begins()
+"""
+
+
+def test_after_an_alarm_functions_that_are_traced_begin():
+    """As under a debugger, or while coverage is measured."""
+    for _ in range(repetitions(5, 1)):
+        command = [sys.executable, "-c", TRACED]
+        found = subprocess.run(command, capture_output=True, text=True, timeout=120, check=True)
+        assert found.stdout.split() == ["late", "late", "traced"]
 
 
 def test_excused_seconds_do_not_count():
