@@ -49,7 +49,8 @@ def by_transformers(lm: CachedTransformer, processor: Callable[[int], LogitsProc
     def write(prompts: list[Any]) -> list[str]:
         texts = []
         for prompt in prompts:
-            ids = list(lm.context(prompt).ids) if isinstance(prompt, str) else list(prompt.ids)
+            context = lm.context(prompt) if isinstance(prompt, str) else prompt
+            ids = [*map(int, context.tokens)]
             processors = LogitsProcessorList([processor(len(ids))])
             with torch.inference_mode():
                 found = lm.model.generate(
