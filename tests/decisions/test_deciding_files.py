@@ -16,7 +16,7 @@ import llmppl.tasks.ray
 from llmppl import CachedTransformer, load_results
 from llmppl.decisions import Decision, choice, decide, score
 
-NUM = repetitions(full=500, quick=60)                  # states
+NUM = repetitions(full=1000, quick=60)                  # states
 QUESTIONS = {
     "late": "Is it late?",
     "who": choice("Who is it about?", {"a cat": "or its kitten", "a dog": None, "a bird": ""}),
