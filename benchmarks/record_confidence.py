@@ -1,6 +1,6 @@
 """Confidence in records: how well several rules say whether a field, and a whole record, is right.
 
-    python benchmarks/record_confidence.py SET.jsonl ... --lm smollm2 --out reads.json     # an hour of one core
+    python benchmarks/record_confidence.py SET.jsonl ... --lm smollm2 --out reads.json     # half an hour of one core
     python benchmarks/record_confidence.py --out reads.json                                # the tables alone
 
 A record of a set has a free text and then the label of a line, as in benchmarks/decisions.py. A trip has a city, a
@@ -83,7 +83,9 @@ def cases_of(path: Path, lm: CachedTransformer) -> Iterator[Case]:
 
 
 def trips(lm: CachedTransformer) -> Iterator[Case]:
-    for prompt, right, kind in zip(*records(lm)[:2], [records(lm)[2]] * 40, strict=True):
+    """Yield the trips of one_call.py."""
+    prompts, trips, kind = records(lm)
+    for prompt, right in zip(prompts, trips, strict=True):
         yield Case("trips", prompt, kind, right.model_dump(), "season", ["spring", "summer", "autumn", "winter"])
 
 
@@ -175,7 +177,9 @@ def show(rows: list[dict[str, Any]]) -> None:
                 lines[-1].append(said(hits))
         note = f"chosen on the first half: {best}. {machine('torch', 'transformers')}"
         heads = ["rule", f"Brier, {len(choosing)} lines to choose", f"{len(held_out)} held out", "less weights"]
-        table(title, heads + ["right"] * (title == "closed field"), lines, note)
+        if title == "closed field":
+            heads.append("right")
+        table(title, heads, lines, note)
     for name, some in by_set.items():
         scores = scores_of(some)
         print(name, len(some), {rule: round(float(score.mean()), 3) for rule, score in scores.items()})

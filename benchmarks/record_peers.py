@@ -43,6 +43,13 @@ class Called(LogitsProcessor):
         return self.function(input_ids, scores)
 
 
+def feed(take: Callable[[int], Any], ids: torch.Tensor) -> int:
+    """Give tokens to a matcher, and return their number."""
+    for token in ids.tolist():
+        take(token)
+    return len(ids)
+
+
 def by_transformers(lm: CachedTransformer, processor: Callable[[int], LogitsProcessor]) -> Write:
     """Return a function that writes greedy texts, one prompt after the other, with a fresh processor for each."""
 
@@ -95,9 +102,7 @@ def with_xgrammar(lm: CachedTransformer) -> Write:
 
         def mask(input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
             nonlocal read
-            for token in input_ids[0, start + read :].tolist():
-                matcher.accept_token(token)
-                read += 1
+            read += feed(matcher.accept_token, input_ids[0, start + read :])
             if not matcher.is_terminated():
                 matcher.fill_next_token_bitmask(bits)
                 xgrammar.apply_token_bitmask_inplace(scores, bits)
@@ -122,9 +127,7 @@ def with_llguidance(lm: CachedTransformer) -> Write:
 
         def mask(input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
             nonlocal read
-            for token in input_ids[0, start + read :].tolist():
-                matcher.consume_token(token)
-                read += 1
+            read += feed(matcher.consume_token, input_ids[0, start + read :])
             bitmasks.fill_next_token_bitmask(matcher, bits)
             bitmasks.apply_token_bitmask_inplace(scores, bits)
             return scores

@@ -42,6 +42,7 @@ from llmppl.inference.particles import Particles, answer_of
 from llmppl.lm import CachedTransformer, Context, End
 from llmppl.models.choices import log_joints
 from llmppl.models.programs import ConstrainedText, as_context, language_model
+from llmppl.models.spans import cached_index_of
 from llmppl.queries.choice import choose
 from llmppl.report.probabilities import Probabilities, key_of
 from llmppl.support.arguments import count, function, generator, is_type, one_of, shown
@@ -421,23 +422,29 @@ class Plan:
     def conditionals(self, answer: Generation) -> Fields:
         """Return the probabilities of the values of each closed field, given the rest of the answer's text."""
         constraint = constraint_of(self.options) if is_type(self.options) else self.options
-        root = constraint.schema if isinstance(constraint, JsonSchema) else {}
-        properties = {} if answer.cut else resolved(root, root).get("properties", {})
+        values = fields_of(answer.value)
+        found = dict[str, Probabilities]()
+        header = "closed fields, given the rest of the record"
+        if answer.cut or not isinstance(constraint, JsonSchema):
+            return Fields(found, values, header)
+        index: Any = cached_index_of(constraint, self.lm.vocab)
+        properties = resolved(constraint.schema, constraint.schema).get("properties", {})
         context = as_context(self.lm, self.context(answer.prompt))
         how = {name: each for name, each in self.program_options.items() if name in _OF_CHOOSE}
-        found = dict[str, Probabilities]()
         for name, start, end in places_of(answer.text) if properties else ():
             labels = dict[str, Any]()
-            for value in closed_values(properties.get(name, {}), root) or ():
+            values.setdefault(name, json.loads(answer.text[start:end]))  # its name is an alias
+            for value in closed_values(properties.get(name, {}), constraint.schema) or ():
                 written = json.dumps(value, ensure_ascii=False)
                 text = answer.text[:start] + written + answer.text[end:]
                 with contextlib.suppress(ValueError):  # no value beside this rest
+                    index.after(text)
                     labels[text] = fields_of(answer._value(text)).get(name, value)
             if labels:
                 choice = choose(self.lm, context, [*labels], tokenization="canonical", **how)
                 shares = [share._replace(value=labels[share.value]) for share in choice.shares]
                 found[name] = Probabilities(shares, f"{name}, given the rest of the record")
-        return Fields(found, fields_of(answer.value), "closed fields, given the rest of the record")
+        return Fields(found, values, header)
 
     def _run(
         self, prompt: Any, rng: np.random.Generator, start: float, before: float

@@ -319,6 +319,10 @@ def test_a_budget_is_of_all_drafts_and_questions_of_a_state(how, budget):
     assert lm.stats.tokens - before < tokens
 
 
+class Positive(BaseModel):
+    level: int = Field(ge=1)                        # without a largest value
+
+
 @pytest.mark.parametrize(
     "state, questions, message",
     [
@@ -327,6 +331,7 @@ def test_a_budget_is_of_all_drafts_and_questions_of_a_state(how, budget):
         ("x", {"q": ["a", "a"]}, "options must differ"),
         ("x", {"q": ["a", " "]}, "an option must be a text with letters"),
         ("x", {"q": int}, "the type has no short list of answers"),
+        ("x", Positive, "the field 'level' of .* has no short list of answers"),
         ("x", {"q": Annotated[int, Field(ge=0, le=200)]}, "an int with ge= and le= and at most 100 values has one"),
         ("x", int, "questions must be a type with fields"),
         ({1, 2}, {"q": "Is it?"}, "a state must be a text, messages or JSON"),

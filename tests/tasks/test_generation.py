@@ -215,6 +215,41 @@ def test_conditionals_are_the_probabilities_of_a_closed_field_given_the_rest(met
     assert num_refused                              # by the check at the end
 
 
+class Aliased(BaseModel):
+    pet: Literal["x", "y"] = Field(alias="a")
+
+
+def record_of(**properties):
+    return JsonSchema({
+        "type": "object",
+        "properties": properties,
+        "required": ["a"],
+        "additionalProperties": False,
+        "$defs": {"i/t": {"$anchor": "it", "enum": ["x", "y"]}},
+    })
+
+
+@pytest.mark.parametrize("constraint, values", [
+    (record_of(a={"enum": ["x", 1, "y"], "type": "string"}), "xy"),
+    (record_of(a={"type": "integer", "minimum": 1, "maximum": 4, "not": {"const": 3}}), [1, 2, 4]),
+    (record_of(a={"$ref": "#/$defs/i~1t", "enum": ["x"]}), "x"),
+    (record_of(a={"$ref": "#it"}), "xy"),
+    (record_of(a={"type": "integer", "minimum": 0.5, "exclusiveMaximum": 3}), [1, 2]),
+    (record_of(a={"enum": ["x", "y"]}, b={"$ref": "#/properties/a"}), "xy"),
+    (Aliased, "xy"),
+    (record_of(b={"anyOf": [{"enum": ["x"]}, {"type": "null"}]}, a={"$ref": "#/properties/b/anyOf/0"}), "x"),
+    (record_of(a={"enum": [0.5, 2.0]}), [0.5, 2.0]),
+    (record_of(a={"type": "integer", "minimum": 1}), ()),
+    (record_of(a={"enum": ["x"]}, b=True), "x"),
+])  # fmt: skip
+def test_conditionals_have_the_values_that_the_constraint_admits(constraint, values):
+    characters = [bytes([each]) for each in range(32, 127)]
+    lm = table_lm(lambda ids: np.zeros(len(characters) + 1), characters)
+    found = generate(lm, "a", constraint, max_tokens=60).conditionals()
+    assert {*found.get("a", ())} == {*values}
+    assert (" a  " in repr(found)) == bool(values)
+
+
 def test_what_has_no_closed_fields_has_no_conditionals():
     assert not generate(letters(), "a", ["ab", "ba"]).conditionals()
     assert not generate(letters(), "a", WORDS).conditionals()

@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 import json
+import math
 import re
 from collections.abc import Iterator
+from fractions import Fraction
 from typing import Any
 
+from referencing.exceptions import Unresolvable
+
+from llmppl.constraints.json.references import registry_of, resolver_of
 from llmppl.report.probabilities import key_of
 
 MAX_LEVELS = 100  # of a range of integers
@@ -16,24 +21,25 @@ _DECODER = json.JSONDecoder()
 
 def parts_of(schema: Any, root: Any) -> list[Any]:
     """Return the alternatives of a schema, without references; the schema itself if it has none."""
+    schema = resolved(schema, root)
     given = schema.get("anyOf") or schema.get("oneOf") or [schema]
     return [resolved(part, root) for part in given]
 
 
 def resolved(schema: Any, root: Any) -> Any:
-    """Return a schema, or the definition to which it refers."""
-    if not isinstance(schema, dict):
-        return {}
-    if "$ref" not in schema:
-        return schema
-    found = root
-    for name in schema["$ref"].split("/")[1:]:
-        found = found.get(name, {})
-    return found
+    """Return a schema, or the definition to which it refers; an empty one for True, False and what is not there."""
+    found = schema
+    if isinstance(schema, dict) and "$ref" in schema:
+        resolver = resolver_of(root, registry_of(root, None, []))
+        try:
+            found = resolver.lookup(schema["$ref"]).contents
+        except Unresolvable:
+            return {}
+    return found if isinstance(found, dict) else {}
 
 
 def closed_values(schema: Any, root: Any) -> list[Any] | None:
-    """Return the values that a schema admits, None if they are not a few."""
+    """Return a list that contains all values that a schema admits, None if they are not a few."""
     values = list[Any]()
     for part in parts_of(schema, root):
         found = _values(part)
@@ -53,12 +59,32 @@ def _values(schema: Any) -> list[Any] | None:
     if schema.get("type") == "null":
         return [None]
     if schema.get("type") == "integer":
-        first = schema.get("minimum", schema.get("exclusiveMinimum", -MAX_LEVELS) + 1)
-        last = schema.get("maximum", schema.get("exclusiveMaximum", MAX_LEVELS + 1) - 1)
-        if last - first < MAX_LEVELS:
-            step = schema.get("multipleOf", 1)
-            return [*range(first + -first % step, last + 1, step)]
+        return _integers(schema)
     return None
+
+
+def _integers(schema: Any) -> list[int] | None:
+    """Return the integers between two bounds, None if there are not two, or more than `MAX_LEVELS` integers."""
+    low = _bound(schema, "minimum", -math.inf)
+    above = _bound(schema, "exclusiveMinimum", -math.inf)
+    high = _bound(schema, "maximum", math.inf)
+    below = _bound(schema, "exclusiveMaximum", math.inf)
+    first = max(low, above)
+    last = min(high, below)
+    if last - first > MAX_LEVELS + 1:
+        return None
+    found = list[int]()
+    step = Fraction(str(schema.get("multipleOf", 1)))
+    for n in range(math.floor(first), math.ceil(last) + 1):
+        if low <= n <= high and above < n < below and n % step == 0:
+            found.append(n)
+    return found if len(found) <= MAX_LEVELS else None
+
+
+def _bound(schema: Any, name: str, default: float) -> float:
+    """Return a bound; the default where there is none, or a bool, as draft 4 has it."""
+    value: float = schema.get(name, default)
+    return default if isinstance(value, bool) else value
 
 
 def places_of(text: str) -> Iterator[tuple[str, int, int]]:
