@@ -19,6 +19,7 @@ import math
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -28,7 +29,7 @@ from accuracy import AGE, START, WORDS
 from numpy.typing import NDArray
 from steering import K, Run, forwards, inference, prepare_process
 from subjects import context_of
-from tables import table
+from tables import save, table
 
 from llmppl import CachedTransformer, ConstrainedText, Regex, TokenIndex
 
@@ -161,6 +162,7 @@ def main() -> None:
     parser.add_argument("--runs", type=int, default=100)
     parser.add_argument("--particles", type=int, nargs="+", default=[10, 40], metavar="N")
     parser.add_argument("--only", choices=[*PROGRAMS], nargs="+", default=[*PROGRAMS])
+    parser.add_argument("--out", type=Path, metavar="FILE", help="write the tables to this file as JSON")
     options = parser.parse_args()
     began = time.perf_counter()
     prepare_process(1)
@@ -176,6 +178,7 @@ def main() -> None:
         for N in options.particles:
             compare(f"{name}: {pattern}", program, N, options.runs)
     print(f"\n{time.perf_counter() - began:.0f} s in all")
+    save(options.out, "torch", "genlm-control")
 
 
 if __name__ == "__main__":

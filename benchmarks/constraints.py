@@ -44,7 +44,7 @@ from typing import Any
 os.environ.setdefault("OMP_NUM_THREADS", "1")       # before the import of numpy and torch
 
 import numpy as np
-from tables import machine, table
+from tables import machine, save, table
 
 from llmppl import Grammar, JsonSchema, Regex, TokenIndex, Vocabulary
 from llmppl.constraints import encode_fragment
@@ -523,14 +523,16 @@ def resident() -> int:
 # ---- printing
 
 
-def summary(ratios: dict[str, list[float]]) -> None:
+def summary(title: str, ratios: dict[str, list[float]]) -> None:
+    """Print the times of other libraries over ours; "faster" counts the items where llmppl is no slower."""
+    rows = []
     for name, rates in ratios.items():
         found = [rate for rate in rates if rate == rate]
         if found:
-            slower = sum(ratio < 1 for ratio in found)
-            print(f"  {name}: x {digits(statistics.median(found))} in the median, {digits(min(found))} to "
-                  f"{digits(max(found))}; {len(found) - slower} of {len(found)} no slower than it")
-    sys.stdout.flush()
+            faster = sum(ratio >= 1 for ratio in found)
+            figures = [digits(each) for each in (statistics.median(found), min(found), max(found))]
+            rows.append([name, *figures, f"{faster} of {len(found)}"])
+    table(f"{title}: time over ours", ["library", "median", "lowest", "highest", "faster"], rows)
 
 
 def compared(found: dict[str, Time], others: Sequence[str], ratios: dict[str, list[float]]) -> list[str]:
@@ -561,13 +563,14 @@ def first_masks(subject: Subject, engines: dict[str, Any], patterns: dict[str, s
         shown = [found[name].show(MS) for name in ("llmppl", "new classes", *others)]
         rows.append([label, *shown, *compared(found, others, ratios)])
     table(f"{subject.name}: compile + first mask, ms (for outlines-core the whole index)", rows[0], rows[1:])
-    summary(ratios)
+    summary(f"{subject.name}: compile + first mask", ratios)
 
 
 def tokens(subject: Subject, engines: dict[str, Any], patterns: dict[str, str], options: Any) -> None:
     others = [name for name in engines if name != "llmppl"]
     rows = [["pattern", "llmppl", "new states", *others, *[f"x {name}" for name in others]]]
     ratios: dict[str, list[float]] = {}
+    new_ratios: dict[str, list[float]] = {}
     for label, pattern in patterns.items():
         texts = [subject.encode(text) for text in OBJECTS] if label == "json6" else walk(subject, pattern)
         shown: dict[str, Time] = {}
@@ -590,10 +593,12 @@ def tokens(subject: Subject, engines: dict[str, Any], patterns: dict[str, str], 
                 again += read(reader, texts, options.limit)[0]
             shown[name] = times(again, mark, 0.99)
         cells = [each.show(US, high=True) for each in (shown["llmppl"], times(new), *[shown[name] for name in others])]
+        compared(shown | {"llmppl": times(new)}, others, new_ratios)
         rows.append([label, *cells, *compared(shown, others, ratios)])
     table(f"{subject.name}: mask + advance of a token, us, median/p99, states visited before; new states: our mask if "
           "it is not cached, median/max", rows[0], rows[1:])
-    summary(ratios)
+    summary(f"{subject.name}: mask + advance, states visited before", ratios)
+    summary(f"{subject.name}: mask of a new state, beside the mask + advance of others", new_ratios)
 
 
 def new_states(index: TokenIndex, texts: Sequence[Sequence[int]]) -> list[float]:
@@ -675,7 +680,7 @@ def whole(subject: Subject, engines: dict[str, Any], patterns: dict[str, str], o
         size = f"{array_bytes(made) / 1e6:.2f}"
         rows.append([label, str(len(made)), *shown, *compared(found, others, ratios), size])
     table(f"{subject.name}: regex to whole index, ms", rows[0], rows[1:])
-    summary(ratios)
+    summary(f"{subject.name}: regex to whole index", ratios)
 
 
 def memory(subject: Subject, engines: dict[str, Any], patterns: dict[str, str], options: Any) -> None:
@@ -824,6 +829,7 @@ def main() -> None:
     parser.add_argument("--limit", type=float, default=10, help="CPU seconds for a measurement of one library")
     parser.add_argument("--without", nargs="+", default=[], metavar="LIBRARY", help="leave it out")
     parser.add_argument("--quick", action="store_true", help="four patterns, two grammars, one vocabulary")
+    parser.add_argument("--out", type=Path, metavar="FILE", help="write the tables to this file as JSON")
     options = parser.parse_args()
     if options.quick:
         options.patterns, options.repeats, options.limit = list(QUICK), 3, 2
@@ -856,6 +862,7 @@ def main() -> None:
             grammars(subject, engines, options)
         if "start" in options.only:
             start(subject, patterns, options)
+    save(options.out, "numpy", "lark", *(each.package for each in OTHERS))
 
 
 if __name__ == "__main__":

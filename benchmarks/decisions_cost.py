@@ -17,11 +17,12 @@ import copy
 import random
 import time
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-from tables import machine, table
+from tables import machine, save, table
 
 from llmppl import CachedTransformer
 from llmppl.constraints.vocabulary import encode_fragment
@@ -166,6 +167,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--lm", default="embedded")
     parser.add_argument("--alone", type=int, default=100, help="number of single calls of a row, at most")
+    parser.add_argument("--out", type=Path, metavar="FILE", help="write the tables to this file as JSON")
     options = parser.parse_args()
     torch.set_num_threads(1)
     print(machine("llmppl-smc", "torch", "transformers", note=f"{options.lm}, float32"))
@@ -173,6 +175,7 @@ def main() -> None:
     decide(lm, "x", questions(3))                       # the first pass of a process is slower
     rows = [row(lm, *sizes, shots, options.alone) for sizes in ((1, 5), (1, 20), (100, 1)) for shots in (False, True)]
     table("tokens and CPU seconds", HEADS, rows)
+    save(options.out, "torch", "transformers")
 
 
 if __name__ == "__main__":

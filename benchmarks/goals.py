@@ -33,7 +33,7 @@ import peers
 import torch
 from steering import K, Method, Run, generate, inference, once, ours, prepare_process, take_turns, theirs
 from subjects import SUBJECTS, Subject, Task, context_of, head
-from tables import table
+from tables import save, table
 from transformers.pytorch_utils import Conv1D
 
 from llmppl import CachedTransformer, ConstrainedText, repeat
@@ -252,6 +252,7 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=3, help="turns")
     parser.add_argument("--quick", action="store_true", help="one turn of a few steps: a test that it runs")
     parser.add_argument("--summary", type=Path, help="JSON file for the ratios of the table cost")
+    parser.add_argument("--out", type=Path, metavar="FILE", help="write the tables to this file as JSON")
     options = parser.parse_args()
     prepare_process(1)
     for name in options.only:
@@ -260,6 +261,7 @@ def main() -> None:
         if summary and options.summary:
             options.summary.write_text("[\n" + ",\n".join(map(json.dumps, summary)) + "\n]\n", encoding="utf-8")
         print(f"({name}: {time.perf_counter() - began:.0f} s)", flush=True)
+    save(options.out, "torch", "transformers", "llamppl", "genlm-control")
 
 
 if __name__ == "__main__":

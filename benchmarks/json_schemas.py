@@ -33,7 +33,7 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")       # before the import of numpy
 
 import numpy as np
 from constraints import LLGuidance, Llmppl, OutlinesCore, Reader, Subject, XGrammar
-from tables import machine, table
+from tables import machine, save, table
 
 from llmppl import CachedTransformer, ConstrainedText, JsonSchema, Vocabulary, smc_standard
 
@@ -141,8 +141,8 @@ def count_costs(folder: Path, every: int, subject: Subject) -> None:
                 if counts:
                     spent[figure, library.name][number] = times / counts / 1e6
                     num_tokens += int(counts) * (library is libraries[0])
-    print(f"\n{num_schemas} schemas, {len(subject.vocab):,} tokens; taken by", end=" ")
-    print(", ".join(f"{each.name} {len(spent[FIGURES[0], each.name])}" for each in libraries))
+    taken = [[each.name, len(spent[FIGURES[0], each.name])] for each in libraries]
+    table(f"{num_schemas} schemas, {len(subject.vocab):,} tokens", ["library", "taken"], taken)
     for reason, count in reasons.most_common(8):
         print(f"    {count:4}  {reason[:100]}")
     columns = ["CPU ms", "schemas", "median", "p90", "worst", "llmppl", "p90", "worst", "ratio", "of sums"]
@@ -166,6 +166,7 @@ def main() -> None:
     parser.add_argument("--schemas", type=Path, metavar="FOLDER", help="real schemas: the cost of their masks")
     parser.add_argument("--vocab", metavar="FOLDER", help="of a tokenizer, for --schemas (default: the model's)")
     parser.add_argument("--every", type=int, default=1, help="take every n-th schema of the folder")
+    parser.add_argument("--out", type=Path, metavar="FILE", help="write the tables to this file as JSON")
     args = parser.parse_args()
     if args.schemas is None:
         count_alive(args.lm, args.runs)
@@ -183,6 +184,7 @@ def main() -> None:
         tokenizer = AutoTokenizer.from_pretrained(args.vocab)
         subject = Subject(args.vocab, tokenizer, Vocabulary.from_tokenizer(tokenizer))
         count_costs(args.schemas, args.every, subject)
+    save(args.out, "numpy", "llguidance", "xgrammar", "outlines-core")
 
 
 if __name__ == "__main__":

@@ -23,7 +23,7 @@ from typing import Any
 import numpy as np
 import torch
 from record_cost import Order, prompts_of
-from tables import machine, table
+from tables import save, table
 from transformers import LogitsProcessor, LogitsProcessorList
 
 from llmppl import CachedTransformer, JsonSchema, generate
@@ -186,26 +186,16 @@ def main() -> None:
             texts[name] = write(prompts)
             seconds[name].append(time.process_time() - start)
     rows = []
+    base = np.median(next(iter(seconds.values())))
     for name in writers:
         values = [Order.model_validate_json(text) if is_valid(text) else None for text in texts[name]]
-        rows.append({
-            "method": name,
-            "records": given.records,
-            "valid": sum(value is not None for value in values),
-            "right": sum(value == truth for value, truth in zip(values, right, strict=True)),
-            "seconds": round(float(np.median(seconds[name])) / given.records, 3),
-        })  # fmt: skip
-    base = rows[0]["seconds"]
-    table(
-        f"{given.records} records of seven fields",
-        ["method", "valid", "right", "CPU s a record", "times the first"],
-        [[row["method"], row["valid"], row["right"], f"{row['seconds']:.2f}", f"{row['seconds'] / base:.2f}"]
-         for row in rows],
-        machine("torch", "transformers", *OTHERS),
-    )  # fmt: skip
-    if given.out:
-        found = {"machine": machine("torch", "transformers", *OTHERS), "rows": rows}
-        given.out.write_text(json.dumps(found, indent=1) + "\n")
+        num_valid = sum(value is not None for value in values)
+        num_right = sum(value == truth for value, truth in zip(values, right, strict=True))
+        spent = np.median(seconds[name])
+        rows.append([name, num_valid, num_right, f"{spent / given.records:.2f}", f"{spent / base:.2f}"])
+    columns = ["method", "valid", "right", "CPU s a record", "times the first"]
+    table(f"{given.records} records of seven fields", columns, rows)
+    save(given.out, "torch", "transformers", *OTHERS)
 
 
 if __name__ == "__main__":

@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import argparse
+import datetime
+import json
 import os
 import platform
 import sys
 from collections.abc import Callable, Iterable, Sequence
 from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
 from typing import Any
 
 import numpy as np
+
+PRINTED = list[dict[str, Any]]()                    # the tables of this process, which `save` writes
 
 
 def machine(*packages: str, note: str = "") -> str:
@@ -36,6 +41,7 @@ def release(package: str) -> str:
 def table(title: str, columns: Sequence[str], rows: Iterable[Sequence[Any]], note: str = "") -> None:
     """Print a table; numbers must be formatted already, as strings."""
     cells = [list(columns), *([str(cell) for cell in row] for row in rows)]
+    PRINTED.append({"title": title, "columns": cells[0], "rows": cells[1:], "note": note})
     widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
     print(f"\n{title}")
     for row in cells:
@@ -44,6 +50,19 @@ def table(title: str, columns: Sequence[str], rows: Iterable[Sequence[Any]], not
     if note:
         print(note)
     sys.stdout.flush()
+
+
+def save(path: Path | None, *packages: str) -> None:
+    """Write the tables printed so far to a file as JSON, with the command, the machine and the day."""
+    if path is None:
+        return
+    found = {
+        "command": " ".join(["python", "benchmarks/" + Path(sys.argv[0]).name, *sys.argv[1:]]),
+        "machine": machine(*packages),
+        "date": datetime.date.today().isoformat(),
+        "tables": PRINTED,
+    }
+    path.write_text(json.dumps(found, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
 
 
 def median_of(values: Sequence[float], form: str = ".3g") -> str:

@@ -196,17 +196,29 @@ def generate(
     max_tokens : int, optional
         Default: 160 for free text and under a function, else that of `ConstrainedText`. A text under a constraint is
         complete within it.
-    budget, timeout : optional
-        Tokens that the model runs, and seconds, for each prompt. If no text is complete by then, the answer is `cut`:
-        under a constraint it has no value. "greedy" needs the fewest tokens, and "best_of" begins with it.
+    budget : int, optional
+        Tokens that the model runs for each prompt. If no text is complete by then, the answer is `cut`: under a
+        constraint it has no value. "greedy" needs the fewest tokens, and "best_of" begins with it.
+    timeout : float, optional
+        Seconds for each prompt, with the same effect.
     seed : int, optional
-    **options
-        N, K : numbers of particles or beams, and of extensions of each. end, complete, mask, min_tokens, stop, rule :
-        as in `ConstrainedText`. temperature : short for `rule=Rule(temperature=...)`. power : as in `smc_steer`.
-        rng : Generator of numpy in place of `seed`. together, progress : as in `run_many`. on_answer : called with each
-        `Generation` of a list when it ends. The first one ends sooner if fewer prompts run `together`. to, resume,
-        version, key : of a list, as in `run_many`: a file of results that a killed run continues. The method, the
-        options and the constraint must be those of the file.
+    N, K : int
+        Numbers of particles or beams, and of extensions of each.
+    temperature : float
+        Short for `rule=Rule(temperature=...)`.
+    power : float
+        As in `smc_steer`.
+    end, complete, mask, min_tokens, stop, rule
+        As in `ConstrainedText`.
+    rng : numpy.random.Generator
+        In place of `seed`.
+    together, progress
+        As in `run_many`.
+    on_answer : function
+        Called with each `Generation` of a list when it ends. The first one ends sooner if fewer prompts run `together`.
+    to, resume, version, key
+        Of a list, as in `run_many`: a file of results that a killed run continues. The method, the options and the
+        constraint must be those of the file.
 
     Returns
     -------
