@@ -111,7 +111,10 @@ function place() {
 
 const attribute = () => data.attributes.indexOf($("colour").value);
 const valuesOf = () => [...new Set(nodes.flat().filter(node => node.copies).map(node => node.values[attribute()]))].sort();
-const colour = node => attribute() < 0 ? "" : "c" + valuesOfNow.indexOf(node.values[attribute()]);
+const WEIGHTS = [["below 3%", 0], ["3 to 10%", .03], ["10 to 30%", .1], ["above 30%", .3]];     // of the step's weight
+const byWeight = () => $("colour").value === "particle weight";       // no attribute has a blank
+const level = node => WEIGHTS.filter(([, least]) => node.shareAfter >= least).length - 1;
+const colour = node => byWeight() ? "w" + level(node) : attribute() < 0 ? "" : "c" + valuesOfNow.indexOf(node.values[attribute()]);
 let valuesOfNow = [];
 
 const spaced = (text, tag = "tspan") => {             // spaces at the beginning are made visible
@@ -135,7 +138,8 @@ const circle = (x, y, r) => `M${x - r} ${y}a${r} ${r} 0 1 0 ${2 * r} 0a${r} ${r}
 function draw() {
   const lines = {}, texts = [], marks = {culled: "", dead: "", finished: "", cut: "", cloned: ""};
   valuesOfNow = attribute() < 0 ? [] : valuesOf();
-  $("values").innerHTML = valuesOfNow.map((value, k) => `<li><svg><path class="c${k}" d="M0 6H26"/></svg>${escaped(value) || "–"}</li>`).join("");
+  const legend = byWeight() ? WEIGHTS.map(([name], k) => ["w" + k, name]) : valuesOfNow.map((value, k) => ["c" + k, value]);
+  $("values").innerHTML = legend.map(([kind, name]) => `<li><svg><path class="${kind}" d="M0 6H26"/></svg>${escaped(name) || "–"}</li>`).join("");
   const r = roomy ? 2.6 : small() ? 1.2 : 1.9;
   for (const node of columns.flat()) {
     const kind = node.carried ? "carried" : node.copies ? "kept" : node.death >= 0 ? "dying" : "culled";
@@ -265,8 +269,7 @@ function overview() {
   });
   $("tables").innerHTML = section("What weighed them", weighed, "<p>What each statement added to the log weight, the mean over the particles by weight.</p>")
     + section("What killed others", killed) + section(`Particles after step ${nodes.length}`, alive);
-  $("colours").hidden = !data.attributes.length;
-  $("colour").innerHTML = [...data.attributes, "none"].map(name => `<option>${escaped(name)}</option>`).join("");
+  $("colour").innerHTML = ["particle weight", ...data.attributes, "none"].map(name => `<option>${escaped(name)}</option>`).join("");
 }
 
 // ---- one particle: its ancestors, its descendants, and its history

@@ -204,6 +204,8 @@ def test_long_lines_differ_and_show_latents_and_cuts(opened, size):
     tab = opened(page(replace(recorder.recording, ended="")), size)
     labels = {text for text in tab.locator("#all text").all_text_contents() if text.startswith("…")}
     assert len({label[1:5] for label in labels}) == 4 and any("<i>" in label for label in labels)
+    assert tab.locator("#values li").all_inner_texts() == ["below 3%", "3 to 10%", "10 to 30%", "above 30%"]
+    tab.select_option("#colour", "mood")
     assert tab.locator("#values li").all_inner_texts() == ["<b>angry", "sad"]
     strokes = "new Set([...document.querySelectorAll('#all .kept')].map(e => getComputedStyle(e).stroke)).size"
     assert tab.evaluate(strokes) == 2
