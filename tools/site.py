@@ -7,6 +7,7 @@ reference.
 
 import json
 import re
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -51,6 +52,12 @@ def notebook_page(path: Path) -> str:
             html = "".join(data.get("text/html", ""))
             parts.append(one_line(html) if html else f"```\n{''.join(data['text/plain']).rstrip()}\n```")
     return "\n\n".join(parts) + "\n"
+
+
+def on_config(config: Any) -> Any:
+    """Show the version of the package beside its name."""
+    config.site_name = f"llmppl {version('llmppl-smc')}"
+    return config
 
 
 def on_files(files: Files, config: Any) -> Files:
