@@ -1,14 +1,18 @@
-"""Refreshed outputs: run the python blocks of README.md and docs/*.md, and write their outputs below them.
+"""Refreshed outputs: run the python blocks of README.md and docs/*.md, and write their outputs and tables.
 
     python tools/refresh_outputs.py [FILE ...]
 
 An output block is the fenced block after a line `<!-- output -->`. It belongs to the python block before it. A block
 under `<!-- not run: reason -->` is skipped. A block under `<!-- model: smollm2 -->` is skipped if that model is not
 installed; the tool then prints a line. `git diff` shows the changes.
+
+`<!-- table: FILE NUMBER COLUMN ... -->` and `<!-- end -->` enclose a table of a file of benchmarks/results, with the
+columns of these numbers, or all of them. Its command, machine and day follow.
 """
 
 import contextlib
 import io
+import json
 import os
 import re
 import sys
@@ -25,6 +29,23 @@ PARTS = re.compile(
     r"|(?P<head><!-- output -->\n```\w*\n)(?P<output>.*?)(?P<tail>^```$)",
     re.DOTALL | re.MULTILINE,
 )
+
+TABLE = re.compile(r"<!-- table: (?P<file>\S+) (?P<number>\d+)(?P<columns>[ \d]*) -->\n.*?<!-- end -->", re.DOTALL)
+
+
+def table(match: re.Match[str]) -> str:
+    """Return a table of a file of results as Markdown, with the lines that enclose it."""
+    found = json.loads((ROOT / "benchmarks" / "results" / match["file"]).read_text(encoding="utf-8"))
+    chosen = found["tables"][int(match["number"])]
+    numbers = [int(each) for each in match["columns"].split()] or range(len(chosen["columns"]))
+    lines = []
+    for row in [chosen["columns"], *chosen["rows"]]:
+        cells = [str(row[number]).replace("+-", "±") for number in numbers]
+        lines.append(f"| {' | '.join(cells)} |")
+    lines.insert(1, "|---" * len(numbers) + "|")
+    head = match[0].split("\n", 1)[0]
+    source = f"`{found['command']}`; {found['machine']}; {found['date']}; `benchmarks/results/{match['file']}`."
+    return "\n".join([head, *lines, "", source, "<!-- end -->"])
 
 
 def refreshed(text: str, path: Path) -> str:
@@ -57,7 +78,7 @@ def refreshed(text: str, path: Path) -> str:
         printed[-1] = "\n".join(line.rstrip() for line in out.getvalue().splitlines())
         return match[0]
 
-    return PARTS.sub(part, text)
+    return TABLE.sub(table, PARTS.sub(part, text))
 
 
 def main() -> None:

@@ -114,10 +114,10 @@ def _made(kind: Kind, question: str, options: Any, name: str) -> Question:
     if not 1 <= len(values) <= MAX_OPTIONS:
         raise ValueError(f"{name} must be 1 to {MAX_OPTIONS}, not {len(values)}")
     names = [_name(value) for value in values]
+    if len(set(values)) < len(values):
+        raise ValueError(f"{name} must differ, and True equals 1: {shown(options)}")
     if len(set(names)) < len(names):  # "true" beside True
         names = [json.dumps(value, ensure_ascii=False) for value in values]
-    if len(set(names)) < len(names):
-        raise ValueError(f"{name} must differ: {shown(options)}")
     return Question(kind, text("question", question), values, (*names,), (*descriptions,))
 
 

@@ -107,6 +107,13 @@ def test_the_tool_keeps_the_printed_output_of_a_missing_model(tmp_path, monkeypa
     assert "document.md:8: left alone: the model 'smollm2'" in capsys.readouterr().out
 
 
+def test_tables_of_results_are_those_of_their_files():
+    tool = runpy.run_path(str(ROOT / "tools/refresh_outputs.py"))
+    for path in DOCUMENTS:
+        text = path.read_text(encoding="utf-8")
+        assert tool["TABLE"].sub(tool["table"], text) == text, path
+
+
 @pytest.mark.parametrize("wrong, error", [("1 / 0", "ZeroDivisionError"), ("x = = 1", "SyntaxError")])
 def test_a_failing_block_is_named_by_file_and_line(tmp_path, document, wrong, error):
     path = write_document(tmp_path, "# Title", "", "```python", "x = 1", wrong, "```")
