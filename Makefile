@@ -84,11 +84,13 @@ wheel: $(SETUP)
 		test $$size -lt $(MAX_WHEEL_BYTES) || { echo "over $(MAX_WHEEL_BYTES) bytes" >&2; exit 1; }; \
 	done
 
-# a release: the site, wheel and sdist, their metadata, and the demo in an empty environment of each Python of PYTHONS
+# a release: the site, wheel and sdist, their metadata, conda's recipe, and the demo in an empty environment of each
+# Python of PYTHONS
 release-check: docs wheel
 	$(BIN)/python -m build --sdist
-	$(BIN)/python -m pip install --quiet twine
+	$(BIN)/python -m pip install --quiet twine py-rattler-build
 	$(BIN)/twine check --strict dist/*
+	$(BIN)/python tools/check_recipe.py
 	@set -e; for python in $(PYTHONS); do for package in dist/*; do \
 		rm -rf out/release; \
 		$$python -m venv out/release; \
