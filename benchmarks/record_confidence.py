@@ -59,12 +59,13 @@ class Case(NamedTuple):
     values: list[Any]
 
 
-def cases_of(path: Path, lm: CachedTransformer) -> Iterator[Case]:
-    """Yield the first short lines of the test split, each after two lines of the fit split as examples."""
+def cases_of(path: Path, lines: int = LINES, split: str = "test") -> Iterator[Case]:
+    """Yield the first short lines of a split, each after two lines of the fit split as examples."""
     rows = [json.loads(line) for line in path.read_text().splitlines()]
     short = [row for row in rows if len(row["state"].split()) <= WORDS]
     shots = [row for row in short if row["split"] == "fit"][:SHOTS]
-    for row in [row for row in short if row["split"] == "test"][:LINES]:
+    chosen = [row for row in short if row["split"] == split and row not in shots]
+    for row in chosen[:lines]:
         schema = {
             "type": "object",
             "properties": {"gist": {"type": "string", "maxLength": 60}, "label": {"enum": row["options"]}},
@@ -199,7 +200,7 @@ def main() -> None:
     rows = json.loads(given.out.read_text()) if given.out.exists() else []
     if given.sets:
         lm = options.load(given.lm)
-        cases = [*trips(lm), *(case for path in given.sets for case in cases_of(path, lm))]
+        cases = [*trips(lm), *(case for path in given.sets for case in cases_of(path))]
         for seed, case in enumerate(cases[len(rows) :], len(rows)):
             rows.append(read(lm, case, seed))
             given.out.write_text(json.dumps(rows))

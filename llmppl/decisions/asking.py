@@ -10,13 +10,12 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from llmppl.decisions.answers import Answer, Decision, marginals
-from llmppl.decisions.calibration import Calibration, sketch
+from llmppl.decisions.calibration import Calibration, model_name, sketch
 from llmppl.decisions.joint import Joint
 from llmppl.decisions.prompts import (
     LAYOUT,
@@ -258,10 +257,3 @@ def _orders(question: Question, rotations: int) -> list[list[int]]:
     num = min(rotations, len(order))
     starts = [len(order) * i // num for i in range(num)]
     return [order[start:] + order[:start] for start in starts]
-
-
-def model_name(lm: CachedTransformer) -> str:
-    """Return the name of a language model, with its number of tokens and its precision."""
-    configured = getattr(getattr(lm.model, "config", None), "name_or_path", "")
-    name = Path(lm.engine.name or configured or type(lm.model).__name__).name
-    return f"{name}, {len(lm.vocab)} tokens, {getattr(lm.engine, 'dtype', 'float32')}"

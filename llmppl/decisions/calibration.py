@@ -16,6 +16,7 @@ head on them is a linear head on the hidden state, for every engine and without 
 
 from __future__ import annotations
 
+import datetime
 import functools
 import json
 import math
@@ -23,14 +24,17 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
+from llmppl.constraints.json.closed import closed_values, resolved
 from llmppl.decisions.measures import Outcome, measures
 from llmppl.distributions import Floats, Ints
+from llmppl.lm import CachedTransformer
 from llmppl.report.tables import TableView
 from llmppl.support.arguments import shown
+from llmppl.support.identity import VERSION, digest
 
 SKETCH = 512  # features of a state
 FOLDS = 5
@@ -243,6 +247,12 @@ class Calibration(TableView):
         ].tolist()
         return found
 
+    def apply_after(
+        self, name: str, probabilities: Sequence[float], log_probs: Floats
+    ) -> list[float]:
+        """Return calibrated probabilities; log_probs are those of the next token before the answer, (V,)."""
+        return self.apply(name, probabilities, sketch(log_probs))
+
     def check(self, setting: Mapping[str, Any]) -> None:
         """Compare the setting with that of a decision. ValueError if it is another."""
         mine = self.receipt["setting"]
@@ -261,6 +271,10 @@ class Calibration(TableView):
                 raise ValueError(
                     f"the calibration is of {part} {shown(mine.get(part))}, not {shown(value)}: {_AGAIN}"
                 )
+
+    def check_records(self, lm: CachedTransformer, schema: Any) -> None:
+        """Compare the setting with that of records of a schema. ValueError if it is another."""
+        self.check(setting_of_records(lm, schema))
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the calibration as JSON."""
@@ -318,6 +332,51 @@ def _rounded(value: Any) -> Any:
     if isinstance(value, np.ndarray):
         return np.round(value, 6).tolist()
     return value
+
+
+def model_name(lm: CachedTransformer) -> str:
+    """Return the name of a language model, with its number of tokens and its precision."""
+    configured = getattr(getattr(lm.model, "config", None), "name_or_path", "")
+    name = Path(lm.engine.name or configured or type(lm.model).__name__).name
+    return f"{name}, {len(lm.vocab)} tokens, {getattr(lm.engine, 'dtype', 'float32')}"
+
+
+def setting_of_records(lm: CachedTransformer, schema: Any) -> dict[str, Any]:
+    """Return what a calibration of the closed fields of records depends on, as data for JSON."""
+    asked = {}
+    for name, part in resolved(schema, schema).get("properties", {}).items():
+        if values := closed_values(part, schema):
+            asked[name] = digest((values,))
+    return {"model": model_name(lm), "layout": "records", "questions": asked}
+
+
+class Reading(NamedTuple):
+    """Belief about a labelled state: (K,) probabilities, (SKETCH,) features, the place of the label."""
+
+    probabilities: Sequence[float]
+    features: Floats
+    place: int
+
+
+def calibration_of(
+    setting: Mapping[str, Any],
+    readings: Mapping[str, Sequence[Reading]],
+    kinds: Sequence[str] = KINDS,
+) -> Calibration:
+    """Return the maps that are fitted to the readings of each question."""
+    maps = dict[str, Map]()
+    receipts = dict[str, Any]()
+    for name, of in readings.items():
+        log_probs = log_of([each.probabilities for each in of])
+        features = np.array([each.features for each in of])
+        places = np.array([each.place for each in of])
+        maps[name], receipts[name] = fitted(log_probs, features, places, kinds)
+    if not maps:
+        names = ", ".join(setting["questions"])
+        raise ValueError(f"no state has a label of a question: {names}")
+    date = datetime.date.today().isoformat()
+    receipt = {"setting": setting, "questions": receipts, "created": date, "version": VERSION}
+    return Calibration(maps, receipt)
 
 
 def fitted(

@@ -2,22 +2,18 @@
 
 from __future__ import annotations
 
-import datetime
 import functools
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Literal, TypedDict, Unpack, overload
 
-import numpy as np
-
 from llmppl.decisions.answers import Decision, Decisions, loaded
 from llmppl.decisions.asking import Asking
-from llmppl.decisions.calibration import KINDS, Calibration, Map, fitted, log_of
+from llmppl.decisions.calibration import KINDS, Calibration, Reading, calibration_of
 from llmppl.decisions.prompts import is_messages
 from llmppl.decisions.questions import questions_of, with_labels
 from llmppl.lm import CachedTransformer
 from llmppl.support.arguments import count, generator, shown
-from llmppl.support.identity import VERSION
 from llmppl.support.options import check_options, list_options
 from llmppl.support.runtime import Runtime
 from llmppl.tasks.many import TOGETHER, lanes, recorded
@@ -195,24 +191,15 @@ def fit_calibration(
         if decision.error:
             raise ValueError(f"there is no answer about {shown(decision.state)}: {decision.error}")
     kinds = [*KINDS, "prior"] if balanced else KINDS
-    maps, receipts = dict[str, Map](), dict[str, Any]()
-    for name, question in asking.questions.asked.items():
-        rows, features, places = [], [], []
-        for decision, (_, labels) in zip(decisions, items, strict=True):
-            if name in labels:
-                rows.append([share.probability for share in decision[name].in_order])
-                features.append(decision[name].features)
-                places.append(question.index(labels[name]))
-        if rows:
-            found = fitted(log_of(rows), np.array(features), np.array(places), kinds)
-            maps[name], receipts[name] = found
-    if not maps:
-        raise ValueError(f"no state has a label of a question: {', '.join(asking.questions.asked)}")
-    date = datetime.date.today().isoformat()
-    return Calibration(
-        maps,
-        {"setting": asking.setting(), "questions": receipts, "created": date, "version": VERSION},
-    )
+    readings = dict[str, list[Reading]]()
+    for decision, (_, labels) in zip(decisions, items, strict=True):
+        for name, label in labels.items():
+            answer = decision[name]
+            place = asking.questions.asked[name].index(label)
+            probabilities = [share.probability for share in answer.in_order]
+            reading = Reading(probabilities, answer.features, place)
+            readings.setdefault(name, []).append(reading)
+    return calibration_of(asking.setting(), readings, kinds)
 
 
 def is_many(state: Any) -> bool:

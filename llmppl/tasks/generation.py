@@ -16,7 +16,7 @@ import os
 import re
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from enum import EnumMeta
 from typing import (
     Any,
@@ -44,7 +44,7 @@ from llmppl.models.choices import log_joints
 from llmppl.models.programs import ConstrainedText, as_context, language_model
 from llmppl.models.spans import cached_index_of
 from llmppl.queries.choice import choose
-from llmppl.report.probabilities import Probabilities, key_of
+from llmppl.report.probabilities import Probabilities, Share, key_of
 from llmppl.support.arguments import count, function, generator, is_type, one_of, shown
 from llmppl.support.identity import Identity, identity
 from llmppl.support.options import check_options, list_options
@@ -83,7 +83,7 @@ _OF_CHOOSE = {"end", "rule"}
 _OF_FILE = {"to", "resume", "version", "key"}
 _LIMITS = "timeout", "budget"
 OF_LIST = {"together", "progress", "on_answer", *_OF_FILE}
-_NOT_OF_RUN = {"rng", *OF_LIST}
+_NOT_OF_RUN = {"rng", "calibration", *OF_LIST}
 _TYPE = "the third argument is the type or another constraint"
 _GUESSES = {
     "max_retries": "nothing is retried, since masks allow only texts of the constraint",
@@ -111,6 +111,7 @@ class GenerateOptions(TypedDict, total=False):
     temperature: float
     power: float
     rng: np.random.Generator
+    calibration: Any
     together: int
     progress: bool | None
     on_answer: Callable[[Generation], Any]
@@ -212,6 +213,8 @@ def generate(
         As in `ConstrainedText`.
     rng : numpy.random.Generator
         In place of `seed`.
+    calibration : Calibration
+        Of `llmppl.decisions.fit_record_calibration`: the answer's `conditionals` are then calibrated.
     together, progress
         As in `run_many`.
     on_answer : function
@@ -284,6 +287,40 @@ def is_list(prompt: Any) -> bool:
     )
 
 
+class ClosedField(NamedTuple):
+    """Field of a record with few values, and their probabilities given the rest of the record.
+
+    value : as JSON has it; values : all K values that the schema admits here, as JSON has them
+    shares : of the values that fit the rest, the most probable first; places : theirs among the values
+    before : the context of the value
+    """
+
+    name: str
+    value: Any
+    values: list[Any]
+    shares: list[Share]
+    places: list[int]
+    before: Context
+
+    @property
+    def probabilities(self) -> list[float]:
+        """(K,) probabilities, 0 for values that do not fit."""
+        found = [0.0] * len(self.values)
+        for share, place in zip(self.shares, self.places, strict=True):
+            found[place] = share.probability
+        return found
+
+    def calibrated(self, calibration: Any) -> list[Share]:
+        """Return the shares by a calibration, the most probable first."""
+        log_probs = self.before.log_probs()
+        found = calibration.apply_after(self.name, self.probabilities, log_probs)
+        total = sum(found[place] for place in self.places)
+        shares = []
+        for share, place in zip(self.shares, self.places, strict=True):
+            shares.append(Share(share.value, found[place] / total))
+        return sorted(shares, key=lambda share: -share.probability)
+
+
 class Plan:
     """Arguments of `generate` that do not depend on the prompt: the algorithm and the options of the program."""
 
@@ -318,6 +355,15 @@ class Plan:
             constraint = [*constraint.values()]
         self.constraint = constraint
         self.seed = seed
+        self.records = constraint_of(self.options) if is_type(self.options) else self.options
+        self.schema = self.records.schema if isinstance(self.records, JsonSchema) else None
+        self.calibration = options.get("calibration")
+        if self.calibration is not None:
+            if self.schema is None or not hasattr(self.calibration, "check_records"):
+                raise TypeError(
+                    "calibration must be of fit_record_calibration, and belongs to a type or schema of records"
+                )
+            self.calibration.check_records(lm, self.schema)
         self.parse = parser_of(self.options)
         self.is_function = (
             callable(constraint)
@@ -433,30 +479,44 @@ class Plan:
 
     def conditionals(self, answer: Generation) -> Fields:
         """Return the probabilities of the values of each closed field, given the rest of the answer's text."""
-        constraint = constraint_of(self.options) if is_type(self.options) else self.options
         values = fields_of(answer.value)
         found = dict[str, Probabilities]()
-        header = "closed fields, given the rest of the record"
-        if answer.cut or not isinstance(constraint, JsonSchema):
-            return Fields(found, values, header)
-        index: Any = cached_index_of(constraint, self.lm.vocab)
-        properties = resolved(constraint.schema, constraint.schema).get("properties", {})
+        for field in self.closed_fields(answer):
+            values.setdefault(field.name, field.value)
+            shares = field.shares
+            if self.calibration is not None:
+                shares = field.calibrated(self.calibration)
+            found[field.name] = Probabilities(shares, f"{field.name}, given the rest of the record")
+        return Fields(found, values, "closed fields, given the rest of the record")
+
+    def closed_fields(self, answer: Generation) -> Iterator[ClosedField]:
+        """Yield the closed fields of the answer's text, with the probabilities of their values."""
+        if answer.cut or self.schema is None:
+            return
+        index: Any = cached_index_of(self.records, self.lm.vocab)
+        properties = resolved(self.schema, self.schema).get("properties", {})
         context = as_context(self.lm, self.context(answer.prompt))
         how = {name: each for name, each in self.program_options.items() if name in _OF_CHOOSE}
         for name, start, end in places_of(answer.text) if properties else ():
-            labels = dict[str, Any]()
-            values.setdefault(name, json.loads(answer.text[start:end]))  # its name is an alias
-            for value in closed_values(properties.get(name, {}), constraint.schema) or ():
+            values = closed_values(properties.get(name, {}), self.schema) or []
+            texts = dict[str, int]()  # to the place of the value
+            parsed = dict[int, Any]()
+            for place, value in enumerate(values):
                 written = json.dumps(value, ensure_ascii=False)
                 text = answer.text[:start] + written + answer.text[end:]
                 with contextlib.suppress(ValueError):  # no value beside this rest
                     index.after(text)
-                    labels[text] = fields_of(answer._value(text)).get(name, value)
-            if labels:
-                choice = choose(self.lm, context, [*labels], tokenization="canonical", **how)
-                shares = [share._replace(value=labels[share.value]) for share in choice.shares]
-                found[name] = Probabilities(shares, f"{name}, given the rest of the record")
-        return Fields(found, values, header)
+                    parsed[place] = fields_of(answer._value(text)).get(name, value)
+                    texts[text] = place
+            if texts:
+                choice = choose(self.lm, context, [*texts], tokenization="canonical", **how)
+                places = [texts[share.value] for share in choice.shares]
+                shares = []
+                for share, place in zip(choice.shares, places, strict=True):
+                    shares.append(share._replace(value=parsed[place]))
+                written = json.loads(answer.text[start:end])  # if its name is an alias
+                before = context + answer.text[:start]
+                yield ClosedField(name, written, values, shares, places, before)
 
     def _run(
         self, prompt: Any, rng: np.random.Generator, start: float, before: float
@@ -519,9 +579,7 @@ class Plan:
 
     def identity(self, version: str) -> Identity:
         """Return the identity of a file of answers: the method, the options, and the constraint as text."""
-        constraint = self.options
-        if is_type(constraint):
-            constraint = constraint_of(constraint)
+        constraint = self.records
         source = getattr(constraint, "schema", getattr(constraint, "text", constraint))
         options = {
             **self.program_options,
