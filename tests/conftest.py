@@ -13,7 +13,7 @@ import pytest
 from helpers.common import FULL, ROOT
 from hypothesis import settings
 
-settings.register_profile("quick", max_examples=30, deadline=None, derandomize=True)
+settings.register_profile("quick", max_examples=24, deadline=None, derandomize=True)
 settings.register_profile("full", max_examples=500, deadline=None)
 settings.load_profile("full" if FULL else "quick")
 

@@ -48,7 +48,7 @@ def test_probabilities_that_are_right_are_left_alone_or_nearly():
     """The log loss on 4,000 fresh items is at most that of the true probabilities and 3 standard errors."""
     fresh_log_probs, fresh_features, fresh = drawn(4000, seed=9)
     true_losses = -fresh_log_probs[np.arange(4000), fresh]
-    for seed in range(repetitions(20, 2)):
+    for seed in range(repetitions(20, 1)):
         found, _ = fitted(*drawn(100, seed=seed))
         losses = -found(fresh_log_probs, fresh_features)[np.arange(4000), fresh]
         assert (losses - true_losses).mean() < 0.05, found.kind
