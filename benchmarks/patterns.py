@@ -181,6 +181,18 @@ def main() -> None:
         rows.append([name, mean(scores), mean(part), mean(seconds), f"{np.median(seconds):.2f}", per_right])
     columns = ["method", "right", f"of the {sum(masked)} that Regex takes", "CPU s", "median", "CPU s a right text"]
     table(f"{len(chosen)} patterns, at most {MAX_TOKENS} tokens", columns, rows)
+    if len(methods) < len(METHODS):
+        save(options.out, "torch", "transformers")
+        return
+    logs = {name: np.array([log_ml for _, log_ml, _, _ in runs]) for name, runs in found.items()}
+    ours, theirs = [*METHODS][-2:]
+    alive = np.isfinite(logs[ours]) & np.isfinite(logs[theirs])
+    gaps = [*(logs[ours] - logs[theirs])[alive]]
+    rows = [[name, f"{np.isfinite(logs[name]).sum()}"] for name in (ours, theirs)]
+    rows[0].append(mean(gaps))
+    rows[1].append("")
+    heads = ["method", "runs with a particle", f"log Z-hat over AWRS's, the {len(gaps)} patterns where both have one"]
+    table("the same target: a matching text of at most so many tokens", heads, rows)
     save(options.out, "torch", "transformers", "genlm-control")
 
 
