@@ -28,7 +28,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from llmppl.constraints.json.closed import closed_values, resolved
+from llmppl.constraints.json.closed import closed_fields_of, name_of_path
 from llmppl.decisions.measures import Outcome, measures
 from llmppl.distributions import Floats, Ints
 from llmppl.lm import CachedTransformer
@@ -264,8 +264,9 @@ class Calibration(TableView):
                     if value[name] != mine[part].get(name)
                 ]
                 if changed:
+                    changes = "its text, options or examples differ"
                     raise ValueError(
-                        f"the calibration is of another question {min(changed)!r}: {_AGAIN}"
+                        f"the calibration is of another question {min(changed)!r}: {changes}; {_AGAIN}"
                     )
             elif value != mine.get(part):
                 raise ValueError(
@@ -322,7 +323,9 @@ class Calibration(TableView):
             pairs = [(before[key], after[key]) for key in ("brier", "log_loss", "ece")]
             cells = [f"{value:.3f}" for pair in pairs for value in pair]
             said = f"{name}: {of['map']}"
-            if of["labels"] < MANY:
+            if of.get("answers") == 1:
+                said += " (all labels are one answer)"
+            elif of["labels"] < MANY:
                 said += f" ({of['labels']} labels are few: {MANY} or more are wanted)"
             rows.append((str(of["labels"]), *cells, f"{after['ece_floor']:.3f}", said))
         return heads, rows
@@ -344,9 +347,8 @@ def model_name(lm: CachedTransformer) -> str:
 def setting_of_records(lm: CachedTransformer, schema: Any) -> dict[str, Any]:
     """Return what a calibration of the closed fields of records depends on, as data for JSON."""
     asked = {}
-    for name, part in resolved(schema, schema).get("properties", {}).items():
-        if values := closed_values(part, schema):
-            asked[name] = digest((values,))
+    for path, values in closed_fields_of(schema).items():
+        asked[name_of_path(path)] = digest((values,))
     return {"model": model_name(lm), "layout": "records", "questions": asked}
 
 
@@ -386,7 +388,8 @@ def fitted(
 
     log_probs : (n, K); features : (n, SKETCH); labels : (n,)
     """
-    if len(labels) < FEW:
+    num_answers = len({*labels.tolist()})
+    if len(labels) < FEW or num_answers < 2:
         kinds = ["none"]
     kinds = ["none", *(kind for kind in kinds if kind != "none")]
     held = {kind: held_out(_FITS[kind], log_probs, features, labels) for kind in kinds}
@@ -403,6 +406,7 @@ def fitted(
     receipt = {
         "map": best,
         "labels": len(labels),
+        "answers": num_answers,
         "before": measured("none"),
         "after": measured(best),
     }

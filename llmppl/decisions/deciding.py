@@ -10,7 +10,7 @@ from typing import Any, Literal, TypedDict, Unpack, overload
 from llmppl.decisions.answers import Decision, Decisions, loaded
 from llmppl.decisions.asking import Asking
 from llmppl.decisions.calibration import KINDS, Calibration, Reading, calibration_of
-from llmppl.decisions.prompts import is_messages
+from llmppl.decisions.prompts import is_messages, text_of_state
 from llmppl.decisions.questions import questions_of, with_labels
 from llmppl.lm import CachedTransformer
 from llmppl.support.arguments import count, generator, shown
@@ -186,6 +186,10 @@ def fit_calibration(
     asking = Asking(lm, questions_of(questions), {**DEFAULTS, **how})
     asking.wants_features = True
     items = with_labels("labelled", labelled)
+    shown_states = {text for examples in asking.examples.values() for text, _ in examples}
+    for state, _ in items:
+        if shown_states and text_of_state(state) in shown_states:
+            raise ValueError(f"labelled must not have the state of an example, such as {shown(state)}")
     decisions = _decisions(asking, [state for state, _ in items])
     for decision in decisions:
         if decision.error:

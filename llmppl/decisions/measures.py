@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from llmppl.decisions.answers import Decision
 from llmppl.distributions import Floats
 from llmppl.report.tables import TableView
+from llmppl.support.arguments import shown
 
 BINS = 10
 DRAWS = 400  # of labels, for the floor
@@ -202,7 +203,11 @@ def calibration_report(decisions: Iterable[Decision], labels: Iterable[Any]) -> 
             f"there are {len(decided)} decisions and {len(given)} labels: give one dict for each decision"
         )
     for decision, each in zip(decided, given, strict=True):
-        right = each[1] if isinstance(each, tuple | list) else each
+        right = each
+        if isinstance(each, tuple | list):
+            state, right = each
+            if state != decision.state:
+                raise ValueError(f"a label of {shown(state)} is beside the decision about {shown(decision.state)}")
         for name, label in right.items():
             answer = decision[name]
             place = answer.question.index(label)

@@ -14,9 +14,11 @@ from llmppl.decisions.calibration import (
     setting_of_records,
     sketch,
 )
+from llmppl.inference.particles import NO_VALUE
 from llmppl.lm import CachedTransformer
 from llmppl.report.probabilities import key_of
 from llmppl.support.arguments import shown
+from llmppl.tasks.answers import value_at
 from llmppl.tasks.generation import generate
 
 
@@ -62,10 +64,10 @@ def fit_record_calibration(
         if not isinstance(right, dict):
             raise TypeError(f"a right record must be a dict or an object of the type, not {shown(record)}")
         for field in answer._plan.closed_fields(answer):
-            if field.name not in right:
+            label = value_at(right, field.path, NO_VALUE)
+            if label is NO_VALUE:
                 continue
             keys = [key_of(value) for value in field.values]
-            label = right[field.name]
             if key_of(label) not in keys:
                 raise ValueError(
                     f"{shown(label)} is no value of {field.name!r}, which has {shown(field.values)}"

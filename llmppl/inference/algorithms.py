@@ -10,24 +10,25 @@ import inspect
 import itertools
 import math
 import os
-from collections.abc import Callable, Iterable, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Generic, Literal, TypedDict, TypeVar, Unpack
 
 import numpy as np
-from numpy.typing import NDArray
 
-from llmppl.distributions import logsumexp
+from llmppl.distributions import Floats, logsumexp
 from llmppl.inference.expansion import EXPANSIONS, Copies, ExpansionName, Limit, check_model
 from llmppl.inference.particles import Particles
 from llmppl.inference.resampling import DownSample, ResampleBelow, Scheme, systematic
 from llmppl.inference.resuming.checkpoint import Checkpoint
 from llmppl.inference.smc import SMC, Expand, Select, Step, describe, paced_collector
 from llmppl.models.model import Model
+from llmppl.report.probabilities import Probabilities, Share, key_of
 from llmppl.report.progress import Bar
 from llmppl.report.tables import TableView, frame
-from llmppl.support.arguments import count, function, generator, one_of, optional_count, positive
+from llmppl.support.arguments import count, function, generator, name_of, one_of, optional_count, positive
 from llmppl.support.options import check_options, list_options
 from llmppl.support.runtime import Runtime, Stats
 
@@ -211,7 +212,7 @@ class Repeats(Generic[M]):
     """
 
     runs: tuple[Particles[M], ...]
-    log_mls: NDArray[np.float64]
+    log_mls: Floats
     log_ml: float
     log_ml_se: float | None
     stats: Stats
@@ -220,6 +221,33 @@ class Repeats(Generic[M]):
     def spread(self) -> float:
         """Standard deviation of `log_mls`; inf if all particles died in a run."""
         return float(np.std(self.log_mls, ddof=1)) if self.log_mls.min() > -math.inf else math.inf
+
+    def by(self, key: str | Callable[[Any], Any]) -> Probabilities:
+        """Return the posterior probability of each value of a key, as `Particles.by`, over all runs by their Z-hat.
+
+        The standard error is that of the disagreement of the runs, as for `log_ml`.
+        """
+        alive = np.flatnonzero(self.log_mls > -np.inf)
+        if not alive.size:
+            raise ValueError(f"no particle is left in any of {len(self.runs)} runs")
+        values = dict[Hashable, Any]()
+        found = defaultdict[Hashable, Floats](lambda: np.zeros(len(self.runs)))
+        own = defaultdict[Hashable, Floats](lambda: np.zeros(len(self.runs)))
+        for run in alive:
+            for share in self.runs[run].by(key).shares:
+                place = key_of(share.value)
+                values.setdefault(place, share.value)
+                found[place][run] = share.probability
+                own[place][run] = share.se or 0.0
+        shares = []
+        for place, value in values.items():
+            mean, error = mean_over_runs(self.log_mls, found[place], own[place])
+            if error is None:
+                shares.append(Share(value, mean, 0.0, 1.0))
+            else:
+                shares.append(Share(value, mean, se=error))
+        name = key if isinstance(key, str) else name_of(key)
+        return Probabilities(shares, f"{name}: {len(shares)} values of {len(self.runs)} runs")
 
     def to_pandas(self) -> pandas.DataFrame:
         """Return a data frame with a row for each run."""
@@ -287,7 +315,24 @@ def repeat(
     return Repeats(runs, log_mls, log_ml, error_of_mean(log_mls, own), runtime.stats)
 
 
-def error_of_mean(log_mls: NDArray[np.float64], own: NDArray[np.float64]) -> float | None:
+def mean_over_runs(log_mls: Floats, values: Floats, own: Floats) -> tuple[float, float | None]:
+    """Return the mean of the values of R runs, weighted by their Z-hat, and its error as in `error_of_mean`."""
+    R = log_mls.size
+    shares = np.exp(log_mls - logsumexp(log_mls))
+    mean = min(float(shares @ values), 1.0)
+    if np.count_nonzero(shares) < 2:
+        return mean, None
+    without = np.array([np.delete(shares, i) @ np.delete(values, i) / np.delete(shares, i).sum() for i in range(R)])
+    variance = (R - 1) * _widened(R) ** 2 * np.var(without) + 2 / (R - 1) * np.sum((shares * own) ** 2)
+    return mean, float(math.sqrt(variance))
+
+
+def _widened(R: int) -> float:
+    """Return half the 95 % quantile of Student's t of R - 1 degrees of freedom, nearly."""
+    return 1 + 0.9 / (R - 1) + 2.8 / (R - 1) ** 2
+
+
+def error_of_mean(log_mls: Floats, own: Floats) -> float | None:
     """Return the standard error of the log of the mean of R >= 2 estimates with errors of their own, (R,) each.
 
     It is the jackknife, times half the 95 % quantile of Student's t. The own errors count for few runs, which may agree
@@ -297,13 +342,12 @@ def error_of_mean(log_mls: NDArray[np.float64], own: NDArray[np.float64]) -> flo
     if np.count_nonzero(log_mls > -np.inf) < 2:
         return None
     without = np.array([logsumexp(np.delete(log_mls, i)) for i in range(R)])
-    widened = 1 + 0.9 / (R - 1) + 2.8 / (R - 1) ** 2
     shares = np.exp(log_mls - logsumexp(log_mls))
-    variance = (R - 1) * widened**2 * np.var(without) + 2 / (R - 1) * np.sum((shares * own) ** 2)
+    variance = (R - 1) * _widened(R) ** 2 * np.var(without) + 2 / (R - 1) * np.sum((shares * own) ** 2)
     return float(math.sqrt(variance))
 
 
-def _log_mean(runs: Sequence[Particles[Any]]) -> tuple[NDArray[np.float64], float]:
+def _log_mean(runs: Sequence[Particles[Any]]) -> tuple[Floats, float]:
     """Return the log Z-hat of each run, and the log of their mean."""
     log_mls = np.array([particles.log_ml for particles in runs])
     return log_mls, logsumexp(log_mls) - math.log(len(runs))

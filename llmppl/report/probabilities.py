@@ -50,7 +50,7 @@ class Share(NamedTuple):
         p = self.probability
         text = f"{p:.3f}" if p >= CERTAIN or not p else f"{p:.1e}"
         low, high = self.interval or (p, p)
-        if (low, high) == (0.0, 1.0):
+        if self.se is None and (low, high) == (0.0, 1.0):
             return f"{text} (error unknown)"
         if self.se is None:
             return f"{text} ({low:.3f} to {high:.3f})" if high - low > CERTAIN else text

@@ -258,7 +258,10 @@ class Generation:
                 if vars(self).get("error"):
                     raise ValueError(self.error)
                 others = "alternatives and fields have its probabilities"
-                raise AttributeError(f"a loaded answer has no {name.strip('_')}: {others}")
+                if name == "_plan":
+                    name = "conditionals"
+                    others = "generate(lm, prompts, ..., to=, resume=True) returns answers that have them"
+                raise AttributeError(f"a loaded answer has no {name}: {others}")
             _UNKNOWN(self, name)
 
     def __getitem__(self, name: object) -> Any:
@@ -415,6 +418,16 @@ def fields_of(value: Any) -> dict[str, Any]:
 def _part(field: str | None, value: Any) -> Any:
     """Return a field of a value, `NO_VALUE` without it; the value itself for the field None."""
     return value if field is None else fields_of(value).get(field, NO_VALUE)
+
+
+def value_at(value: Any, path: Iterable[str], default: Any) -> Any:
+    """Return the value of a field of a record in a record; the default if there is none, as where names are aliases."""
+    for name in path:
+        fields = fields_of(value)
+        if name not in fields:
+            return default
+        value = fields[name]
+    return value
 
 
 def place_of(value: Any, name: object) -> str:

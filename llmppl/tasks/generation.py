@@ -33,7 +33,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from llmppl.constraints import JsonSchema
-from llmppl.constraints.json.closed import closed_values, places_of, resolved
+from llmppl.constraints.json.closed import Path, closed_fields_of, name_of_path, places_of
 from llmppl.constraints.values import constraint_of
 from llmppl.distributions import NO_RULE, DecisionRule, Rule, is_greedy
 from llmppl.inference.algorithms import importance_sampling, smc_steer
@@ -49,7 +49,7 @@ from llmppl.support.arguments import count, function, generator, is_type, one_of
 from llmppl.support.identity import Identity, identity
 from llmppl.support.options import check_options, list_options
 from llmppl.support.runtime import Runtime, spent
-from llmppl.tasks.answers import Fields, Generation, Generations, fields_of, parser_of
+from llmppl.tasks.answers import Fields, Generation, Generations, parser_of, value_at
 from llmppl.tasks.many import TOGETHER, lanes, recorded
 from llmppl.tasks.results import load_results
 
@@ -277,6 +277,7 @@ def generate(
             if result.index < len(prompt) and result.index not in made:
                 made[result.index] = result.answer
                 result.answer.prompt = prompt[result.index]
+                result.answer._plan = plan              # for its conditionals
     return Generations(made[index] for index in range(len(prompt)))
 
 
@@ -290,17 +291,21 @@ def is_list(prompt: Any) -> bool:
 class ClosedField(NamedTuple):
     """Field of a record with few values, and their probabilities given the rest of the record.
 
-    value : as JSON has it; values : all K values that the schema admits here, as JSON has them
+    value : that of the record; values : all K values that the schema admits here, as JSON has them
     shares : of the values that fit the rest, the most probable first; places : theirs among the values
     before : the context of the value
     """
 
-    name: str
+    path: Path
     value: Any
     values: list[Any]
     shares: list[Share]
     places: list[int]
     before: Context
+
+    @property
+    def name(self) -> str:
+        return name_of_path(self.path)
 
     @property
     def probabilities(self) -> list[float]:
@@ -479,10 +484,10 @@ class Plan:
 
     def conditionals(self, answer: Generation) -> Fields:
         """Return the probabilities of the values of each closed field, given the rest of the answer's text."""
-        values = fields_of(answer.value)
+        values = dict[str, Any]()
         found = dict[str, Probabilities]()
         for field in self.closed_fields(answer):
-            values.setdefault(field.name, field.value)
+            values[field.name] = field.value
             shares = field.shares
             if self.calibration is not None:
                 shares = field.calibrated(self.calibration)
@@ -494,11 +499,11 @@ class Plan:
         if answer.cut or self.schema is None:
             return
         index: Any = cached_index_of(self.records, self.lm.vocab)
-        properties = resolved(self.schema, self.schema).get("properties", {})
+        closed = closed_fields_of(self.schema)
         context = as_context(self.lm, self.context(answer.prompt))
         how = {name: each for name, each in self.program_options.items() if name in _OF_CHOOSE}
-        for name, start, end in places_of(answer.text) if properties else ():
-            values = closed_values(properties.get(name, {}), self.schema) or []
+        for path, start, end in places_of(answer.text) if closed else ():
+            values = closed.get(path, [])
             texts = dict[str, int]()  # to the place of the value
             parsed = dict[int, Any]()
             for place, value in enumerate(values):
@@ -506,7 +511,7 @@ class Plan:
                 text = answer.text[:start] + written + answer.text[end:]
                 with contextlib.suppress(ValueError):  # no value beside this rest
                     index.after(text)
-                    parsed[place] = fields_of(answer._value(text)).get(name, value)
+                    parsed[place] = value_at(answer._value(text), path, value)
                     texts[text] = place
             if texts:
                 choice = choose(self.lm, context, [*texts], tokenization="canonical", **how)
@@ -514,9 +519,9 @@ class Plan:
                 shares = []
                 for share, place in zip(choice.shares, places, strict=True):
                     shares.append(share._replace(value=parsed[place]))
-                written = json.loads(answer.text[start:end])  # if its name is an alias
+                own = value_at(answer.value, path, json.loads(answer.text[start:end]))
                 before = context + answer.text[:start]
-                yield ClosedField(name, written, values, shares, places, before)
+                yield ClosedField(path, own, values, shares, places, before)
 
     def _run(
         self, prompt: Any, rng: np.random.Generator, start: float, before: float

@@ -153,6 +153,27 @@ def test_labels_that_fit_no_question_are_refused(lm):
         fit_calibration(lm, [("x", {"level": "awful"})], QUESTIONS, progress=False)
 
 
+def test_labelled_states_are_not_among_the_examples(lm):
+    examples = [("It was bad.", {"good": False})]
+    with pytest.raises(ValueError, match="state of an example, such as 'It was bad.'"):
+        fit_calibration(lm, [("x", {"good": True}), *examples], QUESTIONS, examples=examples)
+
+
+def test_labels_of_one_answer_choose_no_map(lm):
+    labelled = [(f"It was good {i} times.", {"good": True}) for i in range(24)]
+    calibration = fit_calibration(lm, labelled, {"good": "Was it good?"}, progress=False)
+    assert calibration.maps["good"].kind == "none"
+    assert "all labels are one answer" in repr(calibration)
+
+
+def test_a_report_refuses_labels_of_other_states(lm):
+    decisions = decide(lm, ["a", "b"], {"good": "Was it good?"}, progress=False)
+    labelled = [("a", {"good": True}), ("b", {"good": False})]
+    assert calibration_report(decisions, labelled).records()[0]["n"] == 2
+    with pytest.raises(ValueError, match="label of 'b' is beside the decision about 'a'"):
+        calibration_report(decisions, labelled[::-1])
+
+
 def test_a_fit_takes_no_file_and_names_a_state_without_an_answer(lm):
     with pytest.raises(TypeError, match="fit_calibration takes no think"):
         fit_calibration(lm, [("x", {"good": True})], QUESTIONS, think=3)

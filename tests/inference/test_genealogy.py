@@ -463,6 +463,38 @@ def test_the_mean_of_repeated_runs_is_unbiased_with_a_standard_error():
     assert f"{R} runs" in repr(repeats) and "+-" in repr(repeats)
 
 
+def test_the_values_of_repeated_runs_have_the_error_of_their_disagreement():
+    """Runs of `Rare` that lose the value disagree with those that keep it."""
+    truth = enumerate_exact(Rare()).by("rare")[True]
+    within, num_unseen = [], 0
+    for seed in range(repetitions(200, 30)):
+        runs = repeat(lambda rng: smc_steer(Rare(), 8, 3, rng=rng), 4, seed=seed, progress=False)
+        pooled = np.exp(np.concatenate([p.log_weights for p in runs.runs]))
+        holds = np.array([particle.rare for p in runs.runs for particle in p])
+        found = runs.by("rare")
+        if True not in found:
+            num_unseen += 1
+            continue
+        share = found.share(True)
+        assert share.probability == pytest.approx(pooled[holds].sum() / pooled.sum())
+        within.append(abs(share.probability - truth) < 2 * share.se)
+    assert np.mean(within) > 0.9 - 4.5 * math.sqrt(0.09 / len(within))
+    assert num_unseen < len(within) / 4
+
+
+def test_the_values_of_few_runs_have_no_error():
+    alone = repeat(lambda rng: smc_steer(Rare(), 4, 2, rng=rng), 1, seed=0, progress=False)
+    assert "(error unknown)" in repr(alone.by("rare"))
+
+    class Doomed(Chain):
+        def step(self):
+            self.condition(False)
+
+    doomed = repeat(lambda rng: smc_steer(Doomed(), 4, 2, rng=rng), 2, seed=0, progress=False)
+    with pytest.raises(ValueError, match="no particle is left in any of 2 runs"):
+        doomed.by("state")
+
+
 class Tilted(Model):
     """A coin whose heads weigh 3: Z is 2, one draw gives 3 or 1, and two different draws give 2."""
 

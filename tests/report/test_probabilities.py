@@ -187,7 +187,7 @@ def test_fields_of_any_name_have_probabilities():
         (Share("a", 0.774, se=0.2), "0.774 +- 0.2"), (Share("a", 1.0, se=0.13), "1.000 (0.87 to 1.00)"),
         (Share("a", 2.2e-7, se=0.24), "2.2e-07 (0.00 to 0.24)"), (Share("a", 0.929, se=0.16), "0.929 (0.77 to 1.00)"),
         (Share("a", 0.9997, se=0.0014), "1.000 (0.9983 to 1.0000)"), (Share("a", 1.0, se=0.0), "1.000 +- 0"),
-        (Share("a", 0.5, se=0.7), "0.500 (error unknown)"), (Share("a", 0.3, 0.0, 1.0), "0.300 (error unknown)"),
+        (Share("a", 0.5, se=0.7), "unknown (0.00 to 1.00)"), (Share("a", 0.3, 0.0, 1.0), "0.300 (error unknown)"),
         (Share("a", 0.3, 0.25, 0.5), "0.300 (0.250 to 0.500)"), (Share("a", 0.3), "0.300"),
     ],
 )  # fmt: skip

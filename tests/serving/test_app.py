@@ -216,7 +216,8 @@ def test_more_choices_are_distinct_and_change_no_answer(server, body):
 
 
 def test_json_is_greedy_unless_there_is_a_temperature_or_a_check(server):
-    record = {"type": "object", "properties": {"a": {"enum": [1, 2]}}, "required": ["a"], "additionalProperties": False}
+    record = {"type": "object", "properties": {"a": {"enum": [1, 2]}}, "required": ["a"]}
+    record["additionalProperties"] = False
     checked = {**record, "not": {"required": ["b"]}}
     form = {"response_format": {"type": "json_schema", "json_schema": {"schema": record}}}
     mine, other = {"constraint": {"json_schema": record}}, {"constraint": {"json_schema": checked}}

@@ -215,6 +215,37 @@ def test_conditionals_are_the_probabilities_of_a_closed_field_given_the_rest(met
     assert num_refused                              # by the check at the end
 
 
+class Inner(BaseModel):
+    open: bool
+    level: Literal["a", "b"]
+
+
+class Outer(BaseModel):
+    pet: Literal["x", "y"]
+    words: Inner | None
+
+
+def test_conditionals_of_fields_in_fields_are_those_by_hand():
+    values = {"pet": ["x", "y"], "words.open": [True, False], "words.level": ["a", "b"]}
+    for seed in range(4):
+        before = "a" + "b" * seed
+        lm = table_lm(logits_after, TOKENS)
+        answer = generate(lm, before, Outer, method="best_of", N=8, seed=seed)
+        found = answer.conditionals()
+        names = [name for name in values if "." not in name or answer.value.words]
+        assert [*found] == names
+        for name in names:
+            logs = []
+            for value in values[name]:
+                field = rf'("{name.rpartition(".")[2]}" ?: ?)[^ ,}}]+'
+                text = re.sub(field, rf"\g<1>{json.dumps(value)}", answer.text)
+                logs.append(log_prob_of(text, before))
+            weights = np.exp(logs)
+            shares = [found[name][value] for value in values[name]]
+            assert shares == pytest.approx(weights / weights.sum())
+        assert ("words.open" in repr(found)) == bool(answer.value.words)
+
+
 class Aliased(BaseModel):
     pet: Literal["x", "y"] = Field(alias="a")
 

@@ -62,6 +62,10 @@ def test_a_file_of_answers_continues_where_it_was_left(tmp_path):
     found = answers(path, resume=True, on_answer=again.append)
     assert len(again) == 1 and contents(found) == contents(whole)
     assert contents(answers(path, resume=True, on_answer=again.append)) == contents(whole) and len(again) == 1
+    for answer, other in zip(found, whole, strict=True):         # also of one that was in the file
+        assert answer.conditionals()["b"] == pytest.approx(dict(other.conditionals()["b"]))
+    with pytest.raises(AttributeError, match="has no conditionals: generate"):
+        load_results(path, Pair)[0].answer.conditionals()
     for result, answer in zip(load_results(path, Pair), whole, strict=True):
         assert (result.value, result.probability, result.error) == (answer.value, answer.probability, None)
         assert result.fields == answer.fields

@@ -15,6 +15,7 @@ from llmppl.constraints.json.references import registry_of, resolver_of
 from llmppl.report.probabilities import key_of
 
 MAX_LEVELS = 100  # of a range of integers
+MAX_DEPTH = 6  # of objects in objects
 _BETWEEN = re.compile(r"[\s,:]*")
 _DECODER = json.JSONDecoder()
 
@@ -87,17 +88,57 @@ def _bound(schema: Any, name: str, default: float) -> float:
     return default if isinstance(value, bool) else value
 
 
-def places_of(text: str) -> Iterator[tuple[str, int, int]]:
-    """Yield each field of an object's text with the range of its value. Other texts have none."""
-    if not text.lstrip().startswith("{"):
-        return
-    at = _after(text, text.index("{") + 1)
-    while text[at] != "}":
-        name, at = _DECODER.raw_decode(text, at)
-        start = _after(text, at)
-        _, end = _DECODER.raw_decode(text, start)
-        yield name, start, end
-        at = _after(text, end)
+Path = tuple[str, ...]  # names of fields, from the outermost object to the innermost
+
+
+def closed_fields_of(root: Any) -> dict[Path, list[Any]]:
+    """Return the fields of a schema's objects that have few values, with these values; those in arrays not."""
+    found = dict[Path, list[Any]]()
+    others = set[Path]()
+    waiting = [(root, Path())]
+    while waiting:
+        schema, path = waiting.pop()
+        for part in parts_of(schema, root):
+            for name, field in (part.get("properties") or {}).items():
+                place = (*path, name)
+                values = closed_values(field, root)
+                if values:
+                    found.setdefault(place, []).extend(values)
+                else:
+                    others.add(place)
+                    if len(place) < MAX_DEPTH:  # a schema may contain itself
+                        waiting.append((field, place))
+    closed = dict[Path, list[Any]]()
+    for place, values in found.items():
+        if place not in others:
+            closed[place] = [*{key_of(each): each for each in values}.values()]
+    return closed
+
+
+def name_of_path(path: Path) -> str:
+    """Return the name of a field in an object, as `Particles.field` takes it."""
+    text = "".join(f".{name}" if name.isidentifier() else f"[{name!r}]" for name in path)
+    return path[0] if len(path) == 1 else text.removeprefix(".")
+
+
+def places_of(text: str) -> Iterator[tuple[Path, int, int]]:
+    """Yield each field of the objects of a text with the range of its value, the inner fields after the outer one.
+
+    Texts of other values, and objects in arrays, have none.
+    """
+    waiting = [(Path(), _after(text, 0))]
+    while waiting:
+        path, at = waiting.pop()
+        if not text.startswith("{", at):
+            continue
+        at = _after(text, at + 1)
+        while text[at] != "}":
+            name, at = _DECODER.raw_decode(text, at)
+            start = _after(text, at)
+            _, end = _DECODER.raw_decode(text, start)
+            yield (*path, name), start, end
+            waiting.append(((*path, name), start))
+            at = _after(text, end)
 
 
 def _after(text: str, at: int) -> int:
