@@ -90,7 +90,7 @@ def values():
         pathlib.PurePosixPath("a"), pathlib.PurePosixPath("b"), Colour.RED, Colour.BLUE, Point(1), Point(2),
         Point(large), Point(other),
         Point(tensor(1)), Point(tensor(2)), NoRepr(1), NoRepr(2), NoRepr({"a", "b"}), NoRepr({"a", "c"}),
-        Slots(1, 2), Slots(2, 1), linked("a"), linked("b"), len, print, NoRepr, Point, functools.partial(pow, 2),
+        Slots(1, 2), Slots(2, 1), linked("a"), linked("b"), len, abs, NoRepr, Point, functools.partial(pow, 2),
         functools.partial(pow, 3), types.SimpleNamespace(a=1), types.SimpleNamespace(a=2),
         collections.OrderedDict(a=1, b=2), collections.OrderedDict(b=2, a=1), collections.Counter("aab"),
         np.random.default_rng(0), np.random.default_rng(1), range(3), range(4), slice(1),
