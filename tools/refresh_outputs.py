@@ -7,7 +7,7 @@ under `<!-- not run: reason -->` is skipped. A block under `<!-- model: smollm2 
 installed; the tool then prints a line. `git diff` shows the changes.
 
 `<!-- table: FILE NUMBER COLUMN ... -->` and `<!-- end -->` enclose a table of a file of benchmarks/results, with the
-columns of these numbers, or all of them. Its command, machine and day follow.
+columns of these numbers, or all of them. `<!-- source: FILE -->` encloses its command, machine and day.
 """
 
 import contextlib
@@ -32,6 +32,8 @@ PARTS = re.compile(
 
 TABLE = re.compile(r"<!-- table: (?P<file>\S+) (?P<number>\d+)(?P<columns>[ \d]*) -->\n.*?<!-- end -->", re.DOTALL)
 
+SOURCE = re.compile(r"<!-- source: (?P<file>\S+) -->\n.*?<!-- end -->", re.DOTALL)
+
 
 def table(match: re.Match[str]) -> str:
     """Return a table of a file of results as Markdown, with the lines that enclose it."""
@@ -44,8 +46,20 @@ def table(match: re.Match[str]) -> str:
         lines.append(f"| {' | '.join(cells)} |")
     lines.insert(1, "|---" * len(numbers) + "|")
     head = match[0].split("\n", 1)[0]
-    source = f"`{found['command']}`; {found['machine']}; {found['date']}; `benchmarks/results/{match['file']}`."
-    return "\n".join([head, *lines, "", source, "<!-- end -->"])
+    return "\n".join([head, *lines, "<!-- end -->"])
+
+
+def source(match: re.Match[str]) -> str:
+    """Return the source of the tables of a file: its command, without folders of data, its machine and its day."""
+    found = json.loads((ROOT / "benchmarks" / "results" / match["file"]).read_text(encoding="utf-8"))
+    command = re.sub(r" --out \S+|\S*\.\./(\S+/)?(?=\w)", "", found["command"])
+    text = f"`results/{match['file']}`, {found['date']}: `{command}`; {found['machine']}."
+    return "\n".join([match[0].split("\n", 1)[0], text, "<!-- end -->"])
+
+
+def with_tables(text: str) -> str:
+    """Return a document with the tables of results and their sources."""
+    return SOURCE.sub(source, TABLE.sub(table, text))
 
 
 def refreshed(text: str, path: Path) -> str:
@@ -78,7 +92,7 @@ def refreshed(text: str, path: Path) -> str:
         printed[-1] = "\n".join(line.rstrip() for line in out.getvalue().splitlines())
         return match[0]
 
-    return TABLE.sub(table, PARTS.sub(part, text))
+    return with_tables(PARTS.sub(part, text))
 
 
 def main() -> None:

@@ -1,10 +1,11 @@
 """Pages of the site that are not in docs/: a hook of mkdocs.
 
-The notebooks of examples/ become pages, with their outputs, and some documents of other folders are copied. Links
-between all of these change with their places. `Lists` is an extension of griffe, which reads the docstrings for the
-reference.
+The notebooks of examples/ become pages, with their outputs, its programs one page, and some documents of other folders
+are copied. Links between all of these change with their places, and the name of a program becomes a link. `Lists` is an
+extension of griffe, which reads the docstrings for the reference.
 """
 
+import ast
 import json
 import re
 from importlib.metadata import version
@@ -16,6 +17,7 @@ from mkdocs.structure.files import File, Files
 
 ROOT = Path(__file__).resolve().parent.parent
 COPIED = {"benchmarks/README.md": "benchmarks.md", "SECURITY.md": "security.md", "CHANGELOG.md": "changelog.md"}
+EXAMPLE = re.compile(r"`examples/(\w+)\.py( [^`]*)?`")
 NOTEBOOK = re.compile(r"\]\((?:\.\./examples/)?(\w+)\.ipynb")
 ATTRIBUTE = re.compile(r"^(\w+(?:, \w+)*) : (?=\S.*)", re.MULTILINE)
 SECTION = re.compile(r"^\w[\w ]*\n-{3,}$", re.MULTILINE)
@@ -54,6 +56,17 @@ def notebook_page(path: Path) -> str:
     return "\n\n".join(parts) + "\n"
 
 
+def examples_page() -> str:
+    """Return the programs of examples/ as Markdown, each with its description above its code."""
+    parts = ["# Examples", "Complete programs: `python examples/NAME.py --quick` runs one in seconds."]
+    for path in sorted((ROOT / "examples").glob("*.py")):
+        source = path.read_text(encoding="utf-8")
+        description = ast.get_docstring(ast.parse(source)) or ""
+        code = source.split('"""', 2)[2].strip()
+        parts += [f"## {path.stem}", description, f"```python\n{code}\n```"]
+    return "\n\n".join(parts) + "\n"
+
+
 def on_config(config: Any) -> Any:
     """Show the version of the package beside its name."""
     config.site_name = f"llmppl {version('llmppl-smc')}"
@@ -61,7 +74,8 @@ def on_config(config: Any) -> Any:
 
 
 def on_files(files: Files, config: Any) -> Files:
-    """Add the notebooks and the documents of other folders."""
+    """Add the notebooks, the programs and the documents of other folders."""
+    files.append(File.generated(config, "examples.md", content=examples_page()))
     for path, page in COPIED.items():
         text = (ROOT / path).read_text(encoding="utf-8")
         files.append(File.generated(config, page, content=re.sub(r"\]\((\.\./)?docs/", "](", text)))
@@ -75,6 +89,7 @@ def on_page_markdown(markdown: str, **page: Any) -> str:
     """Lead links to copied documents and notebooks to their pages."""
     for path, name in COPIED.items():
         markdown = re.sub(rf"\]\((\.\./)?{re.escape(path)}", f"]({name}", markdown)
+    markdown = EXAMPLE.sub(r"[\g<0>](examples.md#\1)", markdown)
     return NOTEBOOK.sub(r"](\1.md", markdown)
 
 
