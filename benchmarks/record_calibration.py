@@ -1,6 +1,6 @@
 """Calibrated records: the effect of `fit_record_calibration` on the closed field of a record.
 
-    python benchmarks/record_calibration.py SET.jsonl ... --out FILE        # SmolLM2, twenty minutes of one core
+    python benchmarks/record_calibration.py SET.jsonl ... --out FILE        # SmolLM2, a quarter of an hour
 
 Records and prompts are those of record_confidence.py: a gist of the text, and then its label. The calibration is fitted
 on lines of the fit split, and the table shows lines of the test split. "Answer" is the label of the greedy record, and

@@ -1,6 +1,6 @@
 """Records a CPU second and their validity, beside `generate` of transformers with the masks of other libraries.
 
-    python benchmarks/record_peers.py [--records 24] [--out FILE]           # SmolLM2, twenty minutes of one core
+    python benchmarks/record_peers.py [--records 24] [--out FILE]           # SmolLM2, 45 minutes of one core
 
 The records are those of record_cost.py, with the bounds of its numbers. Each library reads the same JSON schema and
 runs the same model of transformers on one thread. Every row decodes greedily, except "best_of", which has
