@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 # isort: off
 from llmppl.support.lazy import lazy_names
 
-__version__ = "0.2.0"
+__version__ = "0.3.0"
 
 if TYPE_CHECKING:                                       # the same names again, for type checkers
     from llmppl.constraints import EOS, Grammar, JsonSchema, Regex, TokenIndex, Values, Vocabulary
