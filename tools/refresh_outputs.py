@@ -7,7 +7,7 @@ under `<!-- not run: reason -->` is skipped. A block under `<!-- model: smollm2 
 installed; the tool then prints a line. `git diff` shows the changes.
 
 `<!-- table: FILE NUMBER COLUMN ... -->` and `<!-- end -->` enclose a table of a file of benchmarks/results, with the
-columns of these numbers, or all of them. `<!-- source: FILE -->` encloses its command, machine and day.
+columns of these numbers, or all of them. `<!-- source: FILE -->` encloses its day, command and packages.
 """
 
 import contextlib
@@ -50,10 +50,11 @@ def table(match: re.Match[str]) -> str:
 
 
 def source(match: re.Match[str]) -> str:
-    """Return the source of the tables of a file: its command, without folders of data, its machine and its day."""
+    """Return the source of the tables of a file: its day, its command without folders of data, and its packages."""
     found = json.loads((ROOT / "benchmarks" / "results" / match["file"]).read_text(encoding="utf-8"))
     command = re.sub(r" --out \S+|\S*\.\./(\S+/)?(?=\w)", "", found["command"])
-    text = f"`results/{match['file']}`, {found['date']}: `{command}`; {found['machine']}."
+    packages = found["machine"].partition(", Python ")[2]
+    text = f"`results/{match['file']}`, {found['date']}: `{command}`; Python {packages}."
     return "\n".join([match[0].split("\n", 1)[0], text, "<!-- end -->"])
 
 
