@@ -317,34 +317,37 @@ def repeat(
 
 def mean_over_runs(log_mls: Floats, values: Floats, own: Floats) -> tuple[float, float | None]:
     """Return the mean of the values of R runs, weighted by their Z-hat, and its error as in `error_of_mean`."""
-    R = log_mls.size
     shares = np.exp(log_mls - logsumexp(log_mls))
     mean = min(float(shares @ values), 1.0)
     if np.count_nonzero(shares) < 2:
         return mean, None
-    without = np.array([np.delete(shares, i) @ np.delete(values, i) / np.delete(shares, i).sum() for i in range(R)])
-    variance = (R - 1) * _widened(R) ** 2 * np.var(without) + 2 / (R - 1) * np.sum((shares * own) ** 2)
-    return mean, float(math.sqrt(variance))
+    without = []
+    for run in range(log_mls.size):
+        others = np.delete(shares, run)
+        without.append(others @ np.delete(values, run) / others.sum())
+    return mean, _jackknife(without, shares * own)
 
 
-def _widened(R: int) -> float:
-    """Return half the 95 % quantile of Student's t of R - 1 degrees of freedom, nearly."""
-    return 1 + 0.9 / (R - 1) + 2.8 / (R - 1) ** 2
+def _jackknife(without: Sequence[float], own: Floats) -> float:
+    """Return the standard error of an estimate from R runs, by (R,) estimates without each run.
+
+    It is the jackknife, times half the 95 % quantile of Student's t. The own errors of the runs, (R,), as parts of the
+    estimate, count for few runs, which may agree by chance.
+    """
+    R = len(without)
+    widened = 1 + 0.9 / (R - 1) + 2.8 / (R - 1) ** 2
+    variance = (R - 1) * widened**2 * np.var(without)
+    variance += 2 / (R - 1) * np.sum(own**2)
+    return float(math.sqrt(variance))
 
 
 def error_of_mean(log_mls: Floats, own: Floats) -> float | None:
-    """Return the standard error of the log of the mean of R >= 2 estimates with errors of their own, (R,) each.
-
-    It is the jackknife, times half the 95 % quantile of Student's t. The own errors count for few runs, which may agree
-    by chance.
-    """
-    R = log_mls.size
+    """Return the standard error of the log of the mean of R >= 2 estimates with errors of their own, (R,) each."""
     if np.count_nonzero(log_mls > -np.inf) < 2:
         return None
-    without = np.array([logsumexp(np.delete(log_mls, i)) for i in range(R)])
+    without = [logsumexp(np.delete(log_mls, run)) for run in range(log_mls.size)]
     shares = np.exp(log_mls - logsumexp(log_mls))
-    variance = (R - 1) * _widened(R) ** 2 * np.var(without) + 2 / (R - 1) * np.sum((shares * own) ** 2)
-    return float(math.sqrt(variance))
+    return _jackknife(without, shares * own)
 
 
 def _log_mean(runs: Sequence[Particles[Any]]) -> tuple[Floats, float]:
