@@ -21,14 +21,15 @@ import functools
 import json
 import math
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from llmppl.constraints.json.closed import closed_fields_of, name_of_path
+from llmppl.constraints.json.closed import Path as FieldPath
+from llmppl.constraints.json.closed import closed_values_at, name_of_path
 from llmppl.decisions.measures import Outcome, measures
 from llmppl.distributions import Floats, Ints
 from llmppl.lm import CachedTransformer
@@ -275,7 +276,8 @@ class Calibration(TableView):
 
     def check_records(self, lm: CachedTransformer, schema: Any) -> None:
         """Compare the setting with that of records of a schema. ValueError if it is another."""
-        self.check(setting_of_records(lm, schema))
+        paths = self.receipt["setting"].get("paths", [])
+        self.check(setting_of_records(lm, schema, [tuple(path) for path in paths]))
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the calibration as JSON."""
@@ -344,11 +346,13 @@ def model_name(lm: CachedTransformer) -> str:
     return f"{name}, {len(lm.vocab)} tokens, {getattr(lm.engine, 'dtype', 'float32')}"
 
 
-def setting_of_records(lm: CachedTransformer, schema: Any) -> dict[str, Any]:
-    """Return what a calibration of the closed fields of records depends on, as data for JSON."""
+def setting_of_records(
+    lm: CachedTransformer, schema: Any, paths: Iterable[FieldPath]
+) -> dict[str, Any]:
+    """Return the model and the values of some closed fields of records, as data for JSON."""
     asked = {}
-    for path, values in closed_fields_of(schema).items():
-        asked[name_of_path(path)] = digest((values,))
+    for path in paths:
+        asked[name_of_path(path)] = digest((closed_values_at(schema, path),))
     return {"model": model_name(lm), "layout": "records", "questions": asked}
 
 

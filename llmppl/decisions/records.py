@@ -7,6 +7,8 @@ from typing import Any
 
 from pydantic_core import to_jsonable_python
 
+from llmppl.constraints.json.closed import Path as FieldPath
+from llmppl.constraints.values import constraint_of
 from llmppl.decisions.calibration import (
     Calibration,
     Reading,
@@ -17,7 +19,7 @@ from llmppl.decisions.calibration import (
 from llmppl.inference.particles import NO_VALUE
 from llmppl.lm import CachedTransformer
 from llmppl.report.probabilities import key_of
-from llmppl.support.arguments import shown
+from llmppl.support.arguments import is_type, shown
 from llmppl.tasks.answers import value_at
 from llmppl.tasks.generation import generate
 
@@ -50,34 +52,39 @@ def fit_record_calibration(
     'dog'
     """
     items = [*labelled]
+    records = []
     for each in items:
         if not isinstance(each, tuple | list) or len(each) != 2:
-            raise TypeError(f"labelled must be a list of (prompt, right record), with no {shown(each)}")
+            wanted = "must be a list of (prompt, right record)"
+            raise TypeError(f"labelled {wanted}, with no {shown(each)}")
+        records.append(to_jsonable_python(each[1]))
+        if not isinstance(records[-1], dict):
+            wanted = "must be a dict or an object of the type"
+            raise TypeError(f"a right record {wanted}, not {shown(each[1])}")
     answers = generate(lm, [prompt for prompt, _ in items], constraint, **how)
     readings = dict[str, list[Reading]]()
-    setting: dict[str, Any] = {"questions": {}}
-    for answer, (prompt, record) in zip(answers, items, strict=True):
+    paths = dict[str, FieldPath]()  # of all closed fields
+    for answer, record in zip(answers, records, strict=True):
         if answer.error:
-            raise ValueError(f"there is no record after {shown(prompt)}: {answer.error}")
-        setting = setting_of_records(lm, answer._plan.schema)
-        right = to_jsonable_python(record)
-        if not isinstance(right, dict):
-            raise TypeError(f"a right record must be a dict or an object of the type, not {shown(record)}")
-        for field in answer._plan.closed_fields(answer):
-            label = value_at(right, field.path, NO_VALUE)
+            raise ValueError(f"there is no record after {shown(answer.prompt)}: {answer.error}")
+        for field in answer.closed_fields():
+            paths[field.name] = field.path
+            label = value_at(record, field.path, NO_VALUE)
             if label is NO_VALUE:
                 continue
             keys = [key_of(value) for value in field.values]
             if key_of(label) not in keys:
-                raise ValueError(
-                    f"{shown(label)} is no value of {field.name!r}, which has {shown(field.values)}"
-                )
+                has = f"which has {shown(field.values)}"
+                raise ValueError(f"{shown(label)} is no value of {field.name!r}, {has}")
             place = keys.index(key_of(label))
             reading = Reading(field.probabilities, sketch(field.before.log_probs()), place)
             readings.setdefault(field.name, []).append(reading)
     if not readings:
-        names = ", ".join(setting["questions"])
-        raise ValueError(
-            f"labelled has no label of a closed field; those of the constraint are: {names or 'none'}"
-        )
-    return calibration_of(setting, readings)
+        names = ", ".join(paths) or "none"
+        raise ValueError(f"labelled has no label of a closed field; those of its records are: {names}")
+    fitted = [paths[name] for name in readings]
+    kind: Any = constraint
+    if is_type(constraint):
+        kind = constraint_of(constraint)
+    setting = setting_of_records(lm, kind.schema, fitted)
+    return calibration_of({**setting, "paths": fitted}, readings)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 import html
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from llmppl.constraints.values import constraint_of
@@ -208,6 +208,11 @@ class Generation:
         'cat'
         """
         found: Fields = self._plan.conditionals(self)
+        return found
+
+    def closed_fields(self) -> Iterator[Any]:
+        """Yield the closed fields as `llmppl.tasks.generation.ClosedField`, without a calibration."""
+        found: Iterator[Any] = self._plan.closed_fields(self)
         return found
 
     # ---- as data

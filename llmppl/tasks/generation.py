@@ -33,7 +33,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from llmppl.constraints import JsonSchema
-from llmppl.constraints.json.closed import Path, closed_fields_of, name_of_path, places_of
+from llmppl.constraints.json.closed import Path, closed_values_at, name_of_path, places_of
 from llmppl.constraints.values import constraint_of
 from llmppl.distributions import NO_RULE, DecisionRule, Rule, is_greedy
 from llmppl.inference.algorithms import importance_sampling, smc_steer
@@ -362,6 +362,7 @@ class Plan:
         self.seed = seed
         self.records = constraint_of(self.options) if is_type(self.options) else self.options
         self.schema = self.records.schema if isinstance(self.records, JsonSchema) else None
+        self._values = dict[Path, list[Any]]()  # of the closed fields
         self.calibration = options.get("calibration")
         if self.calibration is not None:
             if self.schema is None or not hasattr(self.calibration, "check_records"):
@@ -499,11 +500,12 @@ class Plan:
         if answer.cut or self.schema is None:
             return
         index: Any = cached_index_of(self.records, self.lm.vocab)
-        closed = closed_fields_of(self.schema)
         context = as_context(self.lm, self.context(answer.prompt))
         how = {name: each for name, each in self.program_options.items() if name in _OF_CHOOSE}
-        for path, start, end in places_of(answer.text) if closed else ():
-            values = closed.get(path, [])
+        for path, start, end in places_of(answer.text):
+            if path not in self._values:
+                self._values[path] = closed_values_at(self.schema, path)
+            values = self._values[path]
             texts = dict[str, int]()  # to the place of the value
             parsed = dict[int, Any]()
             for place, value in enumerate(values):

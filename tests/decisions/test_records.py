@@ -70,7 +70,7 @@ def test_a_calibration_of_records_is_right_on_other_records(calibration, tmp_pat
 def test_a_calibrated_field_is_the_map_of_its_conditional():
     schema = JsonSchema(Pet)
     temperature = Map("temperature", 0.5, np.zeros(3))
-    receipt = {"setting": setting_of_records(LM, schema.schema), "questions": {}}
+    receipt = {"setting": setting_of_records(LM, schema.schema, []), "questions": {}}
     calibration = Calibration({"kind of pet": temperature}, receipt)
     prompt, _ = items(1, 2)[0]
     plain = generate(LM, prompt, schema).conditionals()
@@ -79,6 +79,22 @@ def test_a_calibrated_field_is_the_map_of_its_conditional():
     for value, root in roots.items():
         assert found["kind of pet"][value] == pytest.approx(root / sum(roots.values()))
     assert found["big"] == pytest.approx(dict(plain["big"]))            # has no map
+
+
+def test_a_calibration_of_a_schema_has_the_paths_of_its_fields(tmp_path):
+    inner = {"type": "object", "properties": {"b": {"enum": [1, 2]}}, "required": ["b"]}
+    schema = {"type": "object", "properties": {"a": inner}, "required": ["a"]}
+    for part in (inner, schema):
+        part["additionalProperties"] = False
+    labelled = [(f"{i}: ", {"a": {"b": 1 + i % 2}}) for i in range(4)]
+    calibration = fit_record_calibration(LM, labelled, JsonSchema(schema), progress=False)
+    calibration.save(tmp_path / "c.json")
+    loaded = Calibration.load(tmp_path / "c.json")
+    assert [*loaded.maps] == ["a.b"]
+    assert generate(LM, "5: ", JsonSchema(schema), calibration=loaded).conditionals()["a.b"]
+    inner["properties"]["b"] = {"enum": [1, 3]}
+    with pytest.raises(ValueError, match="another question 'a.b'"):
+        generate(LM, "5: ", JsonSchema(schema), calibration=loaded)
 
 
 def test_values_that_do_not_fit_the_rest_keep_the_probability_zero():
@@ -91,7 +107,7 @@ def test_values_that_do_not_fit_the_rest_keep_the_probability_zero():
         "additionalProperties": False,
         "anyOf": kinds,
     })  # fmt: skip
-    receipt = {"setting": setting_of_records(LM, schema.schema), "questions": {}}
+    receipt = {"setting": setting_of_records(LM, schema.schema, []), "questions": {}}
     calibration = Calibration({"b": Map("biases", 1.0, np.array([5.0, 0.0, 5.0]))}, receipt)
     answer = generate(LM, "Numbers: ", schema, calibration=calibration)
     plain = generate(LM, "Numbers: ", schema).conditionals()["b"]

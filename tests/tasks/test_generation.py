@@ -246,6 +246,31 @@ def test_conditionals_of_fields_in_fields_are_those_by_hand():
         assert ("words.open" in repr(found)) == bool(answer.value.words)
 
 
+def test_conditionals_of_equal_paths_stay_apart():
+    inner = {"type": "object", "properties": {"b": {"enum": ["x"]}}, "required": ["b"]}
+    schema = {
+        "type": "object",
+        "properties": {"a.b": {"enum": ["x", "y"]}, "a": inner | {"additionalProperties": False}},
+        "required": ["a.b", "a"],
+        "additionalProperties": False,
+    }
+    characters = [bytes([each]) for each in range(32, 127)]
+    lm = table_lm(lambda ids: np.zeros(len(characters) + 1), characters)
+    found = generate(lm, "a", JsonSchema(schema), max_tokens=60).conditionals()
+    assert {name: {*of} for name, of in found.items()} == {'["a.b"]': {"x", "y"}, "a.b": {"x"}}
+
+
+def test_conditionals_of_a_schema_that_contains_itself_are_those_of_the_text():
+    """A walk over all paths of the schema would not end: an object has twelve fields of its own kind."""
+    fields = {f"n{i}": {"anyOf": [{"$ref": "#"}, {"type": "null"}]} for i in range(12)}
+    schema = {"type": "object", "properties": {"a": {"enum": ["x", "y"]}, **fields}, "required": ["a"]}
+    schema["additionalProperties"] = False
+    characters = [bytes([each]) for each in range(32, 127)]
+    lm = table_lm(lambda ids: np.where(np.arange(len(characters) + 1) == 93, 9.0, 0.0), characters)
+    found = generate(lm, "a", JsonSchema(schema), max_tokens=80).conditionals()
+    assert {*found["a"]} == {"x", "y"}
+
+
 class Aliased(BaseModel):
     pet: Literal["x", "y"] = Field(alias="a")
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Iterator
+from collections.abc import Hashable, Iterator
 from fractions import Fraction
 from typing import Any
 
@@ -15,7 +15,6 @@ from llmppl.constraints.json.references import registry_of, resolver_of
 from llmppl.report.probabilities import key_of
 
 MAX_LEVELS = 100  # of a range of integers
-MAX_DEPTH = 6  # of objects in objects
 _BETWEEN = re.compile(r"[\s,:]*")
 _DECODER = json.JSONDecoder()
 
@@ -28,7 +27,7 @@ def parts_of(schema: Any, root: Any) -> list[Any]:
 
 
 def resolved(schema: Any, root: Any) -> Any:
-    """Return a schema, or the definition to which it refers; an empty one for True, False and what is not there."""
+    """Return a schema, or the definition to which it refers. True, False and a missing definition give an empty one."""
     found = schema
     if isinstance(schema, dict) and "$ref" in schema:
         resolver = resolver_of(root, registry_of(root, None, []))
@@ -91,34 +90,32 @@ def _bound(schema: Any, name: str, default: float) -> float:
 Path = tuple[str, ...]  # names of fields, from the outermost object to the innermost
 
 
-def closed_fields_of(root: Any) -> dict[Path, list[Any]]:
-    """Return the fields of a schema's objects that have few values, with these values; those in arrays not."""
-    found = dict[Path, list[Any]]()
-    others = set[Path]()
-    waiting = [(root, Path())]
-    while waiting:
-        schema, path = waiting.pop()
-        for part in parts_of(schema, root):
-            for name, field in (part.get("properties") or {}).items():
-                place = (*path, name)
-                values = closed_values(field, root)
-                if values:
-                    found.setdefault(place, []).extend(values)
-                else:
-                    others.add(place)
-                    if len(place) < MAX_DEPTH:  # a schema may contain itself
-                        waiting.append((field, place))
-    closed = dict[Path, list[Any]]()
-    for place, values in found.items():
-        if place not in others:
-            closed[place] = [*{key_of(each): each for each in values}.values()]
-    return closed
+def closed_values_at(root: Any, path: Path) -> list[Any]:
+    """Return all values that a schema admits in a field of its objects; none if they are not a few."""
+    schemas = [root]
+    for name in path:
+        inner = []
+        for schema in schemas:
+            for part in parts_of(schema, root):
+                properties = part.get("properties") or {}
+                if name in properties:
+                    inner.append(properties[name])
+        schemas = inner
+    values = dict[Hashable, Any]()
+    for schema in schemas:
+        found = closed_values(schema, root)
+        if found is None:
+            return []
+        values |= {key_of(each): each for each in found}
+    return [*values.values()]
 
 
 def name_of_path(path: Path) -> str:
-    """Return the name of a field in an object, as `Particles.field` takes it."""
-    text = "".join(f".{name}" if name.isidentifier() else f"[{name!r}]" for name in path)
-    return path[0] if len(path) == 1 else text.removeprefix(".")
+    """Return the name of a field of an object: `pet`, `pet.kind`, or `["pet.kind"]` where its own name has a dot."""
+    if len(path) == 1 and not set(path[0]) & {".", "["}:
+        return path[0]
+    parts = [f".{name}" if name.isidentifier() else f"[{json.dumps(name)}]" for name in path]
+    return "".join(parts).removeprefix(".")
 
 
 def places_of(text: str) -> Iterator[tuple[Path, int, int]]:
