@@ -14,6 +14,7 @@ from llmppl.constraints.automata.rewrites import (
 from llmppl.constraints.constraint import Constraint, Index, Recognizer, TabledRecognizer, VocabularyLike
 from llmppl.constraints.json import JsonSchema
 from llmppl.constraints.lark import Grammar
+from llmppl.constraints.machine import Part, Special, part_of
 from llmppl.constraints.masks import END, PrecomputedIndex, TokenIndex
 from llmppl.constraints.pattern import Pattern
 from llmppl.constraints.values import Values, constraint_of, index_of
@@ -23,11 +24,11 @@ from llmppl.constraints.vocabulary import (
 from llmppl.support import lazy
 
 __all__ = [
-    "alignment", "any_case", "any_whitespace", "Canonical", "CanonicalState", "Constraint", "constraint_of", "DFA",
-    "Edit", "email", "encode_fragment", "END", "EndOfText", "EOS", "Grammar", "Index",
-    "index_of", "ipv4", "iso_date", "iso_datetime", "iso_time", "JsonSchema", "number_range",
-    "optional_punctuation", "Pattern", "phone", "PrecomputedIndex", "Recognizer", "Regex", "rewrite", "synonyms",
-    "TabledRecognizer", "Text", "Token", "TokenIndex", "TooLarge", "UnsupportedTokenizer", "url", "uuid", "Values",
-    "Vocabulary", "VocabularyLike", "within",
+    "alignment", "any_case", "any_whitespace", "Canonical", "CanonicalState", "Constraint", "constraint_of",
+    "DFA", "Edit", "email", "encode_fragment", "END", "EndOfText", "EOS", "Grammar", "Index", "index_of",
+    "ipv4", "iso_date", "iso_datetime", "iso_time", "JsonSchema", "number_range",
+    "optional_punctuation", "Part", "part_of", "Pattern", "phone", "PrecomputedIndex", "Recognizer", "Regex",
+    "rewrite", "Special", "synonyms", "TabledRecognizer", "Text", "Token", "TokenIndex", "TooLarge",
+    "UnsupportedTokenizer", "url", "uuid", "Values", "Vocabulary", "VocabularyLike", "within",
 ]  # fmt: skip
 __dir__ = lazy.public_names(__name__)

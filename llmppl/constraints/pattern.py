@@ -15,9 +15,12 @@ from typing import Any
 import numpy as np
 
 from llmppl.constraints.constraint import Bools, Index, VocabularyLike, without_bytes
+from llmppl.constraints.machine.machine import Continuation, Hypothesis, Item
+from llmppl.constraints.machine.parts import Part
+from llmppl.constraints.machine.units import StateUnit
 from llmppl.support.arguments import shown
 from llmppl.support.graphs import Memo
-from llmppl.support.shared import Shared
+from llmppl.support.locks import cached_property
 
 regex: Any = import_module("regex")                 # it has no types
 _CLASS = r"\[\^?\]?(?:\\.|\[:\w+:\]|[^\]\\])*\]"
@@ -31,7 +34,7 @@ MAX_COPIES, MAX_SECONDS = 200_000, 5                # of items of a pattern, at 
 _EDGES = regex.compile(r"\\[bBmMzZXG]|\$|\(\?<[!=]")
 
 
-class Pattern(Shared):
+class Pattern(Part):
     """The texts that `regex.fullmatch(pattern, text, flags)` accepts: `Pattern(r"(\\w+) and \\1")`.
 
     Programs test only the tokens that they draw (rejection, with exact weights). Use a `Regex` where it takes the
@@ -74,6 +77,20 @@ class Pattern(Shared):
     def index(self, vocab: VocabularyLike) -> Index:
         return _PatternIndex(self, vocab)
 
+    # ---- as a part of a composition
+
+    is_opaque = True
+
+    @cached_property
+    def _unit(self) -> StateUnit:
+        return StateUnit(_Prefixes(self))
+
+    def begin(self, after: Continuation) -> list[Item]:
+        return [Hypothesis(self._unit, self._unit.number(b""), after)]
+
+    def least_bytes(self, alone: Bools) -> float:
+        return np.inf
+
 
 def _check_copies(pattern: str) -> None:
     """Check how often `regex` copies items: it reads `(?:a{3}b){2,5}` as `aaabaaab(?:aaab){0,3}`."""
@@ -100,24 +117,23 @@ def _looser(pattern: str, flags: int) -> Any:
         return regex.compile("(?s).*")
 
 
-class _PatternIndex(Index):
-    """Index of a Pattern; a state is the bytes of the text, None after an eos."""
+class _Prefixes:
+    """Recognizer of a Pattern; a state is the bytes of the text."""
 
     start = b""
 
-    def __init__(self, constraint: Pattern, vocab: VocabularyLike) -> None:
-        self.constraint, self.vocab, self._never = constraint, vocab, without_bytes(vocab)
-        self._masks = Memo(self._find, 256)
-        self._firsts: Memo[tuple[bytes, float], bool]       # by the text with the first byte of a token
-        self._firsts = Memo(lambda key: self._begins(*key), 4096)
+    def __init__(self, constraint: Pattern) -> None:
+        self.constraint = constraint
 
-    def fits(self, state: bytes | None, token: int, end: float = np.inf) -> bool:
-        if state is None or token in self._never:
-            return token in self.vocab.eos_ids and self.accepts(state)
-        data = self.vocab.tokens[token]
-        return bool(data) and self._firsts[state + data[:1], end] and self._begins(state + data, end)
+    def step(self, state: bytes, byte: int) -> bytes | None:
+        after = state + bytes((byte,))
+        return after if self.begins(after, np.inf) else None
 
-    def _begins(self, data: bytes, end: float) -> bool:
+    def accepts(self, state: bytes) -> bool:
+        return state.decode("utf-8", "surrogateescape") in self.constraint
+
+    def begins(self, data: bytes, end: float) -> bool:
+        """Return True if a match may begin with the bytes, by CPU time `end`."""
         begins = partial(self.constraint.matches, partial=True, end=min(end, thread_time() + 1))
         try:
             return begins(data.decode())
@@ -128,8 +144,29 @@ class _PatternIndex(Index):
         chars = _OTHERS + text + text.swapcase()
         return self.constraint.names_others or any(begins(text + char) for char in chars if not char.isascii())
 
+
+class _PatternIndex(Index):
+    """Index of a Pattern; a state is the bytes of the text, None after an eos."""
+
+    start = b""
+
+    def __init__(self, constraint: Pattern, vocab: VocabularyLike) -> None:
+        self.constraint = constraint
+        self.vocab = vocab
+        self._never = without_bytes(vocab)
+        self._prefixes = _Prefixes(constraint)
+        self._masks = Memo(self._find, 256)
+        self._firsts: Memo[tuple[bytes, float], bool]       # by the text with the first byte of a token
+        self._firsts = Memo(lambda key: self._prefixes.begins(*key), 4096)
+
+    def fits(self, state: bytes | None, token: int, end: float = np.inf) -> bool:
+        if state is None or token in self._never:
+            return token in self.vocab.eos_ids and self.accepts(state)
+        data = self.vocab.tokens[token]
+        return bool(data) and self._firsts[state + data[:1], end] and self._prefixes.begins(state + data, end)
+
     def accepts(self, state: bytes | None) -> bool:
-        return state is not None and state.decode("utf-8", "surrogateescape") in self.constraint
+        return state is not None and self._prefixes.accepts(state)
 
     def advance(self, state: bytes | None, token: int) -> bytes | None:
         if state is None or not self.fits(state, token):

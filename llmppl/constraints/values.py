@@ -25,8 +25,9 @@ from llmppl.constraints.automata.regex import Regex
 from llmppl.constraints.constraint import Index, Recognizer, VocabularyLike
 from llmppl.constraints.json import types as json_types
 from llmppl.constraints.json.schema import JsonSchema
+from llmppl.constraints.machine.parts import Custom, Part, part_of
 from llmppl.constraints.masks import TokenIndex
-from llmppl.support.arguments import is_type, shown
+from llmppl.support.arguments import is_type, name_of, shown, truth
 
 DECIMALS = 6                                        # decimals of a float with bounds, at most
 _FLOAT = r"-?(?:0|[1-9][0-9]{0,17})(?:\.[0-9]{1,21})?(?:e[+-]?[0-9]{1,2})?"
@@ -79,6 +80,10 @@ class Values(DFA):
     def __repr__(self) -> str:
         return f"Values({inspect.formatannotation(self.type)})"
 
+    @property
+    def has_checks(self) -> bool:
+        return any(getattr(part.convert, "func", None) is _checked for part in self._parts)
+
     def parse(self, text: str) -> Any:
         """Return the value that a text represents; for a Union, by the first type that has the text, a str last.
 
@@ -90,14 +95,19 @@ class Values(DFA):
         raise ValueError(f"{shown(text)} is not in {self!r}, where {shown(self.shortest())} is")
 
 
-def constraint_of(type_: Any) -> Values | JsonSchema:
+def constraint_of(type_: Any) -> Any:
     """Return the constraint of a type: plain text if its values are scalars, else JSON. Errors as of these classes.
+
+    `Literal["a"] | Regex("b")` is a Union, in which parts stand for themselves.
 
     Examples
     --------
     >>> constraint_of(int | None), constraint_of(list[int])
     (Values(int | None), JsonSchema({"items": {"type": "integer"}, "type": "array"}))
     """
+    inner = typing.get_args(type_)
+    if typing.get_origin(type_) is typing.Union and any(isinstance(each, Part) for each in inner):
+        return reduce(or_, map(part_of, inner))
     return JsonSchema(type_) if _parts(type_) is None else Values(type_)
 
 
@@ -213,4 +223,55 @@ def index_of(constraint: Any, vocab: VocabularyLike) -> Index | None:
     raise TypeError(
         "a constraint is a Regex, a Grammar, a JsonSchema, a type, a list of strings, an index of one of them, or a "
         f"function of the text, not {shown(constraint)}: give Regex('...') for a pattern, JsonSchema(...) for a schema"
+    )
+
+
+# ---- parts of compositions
+
+
+class Holds:
+    """Recognizer of the texts of which a function holds, and holds of all their beginnings. A state is the bytes."""
+
+    start = b""
+
+    def __init__(self, function: Callable[[str], Any]) -> None:
+        self._function = function
+
+    def __repr__(self) -> str:
+        return name_of(self._function)
+
+    def step(self, state: bytes, byte: int) -> bytes | None:
+        after = state + bytes((byte,))
+        return after if self._holds(after, of_unfinished=True) else None
+
+    def accepts(self, state: bytes) -> bool:
+        return self._holds(state, of_unfinished=False)
+
+    def _holds(self, data: bytes, of_unfinished: bool) -> bool:
+        """Return True if the function holds of a text; of one that ends inside a character, `of_unfinished`."""
+        try:
+            text = data.decode()
+        except UnicodeDecodeError as error:
+            is_unfinished = error.reason == "unexpected end of data" and error.end == len(data)
+            return is_unfinished and of_unfinished
+        return truth("constraint", self._function, text)
+
+
+@part_of.register(object)
+def _(given: Any) -> Part:
+    if isinstance(given, Part):
+        return given
+    if is_type(given):
+        found: Part = constraint_of(given)
+        return found
+    if isinstance(given, Recognizer):
+        return Custom(given)
+    if callable(given) and not isinstance(given, Index):
+        return Custom(Holds(given), is_opaque=True)
+    hint = ""
+    if given is None:
+        hint = "; this may be the .automaton of a JsonSchema: if it is None, .fallback_reason says why"
+    raise TypeError(
+        "a part of a constraint is a str, a Regex, a Grammar, a JsonSchema, a type, a list of strings, a recognizer or "
+        f"a function of the text, not {shown(given)}{hint}"
     )

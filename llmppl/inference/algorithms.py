@@ -28,7 +28,7 @@ from llmppl.models.model import Model
 from llmppl.report.probabilities import Probabilities, Share, key_of
 from llmppl.report.progress import Bar
 from llmppl.report.tables import TableView, frame
-from llmppl.support.arguments import count, function, generator, name_of, one_of, optional_count, positive
+from llmppl.support.arguments import count, function, generator, name_of, one_of, optional_count, plural, positive
 from llmppl.support.options import check_options, list_options
 from llmppl.support.runtime import Runtime, Stats
 
@@ -247,7 +247,7 @@ class Repeats(Generic[M]):
             else:
                 shares.append(Share(value, mean, se=error))
         name = key if isinstance(key, str) else name_of(key)
-        return Probabilities(shares, f"{name}: {len(shares)} values of {len(self.runs)} runs")
+        return Probabilities(shares, f"{name}: {plural(len(shares), 'value')} of {plural(len(self.runs), 'run')}")
 
     def to_pandas(self) -> pandas.DataFrame:
         """Return a data frame with a row for each run."""
@@ -256,7 +256,7 @@ class Repeats(Generic[M]):
 
     def __repr__(self) -> str:
         error = "" if self.log_ml_se is None else f" +- {self.log_ml_se:.2g}"
-        lines = [f"Repeats({len(self.runs)} runs, log_ml={self.log_ml:z.2f}{error})"]
+        lines = [f"Repeats({plural(len(self.runs), 'run')}, log_ml={self.log_ml:z.2f}{error})"]
         alive = self.log_mls[self.log_mls > -np.inf]
         if alive.size > 1:
             spread = f"mean {np.mean(alive):.2f}, standard deviation {np.std(alive, ddof=1):.2g}"

@@ -18,6 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from llmppl.constraints.json.index import JsonIndex
+from llmppl.constraints.machine import MachineIndex
 from llmppl.constraints.masks import TokenIndex
 from llmppl.constraints.vocabulary import EOS, Text, Token, Vocabulary
 from llmppl.constraints.vocabulary.text import bytes_of
@@ -148,7 +149,7 @@ class Program(Model):
 
     def append(self, token: Token) -> bool:
         """Append `token` to the text. Return False if it is EOS, which ends the text and adds nothing."""
-        if token == EOS:
+        if self.ends(token):
             self._end("eos")
             return False
         self.s += token
@@ -165,6 +166,10 @@ class Program(Model):
             self._cut_ = True
             self._end("max_tokens")
         return True
+
+    def ends(self, token: Token) -> bool:
+        """Return True if a token ends the text."""
+        return token == EOS
 
     def _end(self, reason: str) -> None:
         self.ended = reason
@@ -302,6 +307,10 @@ class ConstrainedText(Program):
             else:
                 self._die_of(reason)
 
+    def ends(self, token: Token) -> bool:
+        """Return True if a token ends the text: an EOS, unless the constraint asks for it as a symbol."""
+        return self._guide.ends(self.state, token)
+
     def first_masks(self) -> list[Mask]:
         """Return the masks of the first token by the constraint. It keeps them for the first step."""
         return [*self._guide.masks(self.state, 0)]
@@ -357,7 +366,8 @@ def _warn_of_seam(prompt: Context, guide: Guide) -> None:
     """Warn if every text would continue the last word of the prompt."""
     index = guide.index
     word = re.split(r"[\W\d_]", str(prompt.text))[-1]
-    if len(word) < 2 or not isinstance(index, TokenIndex) or not prompt.lm.vocab.tokens[prompt.tokens[-1]]:
+    is_text = bool(prompt.tokens) and bool(prompt.lm.vocab.tokens[prompt.tokens[-1]])
+    if len(word) < 2 or not isinstance(index, TokenIndex | MachineIndex) or not is_text:
         return                                          # a word begins after a special token, as in a chat
     first = index.next_bytes(index.start)
     if re.fullmatch(rb"[0-9A-Za-z]+", first) and not index.accepts(index.start):

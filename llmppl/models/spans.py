@@ -199,6 +199,10 @@ class Guide(Shared):
         if left == 0:
             yield self.vocab.only_eos
 
+    def ends(self, state: Any, token: Token) -> bool:
+        """Return True if a token ends the text: an EOS, unless the constraint asks for it as a symbol."""
+        return token == EOS and (self.index is None or self.index.accepts(state))
+
     def advance(self, state: Any, token: Token) -> Any:
         """Return the state of the constraint after one more token."""
         if self.index is None:
@@ -268,7 +272,7 @@ def extend(model: Any, context: Context, extent: Extent, rule: DecisionRule) -> 
         if token is None:
             break
         log_prob += dist.log_prob(token)
-        ends = token == EOS
+        ends = extent.ends(state, token)
         if not ends:
             text += token
             context += token

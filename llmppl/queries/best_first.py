@@ -31,7 +31,7 @@ from llmppl.constraints.constraint import Index
 from llmppl.constraints.vocabulary import Canonical, CanonicalState, Text
 from llmppl.distributions import NO_RULE, DecisionRule, Floats, Ints, logsumexp
 from llmppl.lm import CachedTransformer, Context
-from llmppl.queries.compile import Compiled, Part
+from llmppl.queries.compile import Branch, Compiled
 from llmppl.queries.matches import Match
 from llmppl.support.graphs import Memo
 from llmppl.support.locks import cached_property
@@ -51,7 +51,7 @@ class Start(NamedTuple):
     prefix: str
     context: Context
     log_prob: float
-    part: Part
+    part: Branch
     base: float = 0.0                                   # the part of `log_prob` that counts in the order of a search
 
 

@@ -16,7 +16,7 @@ from typing import Any, Literal, NamedTuple, TypedDict, Unpack, get_args, overlo
 
 import numpy as np
 
-from llmppl.constraints.automata.dfa import DFA
+from llmppl.constraints import DFA, Part
 from llmppl.constraints.values import constraint_of
 from llmppl.constraints.vocabulary import encode_fragment
 from llmppl.distributions import NO_RULE, DecisionRule, Floats, Table, logsumexp, values_at
@@ -30,7 +30,7 @@ from llmppl.support import arguments
 from llmppl.support.options import check_options, list_options
 from llmppl.support.runtime import Runtime, warn
 
-Options = Iterable[str] | Mapping[Any, str] | type
+Options = Iterable[str] | Mapping[Any, str] | type | Part
 Spelling = Literal["all", "canonical"]
 ROWS = 64                                           # next-token distributions of a round; limits act between
 MAX_OPTIONS = 1000                                      # of a type
@@ -149,9 +149,9 @@ def choose(lm: CachedTransformer, prompt: Any, options: Options, **how: Unpack[H
     ----------
     lm : CachedTransformer
     prompt : str, Context, or a list of these, which shares batches and gives a table, `Choices`
-    options : list of str, dict, or type
+    options : list of str, dict, type or constraint
         The texts, with the blank that they begin with: [" yes", " no"]. A dict maps each label to its text. A type is a
-        bool, an Enum or a Literal, whose labels are its values.
+        bool, an Enum or a Literal, whose labels are its values. A constraint has at most 1,000 texts.
     end : str
         Event that ends an option: "boundary" (the next token leaves the options), "eos", or "prefix" (anything may
         follow, so no option may begin another).
@@ -412,15 +412,29 @@ def _warn_of_bounds(choices: list[Choice], contexts: list[Context], reached: str
     )
 
 
+def _texts_of(part: Part, options: Any) -> list[str]:
+    """Return the texts of a constraint. TypeError if they are many, or it has no automaton."""
+    automaton = None
+    if isinstance(part, DFA) or isinstance(options, Part):      # a type whose values are JSON has none
+        automaton = part.automaton
+    found = [] if automaton is None else [*itertools.islice(automaton.enumerate(), MAX_OPTIONS + 1)]
+    if not 0 < len(found) <= MAX_OPTIONS:
+        raise TypeError(
+            "options must be a list of str, a dict, a type with few values, such as bool, an Enum or a Literal, or a "
+            f"constraint with few texts, not {arguments.shown(options)}"
+        )
+    return [text for text in found if text in part]
+
+
 def _labelled(options: Options) -> tuple[list[Any], list[str]]:
     """Return the label and the text of each option."""
     if arguments.is_type(options):
         language = constraint_of(options)
-        found = [*itertools.islice(language.enumerate(), MAX_OPTIONS + 1)] if isinstance(language, DFA) else []
-        if not 0 < len(found) <= MAX_OPTIONS:
-            takes = "a list of str, a dict, or a type with few values, such as bool, an Enum or a Literal"
-            raise TypeError(f"options must be {takes}, not {arguments.shown(options)}")
+        found = _texts_of(language, options)
         return [*map(language.parse, found)], found
+    if isinstance(options, Part):
+        found = _texts_of(options, options)
+        return found, found
     if isinstance(options, str) or not isinstance(options, Iterable):
         raise TypeError(f'options must be a list of str, as [" yes", " no"], not {arguments.shown(options)}')
     labels = [*options]

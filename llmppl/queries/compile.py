@@ -1,8 +1,8 @@
 """Compilation of a query into languages: its prefix strings, and the texts that may follow each of them.
 
-A query becomes a list of *parts*. A part pairs prefix strings with the language that may follow each of them, and no
-prefix string belongs to two parts. The language after a prefix depends only on the state of the pattern's automaton
-after the prefix, or on several states if edits make one string of several prefixes. Most queries have one part.
+A query becomes a list of *branches*. A branch pairs prefix strings with the language that may follow each of them. No
+prefix string belongs to two branches. The language after a prefix depends only on the state of the pattern's automaton
+after the prefix, or on several states if edits make one string of several prefixes. Most queries have one branch.
 """
 
 import contextlib
@@ -14,7 +14,7 @@ from functools import reduce
 from itertools import islice
 from typing import Any
 
-from llmppl.constraints import DFA, Edit, Regex, TooLarge, alignment, within
+from llmppl.constraints import DFA, Edit, Part, Regex, TooLarge, alignment, within
 from llmppl.constraints.json import JsonSchema
 from llmppl.constraints.values import constraint_of
 from llmppl.support.arguments import count, function, is_type, optional_count
@@ -74,7 +74,7 @@ EditsLike = int | Edits | Mapping[str, int | Edits]     # {"prefix": 1, "suffix"
 
 
 @dataclass(frozen=True, eq=False)
-class Part:
+class Branch:
     """Prefix strings, and the language that may follow them."""
 
     prefixes: tuple[str, ...]
@@ -103,18 +103,18 @@ class Part:
 class Compiled:
     """Compiled query: pattern and prefix after rewriting, edits, `ignore` and `max_chars`."""
 
-    parts: list[Part]
+    parts: list[Branch]
     ignored: DFA | None                                 # strings to skip that could not be removed from `follow`
     edits: Edits                                        # of the part after the prefix
 
     @cached_property
-    def alignments(self) -> Memo[tuple[Part, bytes], tuple[Edit, ...]]:
+    def alignments(self) -> Memo[tuple[Branch, bytes], tuple[Edit, ...]]:
         """Edits that make a text after the prefix from the nearest string of the pattern, by part and text."""
         return Memo(lambda key: tuple(self.edits.alignment(key[0].unedited, key[1].decode())))
 
     @cached_property
-    def prefixes(self) -> dict[str, Part]:
-        """Part of each prefix string."""
+    def prefixes(self) -> dict[str, Branch]:
+        """Branch of each prefix string."""
         return {text: part for part in self.parts for text in part.prefixes}
 
     def continues(self) -> bool:
@@ -170,7 +170,7 @@ def compile_query(
                     deferred = unwanted
             start = follow.start
         if not follow.is_empty():
-            parts.append(Part(strings, follow, start, unedited))
+            parts.append(Branch(strings, follow, start, unedited))
     if not parts:
         limits = {"ignore": ignore, "max_chars": max_chars}
         named = " and ".join(f"{name}={limit!r}" for name, limit in limits.items() if limit is not None)
@@ -188,13 +188,16 @@ def _language(language: Language, name: str) -> DFA:
         return language
     if isinstance(language, list | tuple):
         return DFA.from_strings(language)
-    if not isinstance(language, JsonSchema):
+    if not isinstance(language, Part):
         kinds = "a str" if name == "prefix" else "a regular expression (str)"
         raise TypeError(f"{name} must be {kinds}, a DFA, a type, a JsonSchema or a list of str, not {language!r}")
-    if language.automaton is None or language.unmasked:
-        why = [*language.unmasked, language.fallback_reason][0]
+    if language.automaton is None or language.has_checks:
+        why = "it has no automaton, or checks on the finished text"
+        if isinstance(language, JsonSchema):
+            why = [*language.unmasked, language.fallback_reason][0]
         raise ValueError(f"{name} {language!r} cannot be searched: {why}")
-    return language.automaton
+    automaton: DFA = language.automaton
+    return automaton
 
 
 def _edits(edits: int | Edits) -> Edits:

@@ -156,6 +156,10 @@ def shown(value: object, most: int = 100) -> str:
     return whole if len(whole) <= most else f"{whole[: most // 2]}...{whole[-most // 4 :]}"
 
 
+def plural(number: int, noun: str) -> str:
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
+
+
 def path(name: str, value: str | os.PathLike[str]) -> Path:
     """Return `value`, the path of a file."""
     return Path(_of_type(name, value, (str, os.PathLike), "a path, a str or a pathlib.Path"))

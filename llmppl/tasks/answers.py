@@ -19,7 +19,7 @@ from llmppl.inference.particles import NO_VALUE, Particles
 from llmppl.queries.choice import Choice
 from llmppl.report.probabilities import UNSURE, Probabilities, Share, key_of
 from llmppl.report.tables import TableView, html_table, one_line, text_table
-from llmppl.support.arguments import is_type
+from llmppl.support.arguments import is_type, plural
 from llmppl.support.locks import cached_property
 from llmppl.support.options import no_attribute
 from llmppl.support.values import decode, encode
@@ -440,10 +440,6 @@ def place_of(value: Any, name: object) -> str:
     if isinstance(value, dict) or not (isinstance(name, str) and name.isidentifier()):
         return f"answer.value[{name!r}]"
     return f"answer.value.{name}"
-
-
-def plural(number: int, noun: str) -> str:
-    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
 
 
 # ---- data

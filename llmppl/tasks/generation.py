@@ -32,7 +32,7 @@ from typing import (
 import numpy as np
 from numpy.typing import NDArray
 
-from llmppl.constraints import JsonSchema
+from llmppl.constraints import JsonSchema, Part
 from llmppl.constraints.json.closed import Path, closed_values_at, name_of_path, places_of
 from llmppl.constraints.values import constraint_of
 from llmppl.distributions import NO_RULE, DecisionRule, Rule, is_greedy
@@ -412,6 +412,11 @@ class Plan:
             untaken |= {"power"}
         if self.method == "exact":
             untaken = given.keys() - _OF_CHOOSE
+            if isinstance(self.options, Part) and not self.options.is_text:
+                raise TypeError(
+                    "options must be a list of str, a dict, a type with few values, or a constraint whose values are "
+                    f"texts, not {shown(self.options)}"
+                )
         wrong = given.keys() & untaken
         if wrong:
             raise TypeError(

@@ -13,7 +13,7 @@ from helpers.tiny import log_prob_by_hand, spelled, tiny_lm
 
 from llmppl import CachedTransformer, ConstrainedText, Rule, Vocabulary
 from llmppl.constraints import Index, Pattern, index_of
-from llmppl.constraints.pattern import _PatternIndex
+from llmppl.constraints.pattern import _Prefixes
 from llmppl.distributions import NO_RULE
 from llmppl.inference import beam_search, enumerate_exact
 
@@ -109,8 +109,8 @@ def test_a_beam_tests_the_most_probable_tokens_alone(monkeypatch):
         texts.append(data)
         return begins(index, data, end)
 
-    texts, begins = list[bytes](), _PatternIndex._begins
-    monkeypatch.setattr(_PatternIndex, "_begins", counted)
+    texts, begins = list[bytes](), _Prefixes.begins
+    monkeypatch.setattr(_Prefixes, "begins", counted)
     lm, pattern = CachedTransformer.from_pretrained(), Pattern(r" (\w+) and \1\.")
     for rule, search in itertools.product((NO_RULE, Rule(temperature=0)), ((1, 1), (3, 2))):
         found, counts = [], []

@@ -2,7 +2,7 @@
 
 FOLDERS = [
     "support", "report", "constraints.constraint", "constraints.vocabulary", "constraints.masks",
-    "constraints.automata",
+    "constraints.machine", "constraints.automata",
     "constraints.json", "constraints.lark", "constraints.values", "constraints", "distributions", "lm", "models",
     "inference", "queries", "tasks", "decisions", "serving", "checking", "testing", "cli", "__main__", "__init__",
 ]  # fmt: skip

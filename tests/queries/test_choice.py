@@ -13,7 +13,18 @@ import pytest
 from helpers import tiny
 from helpers.queries import probs, truth
 
-from llmppl import CachedTransformer, ConstrainedText, Rule, Vocabulary, choose, generate, run_many, search
+from llmppl import (
+    CachedTransformer,
+    ConstrainedText,
+    Grammar,
+    JsonSchema,
+    Rule,
+    Vocabulary,
+    choose,
+    generate,
+    run_many,
+    search,
+)  # fmt: skip
 from llmppl.queries import Query, explain, extraction
 
 LM = tiny.cold_lm_with_bos(6, 0)
@@ -279,3 +290,14 @@ def test_a_tolerance_is_a_share(embedded, tolerance):
 def test_a_mass_below_the_smallest_float_is_shown_by_its_log(embedded):
     [line, *_] = str(choose(embedded, "Once", [" zip quartz" * 60], tokenization="canonical")).splitlines()
     assert re.search(r"with probability exp\(-\d{3,}\) only", line)
+
+
+def test_options_may_be_a_composition_with_few_texts(embedded):
+    part = " " + (JsonSchema({"enum": [1, 2]}) | ["a"]) + " cat"
+    choice = choose(embedded, "I have", part)
+    assert set(choice) == {" 1 cat", " 2 cat", " a cat"}
+    assert dict(choice) == pytest.approx(dict(choose(embedded, "I have", [*choice])))
+    with pytest.raises(TypeError, match="a constraint with few texts, not"):
+        choose(embedded, "I have", part.star())
+    with pytest.raises(TypeError, match="a constraint with few texts, not"):
+        choose(embedded, "I have", Grammar('start: "a"'))

@@ -19,7 +19,7 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from scipy.stats import chisquare
 
-from llmppl import CachedTransformer, Regex, smc_standard
+from llmppl import CachedTransformer, Grammar, JsonSchema, Regex, smc_standard
 from llmppl.constraints import DFA, Vocabulary
 from llmppl.queries import Edits, Query, Rule, any_case, explain, probability, search
 from llmppl.queries.sampling import Sampled
@@ -559,3 +559,15 @@ def test_five_hundred_words_within_one_edit_have_few_states():
     words = [f"{a}{b}{c}{d}" for a in "abcdefgh" for b in "aeiou" for c in "lmnrst" for d in "aeiou"][:500]
     (num_states,) = re.findall(r"([0-9]+) states", Query(language_model(), "|".join(words), edits=1).plan())
     assert int(num_states) < 10_000
+
+
+def test_a_search_takes_regular_compositions_and_refuses_others():
+    lm = CachedTransformer.from_pretrained(engine="numpy")
+    part = (Regex("a") + JsonSchema({"enum": ["b", "c"]})).named("text")
+    with pytest.raises(ValueError, match="cannot be searched: it has no automaton"):
+        next(search(lm, Grammar('start: "a"')))
+    with pytest.raises(TypeError, match="pattern must be a regular expression"):
+        next(search(lm, 5))
+    assert Query(lm, part).plan() is not None
+    found = Query(lm, Regex("a").named("x") + "b").probability()
+    assert found.estimate == pytest.approx(Query(lm, "ab").probability().estimate)

@@ -379,12 +379,21 @@ def test_an_answer_that_is_missing_says_why():
      ({"method": "greedy", "N": 3}, "takes no N"), ({"method": "exact", "timeout": 3}, "no timeout: leave out one"),
      ({"method": "greedy", "power": 2.0}, "takes no power"), ({"method": "importance", "K": 3}, "takes no K"),
      ({"method": "best"}, "method must be one of"), ({"max_tokens": 0}, "max_tokens must be at least 1"),
-     ({"temperature": 1.0, "rule": Rule()}, "takes temperature or rule"), ({"method": "exact"}, "options must be"),
+     ({"temperature": 1.0, "rule": Rule()}, "takes temperature or rule"),
      ({"top_p": 0.9}, r"in rule=Rule\(top_p=")],
 )  # fmt: skip
 def test_options_that_a_method_does_not_take_are_named(options, message):
     with pytest.raises((TypeError, ValueError), match=message):
         generate(LM, "a", WORDS, **options)
+
+
+def test_an_exact_answer_of_a_regex_is_that_of_its_texts():
+    words = Regex("[bc]b?c?")
+    found = generate(LM, "a", words, method="exact")
+    assert found.value == generate(LM, "a", [*words.enumerate()]).value
+    for other in (Regex("a+"), JsonSchema({"enum": ["a", "b"]})):
+        with pytest.raises(TypeError, match="options must be"):
+            generate(LM, "a", other, method="exact")
 
 
 def test_a_language_model_is_called_with_a_prompt_and_a_type():

@@ -9,11 +9,11 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Iterable, Iterator
+import operator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import cache, reduce
 from graphlib import CycleError, TopologicalSorter
-from operator import sub
-from typing import Any, NoReturn
+from typing import Any
 
 import numpy as np
 
@@ -21,7 +21,11 @@ from llmppl.constraints.automata.budget import Budget
 from llmppl.constraints.automata.determinise import Machine, Subsets, Threads, unguarded
 from llmppl.constraints.automata.nfa import ACCEPT, DEAD, LEAD_BYTES, NFA
 from llmppl.constraints.automata.operations import Edge, Table, automaton_of, merging, product, trimmed
-from llmppl.constraints.constraint import Bools, VocabularyLike
+from llmppl.constraints.constraint import Bools, VocabularyLike, bytes_of
+from llmppl.constraints.machine.machine import Continuation, Hypothesis, Item
+from llmppl.constraints.machine.parts import Concatenation, Literal, Part, part_of
+from llmppl.constraints.machine.units import TableUnit
+from llmppl.constraints.machine.values import Reader, Reading, value_of
 from llmppl.constraints.masks import TokenIndex
 from llmppl.support import arguments
 from llmppl.support.locks import Lock, cached_property, locked
@@ -92,7 +96,7 @@ def _within(row: list[Edge], low: int, high: int) -> list[Edge]:
     return [(max(lo, low), min(hi, high), t) for lo, hi, t in row if lo <= high and hi >= low]
 
 
-class DFA(Machine):
+class DFA(Machine, Part):
     """Language of text, as a deterministic automaton over UTF-8 bytes: a Regex, `from_strings`, or operations on them.
 
     It is a recognizer: `start` (0 if the language is empty), `step(state, byte)`, `accepts(state)`. States are small
@@ -109,6 +113,8 @@ class DFA(Machine):
 
     strings: tuple[str, ...] | None = None          # the argument of `from_strings`
     made_by = ""                                    # the operation, in words
+    composition: Part | None = None                 # the operation and its parts
+    reads_text = True                               # False if the composition reads the value of a text
 
     def __init__(self, nfa: NFA) -> None:
         self.needs_lookahead = False                # True if some match had to wait for the text after it
@@ -162,7 +168,8 @@ class DFA(Machine):
             return False
         return self.accepts(self.after(self.start, data))
 
-    __contains__ = accepts_text
+    def __contains__(self, text: str) -> bool:
+        return self.accepts_text(text) if self.reads_text else super().__contains__(text)
 
     def is_empty(self) -> bool:
         """Return whether the language has no text."""
@@ -200,50 +207,49 @@ class DFA(Machine):
     # ---- display
 
     def __repr__(self) -> str:
+        if not self.reads_text:
+            return repr(self.composition)
         known = "" if self.ready.all() else " so far"
         return f"DFA({self.made_by if not self.start else f'{self.num_states} states{known}'})"
 
     # ---- operations: each returns a new automaton
 
-    def __or__(self, other: DFA) -> DFA:
-        """Return the texts of either language."""
-        return self._product(other, "|", lambda a, b: a | b, (True, True))
-
-    def __and__(self, other: DFA) -> DFA:
-        """Return the texts of both languages."""
-        return self._product(other, "&", lambda a, b: a & b, (False, False))
-
-    def __sub__(self, other: DFA) -> DFA:
-        """Return the texts of the first language that are not in the second."""
-        return self._product(other, "-", lambda a, b: a & ~b, (True, False))
-
     def __xor__(self, other: DFA) -> DFA:
         """Return the texts of exactly one of the two languages."""
-        return self._product(other, "^", lambda a, b: a ^ b, (True, True))
-
-    def __invert__(self) -> DFA:
-        """Return all texts that are not in the language."""
-        return anything() - self
-
-    def __add__(self, other: DFA) -> DFA:
-        """Return the texts of the first language followed by a text of the second."""
         if not isinstance(other, DFA):
-            self._refuse(other)
+            raise TypeError(f"{self!r} ^ {arguments.shown(other)}: both must be automata, such as a Regex")
+        return self._product(other, "^", operator.xor, (True, True))
+
+    def united_with(self, other: DFA) -> DFA:
+        """Return the texts of either language; `a | b` of two automata."""
+        return self._product(other, "|", operator.or_, (True, True))
+
+    def intersected_with(self, other: DFA) -> DFA:
+        """Return the texts of both languages; `a & b` of two automata."""
+        return self._product(other, "&", operator.and_, (False, False))
+
+    def without(self, other: DFA) -> DFA:
+        """Return the texts of the first language that are not in the second; `a - b` of two automata."""
+        return self._product(other, "-", lambda a, b: a & ~b, (True, False))
+
+    def complement(self) -> DFA:
+        """Return all texts that are not in the language; `~a` of an automaton."""
+        return anything().without(self)
+
+    def followed_by(self, other: DFA) -> DFA:
+        """Return the texts of the first language followed by a text of the second; `a + b` of two automata."""
         nfa = NFA(Budget(f"{arguments.shown(self)} + {arguments.shown(other)}"))
         nfa.start = nfa.include(self, nfa.include(other, ACCEPT))
         return DFA(nfa)
 
-    def star(self) -> DFA:
-        """Return the concatenations of any number of texts, none included."""
-        return self.times(0, math.inf)
-
-    def times(self, least: int, most: float | None = None) -> DFA:
-        """Return the concatenations of `least` to `most` texts; `most` is `least` if None, and may be inf."""
-        least = arguments.count("least", least, least=0)
-        unbounded = most == math.inf
-        last = least if most is None or unbounded else arguments.count("most", most, least=least)
+    def repeated(self, least: int, most: float) -> DFA:
+        """Return the concatenations of `least` to `most` texts; `a.times(least, most)` of an automaton."""
+        is_unbounded = most == math.inf
+        last = least if is_unbounded else int(most)
         nfa = NFA(Budget(f"{arguments.shown(self)}.times({least}, {most})"))
-        state = nfa.star(lambda again: nfa.include(self, again), ACCEPT) if unbounded else ACCEPT
+        state = ACCEPT
+        if is_unbounded:
+            state = nfa.star(lambda again: nfa.include(self, again), ACCEPT)
         for i in range(last):
             state = nfa.include(self, state)
             if i < last - least:
@@ -253,26 +259,63 @@ class DFA(Machine):
 
     def but_not(self, *others: DFA | str) -> DFA:
         """Return the texts that are in none of the others; a str stands for that text itself, not for a pattern."""
-        return reduce(sub, [DFA.from_strings([each]) if isinstance(each, str) else each for each in others], self)
+        return reduce(operator.sub, others, self)
 
     def _product(self, other: DFA, sign: str, accept: Callable[[Any, Any], Any], alone: tuple[bool, bool]) -> DFA:
         """Return the product; `alone[i]`: a text can be in it when only the i-th automaton is not dead."""
-        if not isinstance(other, DFA):
-            self._refuse(other)
         budget = Budget(f"{arguments.shown(self)} {sign} {arguments.shown(other)}")
         found = DFA.from_table(*product(self, other, accept, alone, budget))
         found.made_by = budget.what
         return found
 
-    def _refuse(self, other: object) -> NoReturn:
-        """Raise the TypeError of an operation with something else."""
-        raise TypeError(
-            f"{type(self).__name__} and {type(other).__name__} do not combine, since both must be automata: "
-            "Regex(re.escape(text)) is one, and so is the .automaton of a JsonSchema (if it is None, .fallback_reason "
-            "says why). In a program, two calls of `extend` join any constraints"
-        )
+    # ---- as a part of a composition
 
-    __radd__ = __ror__ = __rand__ = __rsub__ = __rxor__ = _refuse
+    def parse(self, text: str) -> Any:
+        """Return the text itself, or the values of its parts. ValueError if it is not in the language."""
+        if not self.reads_text:
+            return value_of(self, text)
+        if not self.accepts(self.after(self.start, bytes_of(text))):
+            raise ValueError(f"{arguments.shown(text)} is not in {arguments.shown(self)}")
+        return str(text)
+
+    def reading(self, reader: Reader, begin: int, end: int) -> Reading | None:
+        if self.composition is None or self.reads_text:
+            return super().reading(reader, begin, end)
+        return reader.read(self.composition, begin, end) if end in reader.ends(self, begin) else None
+
+    @cached_property
+    def _unit(self) -> TableUnit:
+        return TableUnit(self)
+
+    @property
+    def is_void(self) -> bool:
+        return not self.start
+
+    def begin(self, after: Continuation) -> list[Item]:
+        return [Hypothesis(self._unit, self.start, after)] if self.start else []
+
+    def least_bytes(self, alone: Bools) -> float:
+        return self._unit.least_bytes(self.start, alone)
+
+    @property
+    def pieces(self) -> Sequence[Part]:
+        return self.composition.pieces if isinstance(self.composition, Concatenation) else (self,)
+
+    @property
+    def inner_parts(self) -> Sequence[Part]:
+        return () if self.composition is None or self.reads_text else (self.composition,)
+
+    @property
+    def as_dfa(self) -> DFA:
+        return self
+
+    @property
+    def is_text(self) -> bool:
+        return self.reads_text and type(self).parse is DFA.parse
+
+    @property
+    def has_checks(self) -> bool:
+        return type(self).parse is not DFA.parse or super().has_checks
 
     def minimise(self) -> DFA:
         """Return the automaton of this language with the fewest states."""
@@ -290,3 +333,14 @@ def anything() -> DFA:
     nfa = NFA()
     nfa.start = nfa.anything(ACCEPT)
     return DFA(nfa).explore()
+
+
+@part_of.register
+def _(text: str) -> Literal:
+    return Literal(text, DFA.from_strings([text]))
+
+
+@part_of.register(list)
+@part_of.register(tuple)
+def _(strings: Sequence[str]) -> DFA:
+    return DFA.from_strings(strings)

@@ -88,6 +88,7 @@ class Frame:
 
     first: Key = "open"
     remembers = False                               # True if the states are endless, since they remember names
+    unit: Any = None                                # of machines
 
     def __init__(self) -> None:
         self._locals: Memo[Key, Local] = Memo(lambda key: Local(self, key), MAX_LOCALS)

@@ -15,15 +15,13 @@ import numpy.typing as npt
 from llmppl.constraints.constraint import Bools, Ints, State, VocabularyLike
 from llmppl.constraints.json.effects import Group, Node, effects_of, read_words
 from llmppl.constraints.json.frames import Local
-from llmppl.constraints.json.texts import UNASSIGNED, Config, Texts
+from llmppl.constraints.json.texts import WRITTEN, Config, Texts
 from llmppl.constraints.masks.distances import SearchDistances
 from llmppl.constraints.masks.index import MOST, TokenIndex
 from llmppl.constraints.masks.mask_store import PackedMask
 from llmppl.constraints.vocabulary.trie_walk import MemoGraph, walk_state
 from llmppl.support.locks import locked
 
-# bytes of JSON texts, but for planes of Unicode without characters, which tokenizers leave out
-WRITTEN = {*b"\t\n\r", *range(32, 192), *range(194, 245)} - {*UNASSIGNED}
 Stack = Any                                         # a Config, or a local state and the stack below it
 Reading = tuple[Local, Stack, Node, bool]           # a state at the top of a stack, and the tokens to read
 
@@ -63,9 +61,10 @@ class ConfigGraph(MemoGraph):
 class JsonIndex(TokenIndex):
     """Index of a JSON schema over a vocabulary."""
 
+    constraint: Any
+
     def __init__(self, constraint: Any, texts: Texts, vocab: VocabularyLike) -> None:
-        self.constraint = constraint
-        super().__init__(texts, vocab)
+        super().__init__(texts, vocab, constraint)
 
     def __reduce__(self) -> Any:
         return type(self.constraint).index, (self.constraint, self.vocab)
@@ -82,7 +81,7 @@ class JsonIndex(TokenIndex):
         # bounds of the tokens to an end; bytes bound them only if each byte is a token
         self._left = self.recognizer.bytes_left
         self._stack_left = self.recognizer.stack_left
-        if not WRITTEN <= {*self.trie.alone.tolist()}:
+        if not {*WRITTEN} <= {*self.trie.alone.tolist()}:
             self._left = self._stack_left = lambda _: math.inf
 
     def _is_spelled_by_bytes(self) -> bool:

@@ -63,6 +63,7 @@ def numbers(shape: Number) -> DFA:
         return (-most if low == -math.inf else max(-most, _inwards(Fraction(low), not low_out, digits)),
                 most if high == math.inf else min(most, -_inwards(-Fraction(high), high_in, digits)))   # fmt: skip
 
+    found: DFA
     if known:
         largest = Fraction(10 ** max(MAX_DIGITS * (1 + shape.integer), 1 + len(str(math.ceil(max(known))))) - 1)
         digits = 0 if shape.integer else max(MAX_FRACTION, *map(num_decimals, known))
@@ -78,10 +79,10 @@ def numbers(shape: Number) -> DFA:
     if shape.steps or shape.integer:
         return found
     least, most = between(MAX_FRACTION + 324, TOP)
-    return found | _powers(tuple(
+    return found.united_with(_powers(tuple(
         (sign, max(low, first), min(high, last)) for first, last in SPANS[known != []]
         for sign, low, high in ((1, least, most), (-1, -most, -least)) if low <= last and first <= high
-    ))  # fmt: skip
+    )))  # fmt: skip
 
 
 @lru_cache(64)

@@ -15,21 +15,23 @@ from typing import Any, Literal
 
 from llmppl.constraints.automata.budget import Budget
 from llmppl.constraints.automata.dfa import DFA
-from llmppl.constraints.constraint import VocabularyLike
+from llmppl.constraints.constraint import Bools, VocabularyLike
 from llmppl.constraints.json import keywords, types
 from llmppl.constraints.json.frames import BLANK, spaces
 from llmppl.constraints.json.index import JsonIndex
 from llmppl.constraints.json.shapes import WORK
 from llmppl.constraints.json.texts import Texts
+from llmppl.constraints.json.unit import begin_value
+from llmppl.constraints.machine.machine import Continuation, Item
+from llmppl.constraints.machine.parts import Part
 from llmppl.support.arguments import is_file_name, is_type, one_of
 from llmppl.support.locks import cached_property
-from llmppl.support.shared import Shared
 
 MAX_STATES = 20_000                                 # of `automaton`
 ANY_BLANKS = r"[ \n\r\t]*"
 
 
-class JsonSchema(Shared):
+class JsonSchema(Part):
     """The JSON texts that are instances of a schema.
 
     Narrower than the standard: properties come in the order of the schema, then those it does not list
@@ -118,6 +120,17 @@ class JsonSchema(Shared):
     def index(self, vocab: VocabularyLike) -> JsonIndex:
         """Return the index of the tokens that may follow."""
         return JsonIndex(self, self._texts, vocab)
+
+    def begin(self, after: Continuation) -> list[Item]:
+        return begin_value(self._texts, self._texts.root, after)
+
+    def least_bytes(self, alone: Bools) -> float:
+        starts = self._texts.starts[self._texts.root]
+        return min(self._texts.least_bytes(local, alone) for local in starts)
+
+    @property
+    def has_checks(self) -> bool:
+        return bool(self.unmasked)
 
     @property
     def automaton(self) -> DFA | None:

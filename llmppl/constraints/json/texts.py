@@ -19,6 +19,7 @@ import numpy as np
 import numpy.typing as npt
 
 from llmppl.constraints.automata.budget import TooLarge
+from llmppl.constraints.constraint import Bools
 from llmppl.constraints.json.arrays import Items
 from llmppl.constraints.json.frames import Automaton, Frame, Local, Whitespace, Words
 from llmppl.constraints.json.objects import Members
@@ -30,6 +31,8 @@ from llmppl.support.locks import Lock, locked
 MAX_KEPT = 200_000                                  # configurations that are kept
 MAX_PATH = 2_000                                    # bytes and values of a way to an end
 UNASSIGNED = b"\xf1\xf2\xf4"                        # first bytes of planes without characters
+# bytes of JSON texts, but for planes of Unicode without characters, which tokenizers leave out
+WRITTEN = sorted({*b"\t\n\r", *range(32, 192), *range(194, 245)} - {*UNASSIGNED})
 Pair = tuple[Local, "Config"]
 
 
@@ -69,6 +72,7 @@ class Texts:
 
     def begin(self, root: Lazy) -> None:
         """Begin with a shape that has instances."""
+        self.root = root
         self.start = self.closed((local, END) for local in self.starts[root])
 
     # ---- frames
@@ -130,6 +134,10 @@ class Texts:
             if left < math.inf:
                 self._left[each] = left
         return left
+
+    def least_bytes(self, local: Local, alone: Bools) -> float:
+        """Return the same bound; inf if some bytes of JSON texts are no tokens by themselves."""
+        return self.bytes_left(local) if alone[WRITTEN].all() else math.inf
 
     def stack_left(self, stack: Any) -> float:
         """Return such a bound for a configuration, or a local state and the stack below."""

@@ -25,12 +25,15 @@ import numpy as np
 from lark import Lark
 from lark.indenter import Indenter
 
-from llmppl.constraints.constraint import Bools, Ints, State, VocabularyLike
+from llmppl.constraints.constraint import Bools, Ints, State, VocabularyLike, bytes_of
 from llmppl.constraints.lark.completion import Completion
 from llmppl.constraints.lark.lexer import PartialTokens
 from llmppl.constraints.lark.loader import Parts, read
 from llmppl.constraints.lark.masks import Masks
 from llmppl.constraints.lark.parser import Stack, bits_of
+from llmppl.constraints.lark.unit import LarkUnit
+from llmppl.constraints.machine.machine import Continuation, Item
+from llmppl.constraints.machine.parts import Part
 from llmppl.constraints.masks import TokenIndex, distances
 from llmppl.constraints.masks.distances import SearchDistances, bounded
 from llmppl.constraints.masks.index import MOST
@@ -59,7 +62,7 @@ class _State(Shared):
         self.next: dict[int, _State | None] = {}        # by byte
 
 
-class Grammar(Shared):
+class Grammar(Part):
     """Recognizer of the texts that `lark.Lark(grammar, parser="lalr", lexer="contextual", start=start)` parses.
 
     `step(state, byte)` is None only if no text that continues so is accepted; it may be a state that no text completes.
@@ -145,6 +148,16 @@ class Grammar(Shared):
         """Return the index of the tokens of a vocabulary that may follow each state."""
         return GrammarIndex(self, vocab)
 
+    @cached_property
+    def _unit(self) -> LarkUnit:
+        return LarkUnit(self._completion)
+
+    def begin(self, after: Continuation) -> list[Item]:
+        return self._unit.begin_token(self._parser.bottom, self.partials.first, after)
+
+    def least_bytes(self, alone: Bools) -> float:
+        return self._unit.least_after(self._parser.bottom, self.partials.first, alone)
+
     def __reduce__(self) -> tuple[Any, ...]:            # a pickle is compiled anew
         return partial(Grammar, **self._options), (self.text,)
 
@@ -179,6 +192,15 @@ class Grammar(Shared):
         if self._masks.made > MAX_MASKS:
             self._forget()
         return self._masks.bits(state.hypotheses)
+
+    def parse(self, text: str) -> str:
+        """Return the text itself. ValueError if lark does not parse it; `lark` makes a tree of it."""
+        state: _State | None = self.start
+        for byte in bytes_of(text):
+            state = state and self.step(state, byte)
+        if state is None or not state.accepting:
+            raise ValueError(f"{shown(text)} is no text of the grammar")
+        return str(text)
 
     def accepts(self, state: _State) -> bool:
         """Check whether lark parses the text that led to `state`."""

@@ -82,6 +82,8 @@ class TokenIndex(Index):
     recognizer : Recognizer
         Any object with `start`, `step` and `accepts`. A Regex, DFA or Grammar makes its own index: `.index(vocab)`.
     vocab : VocabularyLike
+    constraint : object, optional
+        Reads the values of finished texts by its `parse`, and names the index; by default the recognizer.
 
     Raises
     ------
@@ -101,7 +103,9 @@ class TokenIndex(Index):
 
     end: State = END
 
-    def __init__(self, recognizer: Recognizer | TabledRecognizer, vocab: VocabularyLike) -> None:
+    def __init__(
+        self, recognizer: Recognizer | TabledRecognizer, vocab: VocabularyLike, constraint: Any = None
+    ) -> None:
         if not all(hasattr(recognizer, name) for name in ("start", "step", "accepts")):
             given = f"{arguments.shown(recognizer, 60)} of type {type(recognizer).__name__}"
             raise TypeError(
@@ -109,6 +113,7 @@ class TokenIndex(Index):
                 "Regex(text) makes one of a str, and other constraints make their own index: .index(vocab)"
             )
         self.recognizer: Any = recognizer
+        self.constraint = recognizer if constraint is None else constraint
         self.vocab = vocab
         self.trie = trie_of(vocab)
         self.start = recognizer.start
@@ -153,8 +158,8 @@ class TokenIndex(Index):
     @property
     def name(self) -> str:
         """Name of the recognizer in errors."""
-        name = repr(self.recognizer)
-        return type(self.recognizer).__name__ if name.startswith("<") else name
+        name = repr(self.constraint)
+        return type(self.constraint).__name__ if name.startswith("<") else name
 
     def __repr__(self) -> str:
         return f"TokenIndex({self.name}, {len(self.trie.tokens)} tokens, {len(self._masks)} masks)"
@@ -199,12 +204,9 @@ class TokenIndex(Index):
         Raise a ValueError that names the place and the byte if no accepted string begins with the text.
         """
         data = bytes_of(text)
-        state, at = self._read(self.start, data)
+        state, at = self.read(self.start, data)
         if at < len(data):
-            raise ValueError(
-                f"{self.name}: byte {at} of the text, {data[at : at + 1]!r} {_after(data[:at])}, leaves the "
-                f"language: {self._expected(state)}"
-            )
+            raise refused_text(self, data, at, state)
         return state
 
     def next_bytes(self, state: State) -> bytes:
@@ -285,7 +287,7 @@ class TokenIndex(Index):
         self.graph = self.graph.renewed(self.graph.room)
         return walk_state(self.graph, self.trie, self.graph.number(state))
 
-    def _read(self, state: State, data: bytes) -> tuple[State, int]:
+    def read(self, state: State, data: bytes) -> tuple[State, int]:
         """Return the state after the longest prefix of `data` that fits, and the length of that prefix."""
         step = self.recognizer.step
         has_zero = self.graph.has_zero
@@ -298,7 +300,7 @@ class TokenIndex(Index):
 
     def _read_token(self, state: State, data: bytes) -> State | None:
         """Return the state after the bytes of a token, None if they do not fit."""
-        last, at = self._read(state, data)
+        last, at = self.read(state, data)
         return last if at == len(data) else None
 
     @locked
@@ -313,28 +315,12 @@ class TokenIndex(Index):
             elif token in self._eos and self.accepts(state):
                 found = END
         if found is None:
-            raise self._refusal(state, token)
+            raise refusal(self, state, token)
         return found
 
-    def _refusal(self, state: State, token: int) -> ValueError:
-        V = len(self.trie.tokens)
-        if not 0 <= token < V:
-            return ValueError(f"token {token} is not in this vocabulary, whose ids are 0 to {V - 1}")
-        data = self.trie.tokens[token]
-        name = f"token {int(token)} ({'eos' if token in self._eos else repr(data) if data else 'special'})"
-        if state is END:
-            return ValueError(f"{name} cannot follow: an eos has ended the text")
-        where = self._expected(state)
-        if data:
-            last, at = self._read(state, data)
-            where = f"{f'after {data[:at]!r} ' if at else ''}{self._expected(last)}, not {data[at : at + 1]!r}"
-        some = ", ".join(f"{i} ({self.trie.tokens[i] or 'eos'!r})" for i in self.allowed(state)[:4].tolist())
-        return ValueError(
-            f"{self.name}: {name} cannot follow state {arguments.shown(state, 60)}: {where}. Tokens that can: {some}"
-        )
-
-    def _expected(self, state: State) -> str:
-        return _expected(self.next_bytes(state), self.accepts(state))
+    def expected(self, state: State) -> str:
+        """Describe what may follow a state."""
+        return expected(self.next_bytes(state), self.accepts(state))
 
 
 def _check_spellable(index: TokenIndex) -> None:
@@ -357,7 +343,7 @@ def _check_spellable(index: TokenIndex) -> None:
         return
     where = ""
     if stuck:
-        where = f": no token fits where {_expected(stuck, False)}"
+        where = f": no token fits where {expected(stuck, False)}"
     raise ValueError(f"{index.name}: no sequence of tokens of this vocabulary spells a string that it accepts{where}")
 
 
@@ -378,7 +364,40 @@ def reaches_end(index: TokenIndex, after: Callable[[State], list[State]]) -> boo
 # ---- words for errors
 
 
-def _expected(bytes: bytes, ends: bool) -> str:
+def refused_text(index: Any, data: bytes, at: int, state: State) -> ValueError:
+    """Return the error of a text whose byte `at`, read in `state`, leaves the language."""
+    byte = data[at : at + 1]
+    where = f"{index.name}: byte {at} of the text, {byte!r} {_after(data[:at])}"
+    return ValueError(f"{where}, leaves the language: {index.expected(state)}")
+
+
+def refusal(index: Any, state: State, token: int) -> ValueError:
+    """Return the error of a token that may not follow a state."""
+    tokens = index.trie.tokens
+    if not 0 <= token < len(tokens):
+        return ValueError(f"token {token} is not in this vocabulary, whose ids are 0 to {len(tokens) - 1}")
+    data = tokens[token]
+    kind = "special"
+    if token in index.vocab.eos_ids:
+        kind = "eos"
+    elif data:
+        kind = repr(data)
+    name = f"token {int(token)} ({kind})"
+    if state is END:
+        return ValueError(f"{name} cannot follow: an eos has ended the text")
+    where = index.expected(state)
+    if data:
+        last, at = index.read(state, data)
+        where = f"{index.expected(last)}, not {data[at : at + 1]!r}"
+        if at:
+            where = f"after {data[:at]!r} {where}"
+    some = ", ".join(f"{i} ({tokens[i] or 'eos'!r})" for i in index.allowed(state)[:4].tolist())
+    return ValueError(
+        f"{index.name}: {name} cannot follow state {arguments.shown(state, 60)}: {where}. Tokens that can: {some}"
+    )
+
+
+def expected(bytes: bytes, ends: bool) -> str:
     """Describe the possible continuations: one of the ascending `bytes`, or the end of the text if `ends`."""
     if not bytes:
         return "the text must end"
@@ -410,7 +429,7 @@ class MatchedPrefix(NamedTuple):
 def match_prefix(constraint: Constraint, text: str) -> MatchedPrefix:
     """Read `text` as far as the constraint allows."""
     index: Any = constraint.index(BYTES)
-    state, at = index._read(index.start, text.encode())
+    state, at = index.read(index.start, text.encode())
     complete = index.accepts(state)
     length = len(text.encode()[:at].decode(errors="ignore"))
-    return MatchedPrefix(length, complete, _expected(index.next_bytes(state), complete))
+    return MatchedPrefix(length, complete, expected(index.next_bytes(state), complete))

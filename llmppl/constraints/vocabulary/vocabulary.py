@@ -22,7 +22,8 @@ import re
 import string
 import weakref
 from builtins import bytes as Bytes  # Token has an attribute of that name
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any, SupportsIndex, overload
 
 import numpy as np
@@ -209,6 +210,8 @@ class Vocabulary(Shared, Sequence[Token]):
     tokens : sequence of V bytes
         Indexed by id; the bytes of special, eos and unknown ids are replaced by b"".
     eos_ids, special_ids, unknown_ids : iterables of int
+    special_texts : mapping of int to str
+        Names of special ids, such as "<|im_end|>"; these ids are special, too.
 
     Attributes
     ----------
@@ -235,7 +238,7 @@ class Vocabulary(Shared, Sequence[Token]):
 
     def __init__(
         self, tokens: Sequence[bytes], eos_ids: Iterable[int] = (), special_ids: Iterable[int] = (),
-        unknown_ids: Iterable[int] = (),
+        unknown_ids: Iterable[int] = (), special_texts: Mapping[int, str] = MappingProxyType({}),
     ) -> None:  # fmt: skip
         self.tokens = list(tokens)
         if not self.tokens:
@@ -244,7 +247,7 @@ class Vocabulary(Shared, Sequence[Token]):
             if not isinstance(data, bytes):
                 raise TypeError(f"a token is bytes, but tokens[{i}] is the {type(data).__name__} {data!r}")
         eos = self._ids(eos_ids, "eos_ids")
-        special = self._ids(special_ids, "special_ids")
+        special = self._ids([*special_ids, *special_texts], "special_ids")
         unknown = self._ids(unknown_ids, "unknown_ids")
         if eos & unknown:
             raise ValueError(f"ids {sorted(eos & unknown)} are given both as eos_ids and as unknown_ids")
@@ -252,6 +255,7 @@ class Vocabulary(Shared, Sequence[Token]):
         self.special_ids = eos | special | unknown
         for i in self.special_ids:
             self.tokens[i] = b""
+        self.special_texts = dict(special_texts)
         self.known = self._all_but(unknown)
         self._tokens: Memo[int, Token] = Memo(lambda id: Token(id, self))
         _LOADED[id(self)] = self
@@ -278,7 +282,8 @@ class Vocabulary(Shared, Sequence[Token]):
         eos = {*_as_ids(eos_ids), *_as_ids(tokenizer.eos_token_id)}
         special = {i for i, token in added.items() if token.special} | {*_as_ids(tokenizer.all_special_ids)}
         data = token_bytes(tokenizer, {i: piece for i, piece in pieces.items() if i not in special}, added)
-        return cls([data.get(i, b"") for i in range(V)], eos, special, set(range(V)) - pieces.keys() - eos)
+        texts = {i: pieces[i] for i in special | eos if i in pieces}
+        return cls([data.get(i, b"") for i in range(V)], eos, special, set(range(V)) - pieces.keys() - eos, texts)
 
     def token(self, value: int) -> Token:
         """Return this vocabulary's Token for a token or id: an int (numpy's included), no str, float, bool or EOS.
@@ -382,7 +387,9 @@ class Vocabulary(Shared, Sequence[Token]):
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, Vocabulary):
             return NotImplemented
-        return self is other or (len(self) == len(other) and self.digest == other.digest)
+        if self is other:
+            return True
+        return self.digest == other.digest and self.special_texts == other.special_texts
 
     def __hash__(self) -> int:
         return hash(self.digest)
@@ -390,8 +397,9 @@ class Vocabulary(Shared, Sequence[Token]):
     def __repr__(self) -> str:
         return f"Vocabulary({len(self)} tokens, eos={', '.join(map(str, self.eos_ids)) or None})"
 
-    def __reduce__(self) -> tuple[type[Vocabulary], tuple[list[bytes], tuple[int, ...], list[int], list[int]]]:
-        return Vocabulary, (self.tokens, self.eos_ids, sorted(self.special_ids), np.flatnonzero(~self.known).tolist())
+    def __reduce__(self) -> tuple[type[Vocabulary], tuple[Any, ...]]:
+        unknown = np.flatnonzero(~self.known).tolist()
+        return Vocabulary, (self.tokens, self.eos_ids, sorted(self.special_ids), unknown, self.special_texts)
 
 
 _LOADED = weakref.WeakValueDictionary[int, Vocabulary]()                # by id

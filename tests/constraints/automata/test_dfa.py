@@ -321,10 +321,23 @@ def test_a_product_explores_only_pairs_that_both_reach():
     assert (huge & Regex(r"[^\s\S]")).is_empty() and huge.num_states < 1000
 
 
-@pytest.mark.parametrize("combine", [operator.and_, operator.or_, operator.sub, operator.xor, operator.add])
-def test_an_operand_that_is_not_an_automaton_is_a_TypeError(combine):
-    with pytest.raises(TypeError, match="Regex and str do not combine.*JsonSchema"):
-        combine(Regex("a"), "b")
+@pytest.mark.parametrize("combine", [operator.and_, operator.or_, operator.sub, operator.add])
+def test_an_operand_that_is_no_constraint_is_a_TypeError(combine):
+    with pytest.raises(TypeError, match="a part of a constraint is a str, a Regex.*, not 5"):
+        combine(Regex("a"), 5)
+    with pytest.raises(TypeError, match="a part of a constraint is .*, not 5"):
+        combine(5, Regex("a"))
+
+
+def test_a_symmetric_difference_wants_two_automata():
+    with pytest.raises(TypeError, match="both must be automata"):
+        Regex("a") ^ "b"
+
+
+def test_operands_may_be_texts_and_lists():
+    assert set(("a" + Regex("b?") + ["c", "d"]).enumerate()) == {"ac", "ad", "abc", "abd"}
+    assert set(("a" | Regex("b")).enumerate()) == {"a", "b"} and set((["a", "b"] - Regex("b")).enumerate()) == {"a"}
+    assert set((Regex("a|b|c") & ["b", "z"]).enumerate()) == {"b"}
 
 
 def test_a_single_string_is_not_a_list_of_strings():

@@ -1,0 +1,173 @@
+"""Unit of a grammar: its partial tokens in a machine.
+
+A state of the unit is a set of partial tokens, with the tokens that have just ended. The parser's stack is a
+continuation. Where a token ends, the parser reads it, and the next token begins on another stack.
+"""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+import math
+from collections.abc import Iterable
+from typing import Any
+
+import numpy as np
+
+from llmppl.constraints.constraint import Bools, Ints
+from llmppl.constraints.lark.completion import Completion
+from llmppl.constraints.lark.lexer import Outcome
+from llmppl.constraints.lark.parser import Stack
+from llmppl.constraints.machine.machine import Continuation, Exit, Hypothesis, Item
+from llmppl.constraints.machine.units import StateUnit, own_loop
+from llmppl.support.graphs import Memo
+
+MAX_VISITED = 3_000  # partial tokens on stacks that a search for an end visits
+MAX_KEPT = 1 << 16  # results of searches that are kept
+
+
+class OnStack(Continuation):
+    """Rest of a text of a grammar, whose tokens so far led to a parser stack."""
+
+    def __init__(self, after: Continuation, stack: Stack) -> None:
+        super().__init__(after)
+        self.rest = after
+        self.stack = stack
+
+    def begin(self) -> Iterable[Item]:
+        raise NotImplementedError  # a token's end is needed: `LarkUnit.follow`
+
+    def find_left(self, alone: Bools) -> float:
+        return math.inf
+
+
+class LarkUnit(StateUnit):
+    """Unit of a grammar."""
+
+    is_always_viable = False
+
+    def __init__(self, completion: Completion) -> None:
+        super().__init__(None)  # type: ignore[arg-type]
+        self._completion = completion
+        self._partials = completion.partials
+        self._parser = completion.parser
+        self.loops: Memo[int, Bools | None] = Memo(
+            lambda number: own_loop(self.row(number), number, self.exits[number])
+        )
+        self._left: Memo[bytes, dict[Any, float]] = Memo(lambda alone: {})
+
+    def begin_token(self, stack: Stack, obligation: int, after: Continuation) -> list[Item]:
+        """Return what may follow a token that led to a stack and left an obligation: another token, or the end."""
+        items = list[Item]()
+        if self._completion.may_go_on(stack, obligation):
+            tokens = self._completion.starts(stack, obligation)
+            if tokens:
+                items.append(Hypothesis(self, self.number((tokens, ())), after.before(OnStack, stack)))
+        if self._completion.may_end(stack, obligation):
+            items.append(after)
+        return items
+
+    def fill(self, number: int, bytes: Ints, /) -> None:
+        tokens = self.states[number][0]
+        row = np.zeros(256, np.int32)
+        for low, high, outcome in self._moves(tokens):
+            if outcome != ((), ()):
+                row[low:high] = self.number(outcome)
+        self.table[number] = row
+
+    def _moves(self, tokens: tuple[int, ...]) -> list[tuple[int, int, Outcome]]:
+        """Return the outcomes of all bytes for some partial tokens: (first byte, last byte + 1, outcome)."""
+        if not tokens:
+            return []
+        cuts = {0, 256}
+        for token in tokens:
+            cuts.update(self._partials.classes[token])
+        return [(low, high, self._partials.step_all(tokens, low)) for low, high in itertools.pairwise(sorted(cuts))]
+
+    def _find_exits(self, number: int) -> tuple[Exit, ...]:
+        ends: tuple[Exit, ...] = self.states[number][1]
+        return ends
+
+    def follow(self, label: Exit, after: Continuation) -> list[Item]:
+        assert isinstance(after, OnStack)
+        items = list[Item]()
+        for stack, obligation in self._parser.after(after.stack, [label]):  # type: ignore[list-item]
+            items += self.begin_token(stack, obligation, after.rest)
+        return items
+
+    def is_viable(self, number: int, after: Continuation) -> bool:
+        assert isinstance(after, OnStack)
+        tokens, ends = self.states[number]
+        if any(self._completion.completable(after.stack, token) for token in tokens):
+            return True
+        return any(self._completion.may_follow(*place) for place in self._parser.after(after.stack, ends))
+
+    # ---- distances
+
+    def bytes_left(self, number: int, after: Continuation, alone: Bools) -> float:
+        assert isinstance(after, OnStack)
+        tokens, ends = self.states[number]
+        lefts = [self._bytes_of(after.stack, token, alone) for token in tokens]
+        for stack, obligation in self._parser.after(after.stack, ends):
+            lefts.append(self.least_after(stack, obligation, alone))
+        return min(lefts, default=math.inf) + after.rest.bytes_left(alone)
+
+    def least_after(self, stack: Stack, obligation: int, alone: Bools) -> float:
+        """Return a bound of the bytes after a token that led to a stack and left an obligation."""
+        if self._completion.may_end(stack, obligation):
+            return 0.0
+        if not self._completion.may_go_on(stack, obligation):
+            return math.inf
+        tokens = self._completion.starts(stack, obligation)
+        return min((self._bytes_of(stack, token, alone) for token in tokens), default=math.inf)
+
+    def _bytes_of(self, stack: Stack, token: int, alone: Bools) -> float:
+        known = self._left[alone.tobytes()]
+        if len(known) > MAX_KEPT:
+            known.clear()
+        if (stack, token) not in known:
+            self._search((stack, token), alone, known)
+        return known[stack, token]
+
+    def _search(self, start: tuple[Stack, int], alone: Bools, known: dict[Any, float]) -> None:
+        """Find the bytes of one way to an end: low stacks first, and short ways. All places on it become known."""
+        order = itertools.count()
+        todo = [(0, next(order), 0, start)]
+        came_from: dict[Any, Any] = {start: None}
+        while todo and len(came_from) < MAX_VISITED:
+            _, _, depth, place = heapq.heappop(todo)
+            if known.get(place, math.inf) < math.inf:
+                _note_way(place, known[place], came_from, known)
+                return
+            for after in self._places_after(place, alone):
+                if after is None:
+                    _note_way(place, 1, came_from, known)
+                    return
+                if after not in came_from:
+                    came_from[after] = place
+                    heapq.heappush(todo, (depth + 1 + after[0].height, next(order), depth + 1, after))
+        known[start] = math.inf
+
+    def _places_after(self, place: tuple[Stack, int], alone: Bools) -> Iterable[tuple[Stack, int] | None]:
+        """Yield the stacks and partial tokens after one more byte, and None if the text may end after it."""
+        stack, token = place
+        completion = self._completion
+        for low, high, (tokens, ends) in self._moves((token,)):
+            if not alone[low:high].any():
+                continue
+            for next_stack, obligation in self._parser.after(stack, ends):
+                if completion.may_end(next_stack, obligation):
+                    yield None
+                if completion.may_go_on(next_stack, obligation):
+                    for each in completion.starts(next_stack, obligation):
+                        yield next_stack, each
+            for each in tokens:
+                if completion.completable(stack, each):
+                    yield stack, each
+
+
+def _note_way(place: Any, left: float, came_from: dict[Any, Any], known: dict[Any, float]) -> None:
+    while place is not None:
+        known[place] = left
+        left += 1
+        place = came_from[place]

@@ -1,0 +1,333 @@
+"""MachineIndex: the tokens of a vocabulary that may follow each state of a machine.
+
+A mask is the union of the effects of the hypotheses of a state. Where an exit is met inside a token, the walk goes on
+in the unit that follows it. A token ends within n tokens if one of its hypotheses does: by the bound of the bytes to
+an end, or else by a search.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+import sys
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+import numpy as np
+
+from llmppl.constraints.constraint import Bools, Index, VocabularyLike, bytes_of, without_bytes
+from llmppl.constraints.machine.effects import LOCK, effects_of
+from llmppl.constraints.machine.machine import Continuation, Hypothesis, Item, Machine, State
+from llmppl.constraints.masks.index import END, expected, refusal, refused_text
+from llmppl.constraints.masks.mask_store import MaskStore, PackedMask
+from llmppl.constraints.vocabulary.trie import trie_of
+from llmppl.support import arguments
+from llmppl.support.graphs import Memo
+from llmppl.support.locks import locked
+
+MAX_MASKS = 1 << 14  # that are kept
+MAX_STEPS = 1 << 16
+MAX_VISITED = 300  # states that a search for an end visits
+MAX_SHOWN = 4  # special tokens that an error lists
+
+
+class MachineIndex(Index):
+    """Index of a composition of constraints. States are those of its machine, and END after an eos token.
+
+    The text ends at an eos token where it may end. Elsewhere an eos token is a symbol, if the composition asks for it
+    (`Special`).
+    """
+
+    end = END
+
+    def __init__(self, part: Any, vocab: VocabularyLike) -> None:
+        self.constraint = part
+        self.recognizer: Machine = part.machine
+        self.vocab = vocab
+        self.trie = trie_of(vocab)
+        self._lock = LOCK
+        self._eos = np.array(sorted(vocab.eos_ids), np.int32)
+        self._alone = np.zeros(256, bool)
+        self._alone[self.trie.alone] = True
+        self._effects = effects_of(self.trie)
+        self._specials: Memo[str | int, int] = Memo(lambda token: special_id(token, vocab))
+        for token in part.special_tokens:
+            self._specials[token]
+        self.store = MaskStore(len(self.trie.tokens), np.zeros(0, np.int32), self._lock)
+        self._masks: Memo[Any, PackedMask] = Memo(self._find, MAX_MASKS)
+        self._within: Memo[tuple[Any, float], PackedMask] = Memo(self._find_within, MAX_MASKS)
+        self._steps: Memo[tuple[Any, int], Any] = Memo(self._advance, MAX_STEPS)
+        self._matching: Memo[re.Pattern[bytes], list[int]] = Memo(self._find_matching)
+        self._closed: Memo[Hypothesis, State | None] = Memo(lambda each: self.recognizer.closed([each]), MAX_STEPS)
+        self._next: Memo[State, tuple[State, ...]] = Memo(self._find_next, MAX_MASKS)
+        self._least: dict[State, float] = {}  # lower bounds of the tokens to an end
+        self.start: Any = self.recognizer.start
+        if self.start is None:
+            raise ValueError(f"{self.name} accepts no string at all: widen it, or drop one of its parts")
+        if not part.is_opaque and not self.mask(self.start).any():
+            raise ValueError(f"{self.name}: no token of this vocabulary begins a string that it accepts")
+
+    @property
+    def name(self) -> str:
+        """Name of the constraint in errors."""
+        return repr(self.constraint)
+
+    def __repr__(self) -> str:
+        return f"MachineIndex({self.name}, {len(self.trie.tokens)} tokens, {len(self._masks)} masks)"
+
+    def __reduce__(self) -> Any:
+        return MachineIndex, (self.constraint, self.vocab)
+
+    def mask(self, state: Any) -> Bools:
+        """Return the tokens that may follow: (V,) bool ndarray, read-only; True at every eos if `state` accepts."""
+        return self._unpacked(self._masks[state])
+
+    def mask_within(self, state: Any, n: float) -> Bools:
+        """Return the tokens after which n - 1 more tokens can finish the text, eos not counted.
+
+        (V,) bool ndarray, read-only. A token counts as too far if a search of `MAX_VISITED` states finds no end.
+        """
+        if state is END or n == math.inf:
+            return self.mask(state)
+        return self._unpacked(self._within[state, n])
+
+    def accepts(self, state: Any) -> bool:
+        """Return True if the text may end in `state`, or has ended (END)."""
+        return state is END or state.accepts
+
+    def advance(self, state: Any, token: int) -> Any:
+        """Return the state after `token`, END after an eos; raise a ValueError if `token` may not follow `state`."""
+        return self._steps[state, token]
+
+    def after(self, text: str | bytes) -> Any:
+        """Return the state after a text, whatever its tokens.
+
+        Raise a ValueError that names the place and the byte if no accepted string begins with the text.
+        """
+        data = bytes_of(text)
+        state, at = self.read(self.start, data)
+        if at < len(data):
+            raise refused_text(self, data, at, state)
+        return state
+
+    @locked
+    def read(self, state: Any, data: bytes) -> tuple[Any, int]:
+        """Return the state after the longest prefix of `data` that fits, and the length of that prefix."""
+        return self.recognizer.read(state, data)
+
+    @locked
+    def next_bytes(self, state: Any) -> bytes:
+        """Return the bytes that may follow `state`, ascending; b"" if there are none."""
+        if state is END:
+            return b""
+        return bytes(byte for byte in range(256) if self.recognizer.step(state, byte) is not None)
+
+    def expected(self, state: Any) -> str:
+        """Describe what may follow a state."""
+        return expected(self.next_bytes(state), self.accepts(state))
+
+    def tokens_to_accept(self, state: Any, most: float = math.inf) -> float:
+        """Return the least number of tokens from `state` to one that accepts, eos not counted; inf if there is no path.
+
+        The result may be inf if there is no path of at most `most` tokens. If a search gives up, it is a bound: the
+        bytes of one way to an end.
+        """
+        if state is END:
+            return 0
+        found = self._search(state, most, False)
+        bound: float = state.bytes_left(self._alone)
+        return found if found <= most or bound > most else bound
+
+    def parse(self, text: str) -> Any:
+        """Return the value of a text. ValueError if it is not in the set."""
+        return self.constraint.parse(text)
+
+    # ---- masks
+
+    def _find_matching(self, pattern: re.Pattern[bytes]) -> list[int]:
+        return [token for token, data in enumerate(self.trie.tokens) if pattern.search(data)]
+
+    def _unpacked(self, found: PackedMask) -> Bools:
+        mask = found.mask  # read once: another thread may drop it
+        if mask is None:
+            return self.store.unpack(found)
+        found.recent = True
+        return mask
+
+    @locked
+    def _find(self, state: Any) -> PackedMask:
+        mask = np.zeros(len(self.trie.tokens), bool)
+        if state is END:
+            return self.store.of_mask(mask, False)
+        patterns = set[re.Pattern[bytes]]()
+        for (unit, number, after), nodes in self._crossed(state.hypotheses):
+            if unit.doubtful is not None:
+                patterns.add(unit.doubtful)
+            tokens = self._effects.of(unit, number, nodes).tokens
+            if tokens is not None:
+                mask |= self._effects.store.unpack(tokens)
+                continue
+            for group in self._effects.groups(unit, number, nodes):
+                if unit.is_viable(group.number, after):
+                    mask[group.ids] = True
+        for token in self._doubtful(patterns, mask):
+            mask[token] = self._after_token(state, token) is not None
+        mask[self._eos] = state.accepts
+        for token in self._specials_after(state):
+            mask[token] = True
+        return self.store.of_mask(mask, False)
+
+    @locked
+    def _find_within(self, key: tuple[Any, float]) -> PackedMask:
+        state, n = key
+        mask = np.zeros(len(self.trie.tokens), bool)
+        patterns = set[re.Pattern[bytes]]()
+        for (unit, number, after), nodes in self._crossed(state.hypotheses):
+            if unit.doubtful is not None:
+                patterns.add(unit.doubtful)
+            for group in self._effects.groups(unit, number, nodes):
+                if self._ends_within(self._closed[Hypothesis(unit, group.number, after)], n - 1):
+                    mask[group.ids] = True
+        for token in self._doubtful(patterns, mask):
+            mask[token] = self._ends_within(self._after_token(state, token), n - 1)
+        mask[self._eos] = state.accepts
+        for token, after_it in self._specials_after(state).items():
+            mask[token] = mask[token] or self._ends_within(after_it, n - 1)
+        return self.store.of_mask(mask, False)
+
+    def _crossed(self, hypotheses: Iterable[Hypothesis]) -> Iterator[tuple[Hypothesis, bytes]]:
+        """Yield the hypotheses that tokens reach, each with the nodes of the trie below which they are read."""
+        effects = self._effects
+        todo: list[tuple[Item, bytes]] = [(each, effects.root) for each in hypotheses]
+        seen = set[tuple[Item, bytes]]()
+        while todo:
+            item, nodes = todo.pop()
+            if (item, nodes) in seen:
+                continue
+            seen.add((item, nodes))
+            if isinstance(item, Continuation):
+                todo += [(each, nodes) for each in item.begin()]
+                continue
+            unit, number, after = item
+            if unit.special is not None:
+                continue
+            yield item, nodes
+            if nodes is not effects.root:
+                for label in unit.exits[number]:
+                    todo += [(each, nodes) for each in unit.follow(label, after)]
+            for label, below in effects.of(unit, number, nodes).exits:
+                todo += [(each, below) for each in unit.follow(label, after)]
+
+    def _specials_after(self, state: State) -> dict[int, State | None]:
+        """Return the special tokens that may follow a state, with the states after them."""
+        found = self.recognizer.steps_by_specials(state)
+        return {self._specials[special]: after for special, after in found.items()}
+
+    def _doubtful(self, patterns: Iterable[re.Pattern[bytes]], mask: Bools) -> list[int]:
+        """Return the tokens of a mask that must be read byte by byte, since a unit remembers more than its table."""
+        found = list[int]()
+        for pattern in patterns:
+            found += [token for token in self._matching[pattern] if mask[token]]
+        return found
+
+    def _after_token(self, state: State, token: int) -> State | None:
+        """Return the state after the bytes of a token, None if they do not fit."""
+        data = self.trie.tokens[token]
+        last, at = self.recognizer.read(state, data)
+        return last if at == len(data) else None
+
+    @locked
+    def _advance(self, key: tuple[Any, int]) -> Any:
+        state, token = key
+        is_known = 0 <= arguments.integer("token", token) < len(self.trie.tokens)
+        found: Any = None
+        if is_known and state is not END:
+            if self.trie.tokens[token]:
+                found = self._after_token(state, token)
+            elif token in self._eos and state.accepts:
+                found = END
+            else:
+                found = self._specials_after(state).get(token)
+        if found is None:
+            raise refusal(self, state, token)
+        return found
+
+    # ---- distances
+
+    def _ends_within(self, state: State | None, most: float) -> bool:
+        """Return True if at most so many tokens lead from a state to an end, as far as a search can tell."""
+        if state is None:
+            return False
+        return state.bytes_left(self._alone) <= most or self._search(state, most, True) <= most
+
+    @locked
+    def _search(self, start: State, most: float, is_enough: bool) -> float:
+        """Return the least number of tokens to an end; inf if it is more than `most`, or the search gives up.
+
+        With `is_enough`, the result may be any number of tokens up to `most`.
+        """
+        least = self._least.get(start, 0)
+        if least > most:
+            return math.inf
+        level = [start]
+        seen = {start}
+        depth = 0
+        while level:
+            if any(state.accepts for state in level):
+                return depth
+            if is_enough and any(depth + state.bytes_left(self._alone) <= most for state in level):
+                return most
+            if depth >= most:
+                break
+            after = dict.fromkeys(each for state in level for each in self._next[state])
+            level = [state for state in after if state not in seen]
+            seen.update(level)
+            if len(seen) > MAX_VISITED:
+                depth = sys.maxsize
+                break
+            depth += 1
+        else:
+            depth = sys.maxsize
+        if len(self._least) > MAX_STEPS:
+            self._least.clear()
+        self._least[start] = depth + 1
+        return math.inf
+
+    def _find_next(self, state: State) -> tuple[State, ...]:
+        """Return states after one token that together lead to every end that a token leads to."""
+        found = dict[State, None]()
+        for (unit, number, after), nodes in self._crossed(state.hypotheses):
+            for group in self._effects.groups(unit, number, nodes):
+                reached = self._closed[Hypothesis(unit, group.number, after)]
+                if reached is not None:
+                    found[reached] = None
+        for each in self._specials_after(state).values():
+            if each is not None:
+                found[each] = None
+        return tuple(found)
+
+
+class TestedIndex(MachineIndex):
+    """Index of a composition with a part that reads slowly: programs test the tokens that they draw by `fits`."""
+
+    def fits(self, state: Any, token: int) -> bool:
+        """Return True if a token may follow."""
+        try:
+            self.advance(state, token)
+        except ValueError:
+            return False
+        return True
+
+
+def special_id(token: str | int, vocab: VocabularyLike) -> int:
+    """Return the id of a special token, given by its text or id. ValueError if the vocabulary has no such token."""
+    texts = getattr(vocab, "special_texts", {})
+    if isinstance(token, int) and token in without_bytes(vocab):
+        return token
+    for id, text in texts.items():
+        if text == token:
+            return int(id)
+    some = [f"{id} ({text!r})" for id, text in sorted(texts.items())[:MAX_SHOWN]]
+    if not some:
+        some = [str(id) for id in sorted(without_bytes(vocab))[:MAX_SHOWN]]
+    raise ValueError(f"Special({token!r}) is no special token of {vocab!r}; its first ones are {', '.join(some)}")

@@ -1,0 +1,285 @@
+"""Machine: one recognizer for all constraints and their compositions.
+
+A *unit* is a finite automaton over bytes; its states are numbers, and 0 is dead. A state may have *exits*: labels of
+places where something else may follow without a byte. A unit says what follows an exit, given the continuation after
+the unit. It is a graph (`llmppl.constraints.vocabulary.trie_walk.Graph`), so one walk of a trie serves all units.
+
+A *continuation* says what follows an exit of a unit: the end of the text, another part, one more repetition, the rest
+of a JSON container, the stack of a parser. A *hypothesis* is (unit, state, continuation). A *state* of the machine is
+a closed set of hypotheses: it holds everything that exits lead to. It accepts if one of them leads to the end.
+
+Masks, distances and values of parts are derived from these alone, once for all kinds of constraints.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import defaultdict
+from collections.abc import Hashable, Iterable
+from typing import Any, NamedTuple, Protocol
+
+from llmppl.constraints.constraint import Bools, Ints
+from llmppl.constraints.vocabulary.trie_walk import Graph
+from llmppl.support.graphs import Memo
+from llmppl.support.shared import Shared
+
+MAX_STATES = 1 << 16  # that are kept
+MAX_HYPOTHESES = 20_000  # of one state
+
+
+Exit = Hashable
+DONE: Exit = "done"  # the exit where a text of the unit ends
+
+
+class Unit(Graph, Protocol):
+    """Finite automaton over bytes with exits.
+
+    Attributes
+    ----------
+    exits : number of a state -> labels of its exits
+    loops : number of a state -> (256,) bool, the bytes that lead back to it, or None
+        A state with exits has no loop, because a token may leave it anywhere.
+    is_always_viable : bool
+        True if a live state can be completed whatever follows. Otherwise `is_viable` decides.
+    doubtful : pattern of bytes, or None
+        Tokens that must be read by `step`, because a unit remembers more than its table.
+    special : str, int or None
+        The special token that leads over the unit, by its text or id; no byte does.
+    """
+
+    exits: Memo[int, tuple[Exit, ...]]
+    loops: Memo[int, Bools | None]
+    is_always_viable: bool
+    doubtful: re.Pattern[bytes] | None
+    special: str | int | None
+
+    def step(self, number: int, byte: int) -> int:
+        """Return the number of the state after a byte, 0 if there is none."""
+
+    def row(self, number: int) -> Ints:
+        """Return the numbers of the states after each byte: (256,)."""
+
+    def follow(self, label: Exit, after: Continuation) -> list[Item]:
+        """Return the items that follow an exit."""
+
+    def is_viable(self, number: int, after: Continuation) -> bool:
+        """Return True if some text continues from a state."""
+
+    def bytes_left(self, number: int, after: Continuation, alone: Bools) -> float:
+        """Return a bound of the bytes from a state to the end of the text; inf if none is known.
+
+        `alone` are the bytes that are tokens by themselves, (256,) bool. Only these may be used.
+        """
+
+
+class Beginning(Protocol):
+    """Part as a machine sees it."""
+
+    def begin(self, after: Continuation, /) -> Iterable[Item]:
+        """Return the items with which a text begins, before a continuation."""
+
+    def least_bytes(self, alone: Bools, /) -> float:
+        """Return a bound of the bytes of a shortest text; inf if none is known."""
+
+
+class Hypothesis(NamedTuple):
+    """Assumption about a text so far: a unit has read its last bytes and is in a state; `after` follows the unit."""
+
+    unit: Unit
+    number: int
+    after: Continuation
+
+    @property
+    def is_viable(self) -> bool:
+        return self.unit.is_always_viable or self.unit.is_viable(self.number, self.after)
+
+    def bytes_left(self, alone: Bools) -> float:
+        return self.unit.bytes_left(self.number, self.after, alone)
+
+
+class Continuation:
+    """Rest of a text after an exit. Equal ones are one object, since each is made by the one after it."""
+
+    def __init__(self, after: Continuation | None) -> None:
+        self.after = after
+        self._before: dict[Any, Continuation] = {}
+        self._left: dict[bytes, float] = {}
+
+    def before(self, kind: type[Continuation], *arguments: Any) -> Any:
+        """Return the continuation of a kind that this one follows."""
+        found = self._before.get((kind, arguments))
+        if found is None:
+            found = self._before.setdefault((kind, arguments), kind(self, *arguments))
+        return found
+
+    def begin(self) -> Iterable[Item]:
+        """Return the items that follow: hypotheses, and continuations that begin at the same place."""
+        raise NotImplementedError
+
+    def bytes_left(self, alone: Bools) -> float:
+        """Return a bound of the bytes to the end of the text; inf if none is known."""
+        key = alone.tobytes()
+        found = self._left.get(key)
+        if found is None:
+            found = self._left[key] = self.find_left(alone)
+        return found
+
+    def find_left(self, alone: Bools) -> float:
+        raise NotImplementedError
+
+
+Item = Hypothesis | Continuation
+
+
+class End(Continuation):
+    """End of the text."""
+
+    def __init__(self) -> None:
+        super().__init__(None)
+
+    def begin(self) -> Iterable[Item]:
+        return ()
+
+    def find_left(self, alone: Bools) -> float:
+        return 0.0
+
+
+class Then(Continuation):
+    """A part, and what follows it."""
+
+    def __init__(self, after: Continuation, part: Beginning) -> None:
+        super().__init__(after)
+        self.rest = after
+        self.part = part
+
+    def begin(self) -> Iterable[Item]:
+        return self.part.begin(self.rest)
+
+    def find_left(self, alone: Bools) -> float:
+        return self.part.least_bytes(alone) + self.rest.bytes_left(alone)
+
+
+class Resume(Continuation):
+    """A state of a unit that a text returns to, such as the rest of a JSON container after an inner value."""
+
+    def __init__(self, after: Continuation, unit: Unit, number: int) -> None:
+        super().__init__(after)
+        self.rest = after
+        self.unit = unit
+        self.number = number
+
+    def begin(self) -> Iterable[Item]:
+        return [Hypothesis(self.unit, self.number, self.rest)]
+
+    def find_left(self, alone: Bools) -> float:
+        return self.unit.bytes_left(self.number, self.rest, alone)
+
+
+class State(Shared):
+    """State of a machine. Equal ones are one object, and a copy is the object. `accepts`: the text may end."""
+
+    __slots__ = ("accepts", "hypotheses", "next", "next_by_table")
+
+    def __init__(self, hypotheses: frozenset[Hypothesis], accepts: bool) -> None:
+        self.hypotheses = tuple(hypotheses)
+        self.accepts = accepts
+        self.next: dict[int, State | None] = {}  # by byte
+        self.next_by_table: dict[int, State | None] = {}
+
+    def __repr__(self) -> str:
+        return f"<state of {len(self.hypotheses)} hypotheses>"
+
+    def bytes_left(self, alone: Bools) -> float:
+        """Return a bound of the bytes to the end of the text; inf if none is known."""
+        if self.accepts:
+            return 0.0
+        return min(each.bytes_left(alone) for each in self.hypotheses)
+
+
+class Machine:
+    """Recognizer of the texts of a part: `start` (None if there are none), `step` and `accepts`.
+
+    Without `has_specials`, special tokens are passed over: what follows them begins at the same place.
+    """
+
+    def __init__(self, part: Beginning, *, has_specials: bool = True) -> None:
+        self.part = part
+        self._has_specials = has_specials
+        self._forget()
+
+    def _forget(self) -> None:
+        """Drop all states. Those that a caller holds stay valid."""
+        self._states: Memo[tuple[frozenset[Hypothesis], bool], State] = Memo(lambda key: State(*key))
+        self.start = self.closed(self.part.begin(End()))
+
+    def closed(self, items: Iterable[Item]) -> State | None:
+        """Return the state of some items and all that follow them without a byte; None if no text continues."""
+        todo = list(items)
+        hypotheses = set[Hypothesis]()
+        begun = set[Continuation]()
+        accepts = False
+        while todo:
+            item = todo.pop()
+            if isinstance(item, Continuation):
+                if item not in begun:
+                    begun.add(item)
+                    accepts = accepts or isinstance(item, End)
+                    todo += item.begin()
+            elif item.unit.special is not None and not self._has_specials:
+                todo.append(item.after)
+            elif item not in hypotheses and item.is_viable:
+                hypotheses.add(item)
+                for label in item.unit.exits[item.number]:
+                    todo += item.unit.follow(label, item.after)
+        if not hypotheses and not accepts:
+            return None
+        if len(hypotheses) > MAX_HYPOTHESES:
+            raise ValueError(
+                f"{self.part!r}: a text can be read in more than {MAX_HYPOTHESES:,} ways; "
+                "parts that begin differently, or end with a separator, would work"
+            )
+        if len(self._states) > MAX_STATES:
+            self._forget()
+        return self._states[frozenset(hypotheses), accepts]
+
+    def step(self, state: State, byte: int) -> State | None:
+        """Return the state after one more byte, or None if no text continues so."""
+        if byte not in state.next:
+            items = list[Item]()
+            for unit, number, after in state.hypotheses:
+                target = unit.step(number, byte)
+                if target:
+                    items.append(Hypothesis(unit, target, after))
+            state.next[byte] = self.closed(items)
+        return state.next[byte]
+
+    def step_by_table(self, state: State, byte: int) -> State | None:
+        """Return the state after one more byte by the tables of the units, which may remember less than their steps."""
+        if byte not in state.next_by_table:
+            items = list[Item]()
+            for unit, number, after in state.hypotheses:
+                target = unit.row(number).item(byte)
+                if target:
+                    items.append(Hypothesis(unit, target, after))
+            state.next_by_table[byte] = self.closed(items)
+        return state.next_by_table[byte]
+
+    def steps_by_specials(self, state: State) -> dict[str | int, State | None]:
+        """Return the special tokens that may follow, by text or id, with the states after them."""
+        items: dict[str | int, list[Item]] = defaultdict(list)
+        for unit, _, after in state.hypotheses:
+            if unit.special is not None:
+                items[unit.special].append(after)
+        return {special: self.closed(some) for special, some in items.items()}
+
+    def accepts(self, state: State) -> bool:
+        return state.accepts
+
+    def read(self, state: State, data: bytes) -> tuple[State, int]:
+        """Return the state after the longest prefix of `data` that fits, and the length of that prefix."""
+        for at, byte in enumerate(data):
+            found = self.step(state, byte)
+            if found is None:
+                return state, at
+            state = found
+        return state, len(data)

@@ -1,0 +1,203 @@
+"""Pairs: two machines side by side, for the texts of both.
+
+A pair of live states may have no common text. A search looks for a common end, with the states first that seem nearest
+to one. It visits at most `MAX_SEARCHED` states. If it finds none among all states that follow, the pair is dead; if it
+gives up, the pair counts as live.
+"""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+import math
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+
+from llmppl.constraints.constraint import Bools, Ints
+from llmppl.constraints.machine.machine import (
+    DONE,
+    Continuation,
+    Exit,
+    Hypothesis,
+    Item,
+    Machine,
+    Resume,
+    State,
+)
+from llmppl.constraints.machine.units import StateUnit, TokenUnit
+from llmppl.support.graphs import Memo
+
+MAX_SEARCHED = 400  # states that a search visits
+MAX_KEPT = 1 << 16  # results that are kept
+ALL_BYTES = np.ones(256, bool)
+Place = tuple[State, State]
+
+
+class Pair:
+    """Recognizer of the texts of two machines. `start` is None if they have no common text."""
+
+    def __init__(self, first: Machine, second: Machine, is_opaque: bool) -> None:
+        self.first = first
+        self.second = second
+        self._is_opaque = is_opaque
+        self._left: Memo[bytes, dict[Place, float]] = Memo(lambda alone: {})
+        self.start: Place | None = None
+        if first.start is not None and second.start is not None:
+            self.start = self._if_live((first.start, second.start))
+
+    def step(self, state: Place, byte: int) -> Place | None:
+        one = self.first.step(state[0], byte)
+        other = self.second.step(state[1], byte) if one else None
+        return self._if_live((one, other)) if one and other else None
+
+    def step_by_table(self, state: Place, byte: int) -> Place | None:
+        """Return the state after one more byte by the tables of the units, which may remember less than their steps."""
+        after = self._after(state, byte)
+        return None if after is None else self._if_live(after)
+
+    def steps_by_specials(self, state: Place) -> dict[str | int, Place]:
+        """Return the special tokens that both machines may read, with the live states after them."""
+        found = dict[str | int, Place]()
+        for special, after in self._after_specials(state):
+            if self._if_live(after) is not None:
+                found[special] = after
+        return found
+
+    def accepts(self, state: Place) -> bool:
+        return state[0].accepts and state[1].accepts
+
+    def bytes_left(self, state: Place, alone: Bools) -> float:
+        """Return the bytes of one way to a common end; inf if none is known."""
+        if self._is_opaque:
+            return math.inf
+        return abs(self._find_left(state, alone))
+
+    # ---- implementation
+
+    def _after(self, state: Place, byte: int) -> Place | None:
+        one = self.first.step_by_table(state[0], byte)
+        other = self.second.step_by_table(state[1], byte) if one else None
+        return (one, other) if one and other else None
+
+    def _if_live(self, state: Place) -> Place | None:
+        """Return the state, None if it is known to have no end."""
+        if self._is_opaque or self._find_left(state, ALL_BYTES) < math.inf:
+            return state
+        return None
+
+    def _find_left(self, state: Place, alone: Bools) -> float:
+        """Return the bytes of one way to a common end, inf if there is none, -inf if the search gives up."""
+        known = self._left[alone.tobytes()]
+        if len(known) > MAX_KEPT:
+            known.clear()
+        if state not in known:
+            self._search(state, alone, known)
+        return known[state]
+
+    def _search(self, start: Place, alone: Bools, known: dict[Place, float]) -> None:
+        order = itertools.count()
+        todo = [(0.0, next(order), 0, start)]
+        came_from: dict[Place, Place | None] = {start: None}
+        place: Place | None
+        num_visited = 0
+        while todo:
+            _, _, depth, state = heapq.heappop(todo)
+            left = known.get(state, -math.inf)
+            if self.accepts(state):
+                left = 0.0
+            if 0 <= left < math.inf:
+                place = state
+                while place is not None:
+                    known[place] = left
+                    left += 1
+                    place = came_from[place]
+                return
+            if left == math.inf:
+                continue
+            num_visited += 1
+            if num_visited > MAX_SEARCHED:
+                for place in came_from:
+                    known.setdefault(place, -math.inf)
+                return
+            for after in self._all_after(state, alone):
+                if after not in came_from:
+                    came_from[after] = state
+                    seems = max(each.bytes_left(alone) for each in after)
+                    heapq.heappush(todo, (depth + 1 + min(seems, MAX_SEARCHED), next(order), depth + 1, after))
+        known.update(dict.fromkeys(came_from, math.inf))
+
+    def _all_after(self, state: Place, alone: Bools) -> Iterator[Place]:
+        """Yield the states after a byte of each class, and after special tokens."""
+        for byte in self._bytes(state, alone):
+            after = self._after(state, byte)
+            if after is not None:
+                yield after
+        for _, after in self._after_specials(state):
+            yield after
+
+    def _after_specials(self, state: Place) -> Iterator[tuple[str | int, Place]]:
+        ours = self.first.steps_by_specials(state[0])
+        theirs = self.second.steps_by_specials(state[1]) if ours else {}
+        for special in ours.keys() & theirs.keys():
+            one = ours[special]
+            other = theirs[special]
+            if one and other:
+                yield special, (one, other)
+
+    def _bytes(self, state: Place, alone: Bools) -> list[int]:
+        """Return one byte of each class of bytes that neither machine tells apart, and both read."""
+        rows = []
+        reads = alone
+        for each in state:
+            of_machine = np.zeros((max(1, len(each.hypotheses)), 256), np.int32)
+            for i, (unit, number, _) in enumerate(each.hypotheses):
+                of_machine[i] = unit.row(number)
+            reads = reads & of_machine.any(0)
+            rows.append(of_machine)
+        bytes = np.flatnonzero(reads)
+        columns = np.concatenate(rows)[:, bytes]
+        _, first = np.unique(columns, axis=1, return_index=True)
+        found: list[int] = bytes[np.sort(first)].tolist()
+        return found
+
+
+class PairUnit(StateUnit):
+    """Unit of a pair. Its table has the steps by the tables of both machines."""
+
+    recognizer: Pair
+
+    def new_row(self, state: Place) -> int:
+        for each in state:
+            for hypothesis in each.hypotheses:
+                self.doubtful = self.doubtful or hypothesis.unit.doubtful
+        return -1
+
+    def fill(self, number: int, bytes: Ints, /) -> None:
+        state = self.states[number]
+        for byte in np.unique(bytes).tolist():
+            after = self.recognizer.step_by_table(state, byte)
+            target = 0 if after is None else self.number(after)
+            self.table[number, byte] = target
+
+    def _find_exits(self, number: int) -> tuple[Exit, ...]:
+        exits: list[Exit] = [*super()._find_exits(number)]
+        for special, after in self.recognizer.steps_by_specials(self.states[number]).items():
+            exits.append((TokenUnit(special), self.number(after)))
+        return tuple(exits)
+
+    def follow(self, label: Exit, after: Continuation) -> list[Item]:
+        if label is DONE:
+            return [after]
+        special: Any = label
+        unit, number = special
+        return [Hypothesis(unit, unit.begin, after.before(Resume, self, number))]
+
+    def step(self, number: int, byte: int) -> int:
+        after = self.recognizer.step(self.states[number], byte)
+        return 0 if after is None else self.number(after)
+
+    def bytes_left(self, number: int, after: Continuation, alone: Bools) -> float:
+        left: float = self.recognizer.bytes_left(self.states[number], alone)
+        return left + after.bytes_left(alone)

@@ -1,0 +1,147 @@
+"""Values of texts of compositions, put together from those of their parts.
+
+A text is cut into the pieces of the parts. Of several ways to cut it, the first parts get the longest pieces, as in a
+regular expression. A way is valid if each part reads its piece: the piece is in the part, and `parse` does not refuse
+it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple, Protocol
+
+from llmppl.constraints.constraint import bytes_of
+from llmppl.constraints.machine.machine import Machine
+from llmppl.support.arguments import shown
+from llmppl.support.graphs import Memo
+
+
+class Part(Protocol):
+    """Part as a reader sees it (`llmppl.constraints.machine.parts.Part`)."""
+
+    @property
+    def inner_parts(self) -> Sequence[Part]: ...
+    @property
+    def text_machine(self) -> Machine: ...
+    def reading(self, reader: Reader, begin: int, end: int, /) -> Reading | None: ...
+    def value_of_text(self, text: str, /) -> Any: ...
+
+
+class Reading(NamedTuple):
+    """Value of a piece of text, and the values of the named parts in it."""
+
+    value: Any
+    names: dict[str, Any]
+
+    @property
+    def result(self) -> Any:
+        """The named values if there are any, else the value."""
+        return self.names or self.value
+
+
+class Reader:
+    """Text that is cut into pieces. `reason`: why a piece was last refused."""
+
+    def __init__(self, data: bytes) -> None:
+        self.data = data
+        self.reason = ""
+        self._ends: Memo[tuple[Part, int], list[int]] = Memo(self._find_ends)
+        self._readings: Memo[tuple[Part, int, int], Reading | None] = Memo(self._read)
+        self._splits: dict[tuple[Part, int, int, int], list[Reading] | None] = {}
+
+    def read(self, part: Part, begin: int, end: int) -> Reading | None:
+        """Return the reading of a piece, None if the part does not read it."""
+        return self._readings[part, begin, end]
+
+    def ends(self, part: Part, begin: int) -> list[int]:
+        """Return the places where a text of a part that begins at a place may end, the furthest first."""
+        return self._ends[part, begin]
+
+    def _read(self, key: tuple[Part, int, int]) -> Reading | None:
+        part, begin, end = key
+        if not part.inner_parts and end not in self.ends(part, begin):
+            return None
+        return part.reading(self, begin, end)
+
+    def _find_ends(self, key: tuple[Part, int]) -> list[int]:
+        part, begin = key
+        machine = part.text_machine
+        state = machine.start
+        ends = list[int]()
+        at = begin
+        while state is not None:
+            if state.accepts:
+                ends.append(at)
+            if at == len(self.data):
+                break
+            state = machine.step(state, self.data[at])
+            at += 1
+        ends.reverse()
+        return ends
+
+    def read_text(self, part: Part, begin: int, end: int) -> Reading | None:
+        """Return the reading of a part that is no composition: the value by its `parse`, if that does not refuse it."""
+        text = self.data[begin:end].decode("utf-8", "replace")
+        try:
+            return Reading(part.value_of_text(text), {})
+        except ValueError as error:
+            self.reason = str(error)
+            return None
+
+    def read_row(self, parts: Sequence[Part], begin: int, end: int) -> list[Reading] | None:
+        """Return the readings of pieces that follow each other, one for each part."""
+        first = parts[0]
+        if len(parts) == 1:
+            reading = self.read(first, begin, end)
+            return None if reading is None else [reading]
+        key = first, len(parts), begin, end
+        if key not in self._splits:
+            self._splits[key] = self._find_row(parts, begin, end)
+        return self._splits[key]
+
+    def _find_row(self, parts: Sequence[Part], begin: int, end: int) -> list[Reading] | None:
+        for cut in self.ends(parts[0], begin):
+            if cut > end:
+                continue
+            rest = self.read_row(parts[1:], cut, end)
+            if rest is None:
+                continue
+            reading = self.read(parts[0], begin, cut)
+            if reading is not None:
+                return [reading, *rest]
+        return None
+
+    def read_times(self, part: Part, least: int, most: float, begin: int, end: int) -> list[Reading] | None:
+        """Return the readings of `least` to `most` pieces of one part; empty pieces only if they are needed."""
+        todo = [(begin, 0, [*self.ends(part, begin)][::-1])]
+        seen = {(begin, 0)}
+        readings = list[Reading]()
+        while todo:
+            at, number, cuts = todo[-1]
+            if at == end and number >= least:
+                return readings
+            if not cuts or number >= most:
+                todo.pop()
+                if readings:
+                    readings.pop()
+                continue
+            cut = cuts.pop()
+            place = cut, number + 1
+            if cut > end or place in seen or (cut == at and number >= least):
+                continue
+            seen.add(place)
+            reading = self.read(part, at, cut)
+            if reading is not None:
+                readings.append(reading)
+                todo.append((cut, number + 1, [*self.ends(part, cut)][::-1]))
+        return None
+
+
+def value_of(part: Part, text: str) -> Any:
+    """Return the value of a text. ValueError if it is not in the part."""
+    reader = Reader(bytes_of(text))
+    reading = reader.read(part, 0, len(reader.data))
+    if reading is None:
+        reason = f": {reader.reason}" if reader.reason else ""
+        raise ValueError(f"{shown(text)} is not in {shown(part)}{reason}")
+    return reading.result

@@ -1,0 +1,152 @@
+"""Values of texts of compositions: what each part reads, names, cuts of ambiguous texts, checks."""
+
+import math
+import pickle
+from typing import Annotated, Literal
+
+import pytest
+from pydantic import AfterValidator, BaseModel
+
+from llmppl import CachedTransformer, Grammar, JsonSchema, Regex, Values, generate
+from llmppl.constraints import DFA, Part, Pattern, Special, part_of
+
+PETS = JsonSchema({"type": "array", "items": {"enum": ["cat", "dog"]}})
+
+
+class Pet(BaseModel):
+    name: str
+    age: int
+
+
+def even(number):
+    if number % 2:
+        raise ValueError("an odd number")
+    return number
+
+
+def has_no_b(text):
+    return "b" not in text
+
+
+EVEN = Values(Annotated[int, AfterValidator(even)])
+
+
+@pytest.mark.parametrize("part, text, value", [
+    ("Pets: " + PETS, 'Pets: ["cat"]', (["cat"],)),
+    (Regex("[a-z]+: ") + PETS, 'pets: ["cat"]', ("pets: ", ["cat"])),
+    ("The " + Regex("[a-z]+") + " is " + PETS, 'The x is ["dog"]', ("x", ["dog"])),
+    ("a" + Regex("b*") + ["c", "d"], "abbd", "abbd"),                     # an automaton of texts
+    (Values(int) + " years", "12 years", (12,)),
+    (int | Regex("[a-z]+"), "12", 12),
+    (int | Regex("[a-z]+"), "ab", "ab"),
+    (["x"] | PETS, "x", "x"),
+    ("x" | PETS, "[]", []),
+    (Regex("[a-z]+").named("word"), "ab", {"word": "ab"}),
+    (Regex("[a-z]+").named("word") + "!", "ab!", {"word": "ab"}),
+    ("<" + (Values(int).named("a") + "," + Values(int).named("b")).named("pair") + ">", "<1,2>",
+     {"pair": {"a": 1, "b": 2}}),
+    ("x" + (PETS.named("pets") | Regex("none").named("no")), "xnone", {"no": "none"}),
+    ("x" + (" is " + PETS.named("pets")).optional(), "x", (None,)),
+    ("x" + (" is " + PETS.named("pets")).optional(), "x is []", {"pets": []}),
+    (Regex("[a-z]").optional() + PETS, "[]", ("", [])),
+    ((PETS + ";").times(2), '[];["cat"];', [([],), (["cat"],)]),
+    ((Values(int).named("n") + ",").star(), "1,22,", [{"n": 1}, {"n": 22}]),
+    ((Values(int) + ",").star().named("all") + PETS.named("pets"), "1,2,[]",
+     {"all": [(1,), (2,)], "pets": []}),
+    ((Values(int) + ",").times(0, 2), "", []),
+    (PETS & Regex(".{2}"), "[]", []),
+    (Regex(".{2}") & PETS, "[]", []),
+    (Regex(".{1,3}").named("text") & PETS.named("pets"), "[]", {"text": "[]", "pets": []}),
+    (PETS - Regex(".*cat.*"), '["dog"]', ["dog"]),
+    (Grammar('start: "a" | "(" start ")"') + PETS, "(a)[]", ("(a)", [])),
+    (Pattern(r"(a|b)\1") + PETS, "aa[]", ("aa", [])),
+    (JsonSchema(Pet).named("pet") + ".", '{"name": "Tom", "age": 3}.',
+     {"pet": Pet(name="Tom", age=3)}),
+    (Special("<end>") + Values(int) + Special(7), "12", (12,)),
+    (has_no_b + PETS, "ac[]", ("ac", [])),
+])  # fmt: skip
+def test_a_composition_reads_the_values_of_its_parts(part, text, value):
+    part = part_of(part)
+    assert part.parse(text) == value and text in part
+    part.machine.step(part.machine.start, 97)
+    assert pickle.loads(pickle.dumps(part)).parse(text) == value
+
+
+def test_a_text_that_can_be_cut_twice_is_cut_late():
+    part = Regex("[a-z ]+").named("first") + " " + Regex("[a-z ]+").named("last")
+    assert part.parse("a b c") == {"first": "a b", "last": "c"}
+
+
+def test_a_check_of_one_part_chooses_the_cut():
+    part = EVEN.named("n") + Regex("[0-9]*").named("rest")
+    assert part.parse("123") == {"n": 12, "rest": "3"}  # 123 is odd
+    assert "1" not in EVEN + Regex("[0-9]?") and "21" in Regex("2") + Values(int)
+    with pytest.raises(ValueError, match="'1' is not in .*: .*an odd number"):
+        (EVEN + Regex("[0-9]?")).parse("1")
+
+
+def test_membership_tests_masks_and_checks():
+    assert "1" in JsonSchema({"type": "integer"}) and '"a"' not in JsonSchema({"type": "integer"})
+    odd = JsonSchema({"type": "integer", "not": {"multipleOf": 2}})
+    assert "3" in odd and "4" not in odd
+    grammar = Grammar('start: "a"+')
+    assert "aa" in grammar and "ab" not in grammar and grammar.parse("aa") == "aa"
+    with pytest.raises(ValueError, match="'b' is no text of the grammar"):
+        grammar.parse("b")
+    with pytest.raises(ValueError, match="'b' is not in Regex"):
+        Regex("a").parse("b")
+
+
+def test_of_equal_texts_the_first_alternative_reads():
+    assert (Regex("[0-9]+") | PETS | int).parse("1") == "1" and (int | Regex("[0-9]+")).parse(
+        "1"
+    ) == 1
+
+
+@pytest.mark.parametrize("make, error, message", [
+    (lambda: PETS.named("a") + Regex("x").named("a"), ValueError, "two parts are named 'a'"),
+    (lambda: PETS.named(""), ValueError, "at least one character"),
+    (lambda: PETS.named(3), TypeError, "name must be a str"),
+    (lambda: PETS + 3, TypeError, "a part of a constraint is"),
+    (lambda: PETS + None, TypeError, "not None"),
+    (lambda: PETS.times(3, 2), ValueError, "at least 3"),
+    (lambda: ~Grammar('start: "a"'), TypeError, "complement of .*Grammar.*has no automaton; that"),
+    (lambda: Regex("a") - Grammar('start: "a"'), TypeError, "has no automaton"),
+    (lambda: ~EVEN, TypeError, "has no automaton"),
+    (lambda: PETS - (lambda text: True), TypeError, "has no automaton"),
+    (lambda: Special(""), TypeError, "the text of a special token, or its id"),
+    (lambda: Special(True), TypeError, "the text of a special token, or its id"),
+    (lambda: Special(-2), TypeError, "the text of a special token, or its id"),
+])  # fmt: skip
+def test_mistakes_are_named(make, error, message):
+    with pytest.raises(error, match=message):
+        make()
+
+
+def test_regular_compositions_are_automata():
+    small = JsonSchema({"enum": [1, 2]})
+    for part in (
+        Regex("a") + "b", ["a"] | Regex("b"), Values(int) + " years", Regex("a").times(2, math.inf),
+        ~Regex("a"),
+        Regex("a*") & Values(Literal["aa"]), Values(int).optional(), Regex("a").named("x") + "b",
+    ):  # fmt: skip
+        assert isinstance(part, DFA) and isinstance(part, Part) and part.shortest() is not None
+    for part in (small + "a", small | "a", small.named("x"), small & Regex("1"), small.times(2)):
+        assert not isinstance(part, DFA) and part.automaton.shortest() is not None
+    assert set((~small & Regex("[0-3]")).enumerate()) == {"0", "3"}
+    assert (small & Grammar('start: "1"')).automaton is None
+
+
+def test_warnings_are_those_of_the_parts():
+    late = JsonSchema({"type": "string", "not": {"pattern": "a"}, "dependentRequired": {}})
+    nested = Grammar('start: "[" start? "]"')
+    assert ("x" + late).warnings == late.warnings
+    [line] = (nested & PETS).warnings
+    assert line.startswith("Grammar & JsonSchema") and "may turn out to have none, and die" in line
+
+
+def test_generate_returns_the_value_of_a_composition():
+    lm = CachedTransformer.from_pretrained()
+    record = " Name: " + Regex("[A-Z][a-z]{1,5}").named("name") + ", pets: " + PETS.named("pets")
+    answer = generate(lm, "Once upon a time", record, seed=0)
+    assert answer.value == record.parse(answer.text) and [*answer.value] == ["name", "pets"]
