@@ -159,6 +159,10 @@ CASES = {
     "brackets": Case(lambda: TokenIndex(Brackets(), VOCAB), far),
     "json": Case(lambda: Grammar(JSON).index(VOCAB), along),
     "indented": Case(lambda: Grammar(INDENTED, postlex=Blocks()).index(VOCAB), along),
+    "composed": Case(
+        lambda: (Regex("[ab]*") + JsonSchema(SCHEMA) + Grammar(JSON)).star().index(VOCAB), far
+    ),
+    "both": Case(lambda: (Grammar('start: "a" start "b" |') & Regex(".{2,9}")).index(VOCAB), along),
     "schema": Case(lambda: JsonSchema(SCHEMA).index(VOCAB), along),
     "canonical": Case(lambda: Canonical(TOKENIZER, ITS_VOCAB), canonically),
     "counts": Case(lambda: Regex("(a|ba*b|é)*"), counted),

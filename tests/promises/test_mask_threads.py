@@ -10,7 +10,9 @@ from helpers.fire import Interrupt, impatience, in_threads
 from helpers.masks import CASES, walks
 
 from llmppl.constraints.json import texts
-from llmppl.constraints.lark import grammar
+from llmppl.constraints.lark import grammar, unit
+from llmppl.constraints.machine import effects, machine, pairs
+from llmppl.constraints.machine import index as machine_index
 from llmppl.constraints.masks import index, mask_store
 from llmppl.constraints.vocabulary import canonical
 from llmppl.constraints.vocabulary.trie_walk import MemoGraph
@@ -31,7 +33,9 @@ def room(request, monkeypatch):
         for module, name, most in [
             (mask_store, "MASK_BYTES", 300), (index, "MAX_STEPS", 8), (MemoGraph, "room", 8),
             (canonical, "MASK_BYTES", 1500), (canonical, "MAX_STATES", 6), (grammar, "MAX_STATES", 6),
-            (grammar, "MAX_MASKS", 6), (texts, "MAX_KEPT", 6),
+            (grammar, "MAX_MASKS", 6), (machine, "MAX_STATES", 6),
+            (machine_index, "MAX_MASKS", 6), (machine_index, "MAX_STEPS", 8), (effects, "MAX_EFFECTS", 6),
+            (effects, "MAX_GROUPED", 4), (pairs, "MAX_KEPT", 200), (unit, "MAX_KEPT", 6), (texts, "MAX_KEPT", 6),
         ]:  # fmt: skip
             monkeypatch.setattr(module, name, most)
 

@@ -158,6 +158,9 @@ class Grammar(Part):
     def least_bytes(self, alone: Bools) -> float:
         return self._unit.least_after(self._parser.bottom, self.partials.first, alone)
 
+    def forget(self) -> None:
+        self._unit.forget()
+
     def __reduce__(self) -> tuple[Any, ...]:            # a pickle is compiled anew
         return partial(Grammar, **self._options), (self.text,)
 

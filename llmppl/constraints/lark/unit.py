@@ -9,8 +9,7 @@ from __future__ import annotations
 import heapq
 import itertools
 import math
-from collections.abc import Iterable
-from typing import Any
+from collections.abc import Iterable, Iterator
 
 import numpy as np
 
@@ -23,7 +22,9 @@ from llmppl.constraints.machine.units import StateUnit, own_loop
 from llmppl.support.graphs import Memo
 
 MAX_VISITED = 3_000  # partial tokens on stacks that a search for an end visits
-MAX_KEPT = 1 << 16  # results of searches that are kept
+MAX_KEPT = 1 << 14  # results of searches that are kept
+MAX_STACKS = 100_000  # that searches meet before all are dropped
+Place = tuple[Stack, int]  # a partial token on a stack
 
 
 class OnStack(Continuation):
@@ -54,7 +55,9 @@ class LarkUnit(StateUnit):
         self.loops: Memo[int, Bools | None] = Memo(
             lambda number: own_loop(self.row(number), number, self.exits[number])
         )
-        self._left: Memo[bytes, dict[Any, float]] = Memo(lambda alone: {})
+        self._num_stacks = 0  # that searches have met
+        self._left: Memo[bytes, dict[Place, float]] = Memo(lambda alone: {})
+        self._outcomes: Memo[tuple[int, bytes], list[Outcome]] = Memo(self._find_outcomes)
 
     def begin_token(self, stack: Stack, obligation: int, after: Continuation) -> list[Item]:
         """Return what may follow a token that led to a stack and left an obligation: another token, or the end."""
@@ -95,6 +98,11 @@ class LarkUnit(StateUnit):
             items += self.begin_token(stack, obligation, after.rest)
         return items
 
+    def settled(self, number: int, after: Continuation) -> int:
+        assert isinstance(after, OnStack)
+        tokens = [token for token in self.states[number][0] if self._completion.completable(after.stack, token)]
+        return self.number((tuple(tokens), ())) if tokens else 0
+
     def is_viable(self, number: int, after: Continuation) -> bool:
         assert isinstance(after, OnStack)
         tokens, ends = self.states[number]
@@ -103,6 +111,15 @@ class LarkUnit(StateUnit):
         return any(self._completion.may_follow(*place) for place in self._parser.after(after.stack, ends))
 
     # ---- distances
+
+    def _find_outcomes(self, key: tuple[int, bytes]) -> list[Outcome]:
+        """Return the different outcomes of those bytes for a partial token that are tokens by themselves."""
+        token, alone = key
+        found = dict[Outcome, None]()
+        for low, high, outcome in self._moves((token,)):
+            if any(alone[low:high]):
+                found[outcome] = None
+        return list(found)
 
     def bytes_left(self, number: int, after: Continuation, alone: Bools) -> float:
         assert isinstance(after, OnStack)
@@ -126,35 +143,39 @@ class LarkUnit(StateUnit):
         if len(known) > MAX_KEPT:
             known.clear()
         if (stack, token) not in known:
-            self._search((stack, token), alone, known)
+            if self._num_stacks > MAX_STACKS:
+                self.forget()
+            known[stack, token] = self._search((stack, token), alone)
         return known[stack, token]
 
-    def _search(self, start: tuple[Stack, int], alone: Bools, known: dict[Any, float]) -> None:
-        """Find the bytes of one way to an end: low stacks first, and short ways. All places on it become known."""
+    def forget(self) -> None:
+        """Drop all stacks. Those that a caller holds stay valid."""
+        self._num_stacks = 0
+        bottom = self._parser.bottom
+        for memo in (bottom.pushed, bottom.fed, bottom.admits):
+            memo.clear()
+
+    def _search(self, start: Place, alone: Bools) -> float:
+        """Return the bytes of one way to an end: low stacks first, and short ways. It depends on `start` alone."""
         order = itertools.count()
         todo = [(0, next(order), 0, start)]
-        came_from: dict[Any, Any] = {start: None}
-        while todo and len(came_from) < MAX_VISITED:
+        seen = {start}
+        while todo and len(seen) < MAX_VISITED:
             _, _, depth, place = heapq.heappop(todo)
-            if known.get(place, math.inf) < math.inf:
-                _note_way(place, known[place], came_from, known)
-                return
             for after in self._places_after(place, alone):
                 if after is None:
-                    _note_way(place, 1, came_from, known)
-                    return
-                if after not in came_from:
-                    came_from[after] = place
+                    return depth + 1
+                if after not in seen:
+                    seen.add(after)
+                    self._num_stacks += 1
                     heapq.heappush(todo, (depth + 1 + after[0].height, next(order), depth + 1, after))
-        known[start] = math.inf
+        return math.inf
 
-    def _places_after(self, place: tuple[Stack, int], alone: Bools) -> Iterable[tuple[Stack, int] | None]:
+    def _places_after(self, place: Place, alone: Bools) -> Iterator[Place | None]:
         """Yield the stacks and partial tokens after one more byte, and None if the text may end after it."""
         stack, token = place
         completion = self._completion
-        for low, high, (tokens, ends) in self._moves((token,)):
-            if not alone[low:high].any():
-                continue
+        for tokens, ends in self._outcomes[token, alone.tobytes()]:
             for next_stack, obligation in self._parser.after(stack, ends):
                 if completion.may_end(next_stack, obligation):
                     yield None
@@ -165,9 +186,3 @@ class LarkUnit(StateUnit):
                 if completion.completable(stack, each):
                     yield stack, each
 
-
-def _note_way(place: Any, left: float, came_from: dict[Any, Any], known: dict[Any, float]) -> None:
-    while place is not None:
-        known[place] = left
-        left += 1
-        place = came_from[place]

@@ -15,20 +15,17 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from llmppl.constraints.constraint import Bools, Ints
-from llmppl.constraints.machine.machine import Exit, Unit
+from llmppl.constraints.machine.machine import LOCK, Exit, Unit
 from llmppl.constraints.masks.mask_store import MaskStore, PackedMask
 from llmppl.constraints.vocabulary.trie import Ids, Trie, ranges
 from llmppl.constraints.vocabulary.trie_walk import Loop, steps
 from llmppl.support.graphs import Memo
-from llmppl.support.locks import Lock
 
 MAX_EFFECTS = 1 << 14  # that are kept for a vocabulary
 MAX_GROUPED = 256  # effects whose tokens are kept by their last states
 MAX_LOOPS = 16  # sets of bytes whose tokens are kept
 LEAST_LOOP = 8  # bytes of a loop
 LARGE = 500  # nodes below which a walk pays for itself
-
-LOCK = Lock()  # one thread at a time computes masks of machines, which share units
 
 
 class Effect(NamedTuple):

@@ -16,8 +16,8 @@ from typing import Any
 import numpy as np
 
 from llmppl.constraints.constraint import Bools, Index, VocabularyLike, bytes_of, without_bytes
-from llmppl.constraints.machine.effects import LOCK, effects_of
-from llmppl.constraints.machine.machine import Continuation, Hypothesis, Item, Machine, State
+from llmppl.constraints.machine.effects import effects_of
+from llmppl.constraints.machine.machine import LOCK, Continuation, Hypothesis, Item, Machine, State
 from llmppl.constraints.masks.index import END, expected, refusal, refused_text
 from llmppl.constraints.masks.mask_store import MaskStore, PackedMask
 from llmppl.constraints.vocabulary.trie import trie_of
@@ -70,7 +70,8 @@ class MachineIndex(Index):
     @property
     def name(self) -> str:
         """Name of the constraint in errors."""
-        return repr(self.constraint)
+        name = repr(self.constraint)
+        return type(self.constraint).__name__ if name.startswith("<") else name
 
     def __repr__(self) -> str:
         return f"MachineIndex({self.name}, {len(self.trie.tokens)} tokens, {len(self._masks)} masks)"
@@ -132,11 +133,10 @@ class MachineIndex(Index):
         The result may be inf if there is no path of at most `most` tokens. If a search gives up, it is a bound: the
         bytes of one way to an end.
         """
-        if state is END:
-            return 0
-        found = self._search(state, most, False)
-        bound: float = state.bytes_left(self._alone)
-        return found if found <= most or bound > most else bound
+        return 0 if state is END else self._tokens_left(state, most)
+
+    def build_all(self, max_states: int = 1_000_000) -> Any:
+        raise TypeError(f"build_all wants finitely many states, those of a Regex or a DFA, not {self!r}")
 
     def parse(self, text: str) -> Any:
         """Return the value of a text. ValueError if it is not in the set."""
@@ -259,6 +259,12 @@ class MachineIndex(Index):
         if state is None:
             return False
         return state.bytes_left(self._alone) <= most or self._search(state, most, True) <= most
+
+    @locked
+    def _tokens_left(self, state: State, most: float) -> float:
+        found = self._search(state, most, False)
+        bound = state.bytes_left(self._alone)
+        return found if found <= most or bound > most else bound
 
     @locked
     def _search(self, start: State, most: float, is_enough: bool) -> float:

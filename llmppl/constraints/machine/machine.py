@@ -21,9 +21,11 @@ from typing import Any, NamedTuple, Protocol
 from llmppl.constraints.constraint import Bools, Ints
 from llmppl.constraints.vocabulary.trie_walk import Graph
 from llmppl.support.graphs import Memo
+from llmppl.support.locks import Lock, locked
 from llmppl.support.shared import Shared
 
 MAX_STATES = 1 << 16  # that are kept
+LOCK = Lock()  # one thread at a time uses machines, which share units
 MAX_HYPOTHESES = 20_000  # of one state
 
 
@@ -62,6 +64,9 @@ class Unit(Graph, Protocol):
     def follow(self, label: Exit, after: Continuation) -> list[Item]:
         """Return the items that follow an exit."""
 
+    def settled(self, number: int, after: Continuation) -> int:
+        """Return the number of a state whose exits were followed, 0 if no byte may follow."""
+
     def is_viable(self, number: int, after: Continuation) -> bool:
         """Return True if some text continues from a state."""
 
@@ -81,6 +86,9 @@ class Beginning(Protocol):
     def least_bytes(self, alone: Bools, /) -> float:
         """Return a bound of the bytes of a shortest text; inf if none is known."""
 
+    def forget(self) -> None:
+        """Drop what is kept for texts so far."""
+
 
 class Hypothesis(NamedTuple):
     """Assumption about a text so far: a unit has read its last bytes and is in a state; `after` follows the unit."""
@@ -88,10 +96,6 @@ class Hypothesis(NamedTuple):
     unit: Unit
     number: int
     after: Continuation
-
-    @property
-    def is_viable(self) -> bool:
-        return self.unit.is_always_viable or self.unit.is_viable(self.number, self.after)
 
     def bytes_left(self, alone: Bools) -> float:
         return self.unit.bytes_left(self.number, self.after, alone)
@@ -111,6 +115,10 @@ class Continuation:
         if found is None:
             found = self._before.setdefault((kind, arguments), kind(self, *arguments))
         return found
+
+    def forget(self) -> None:
+        """Drop the continuations that this one follows."""
+        self._before.clear()
 
     def begin(self) -> Iterable[Item]:
         """Return the items that follow: hypotheses, and continuations that begin at the same place."""
@@ -203,19 +211,31 @@ class Machine:
     """
 
     def __init__(self, part: Beginning, *, has_specials: bool = True) -> None:
-        self.part = part
+        self._part = part
         self._has_specials = has_specials
-        self._forget()
+        self._lock = LOCK
+        self._end = End()
+        self._states: Memo[tuple[frozenset[Hypothesis], bool], State] = Memo(lambda key: State(*key))
+        self.start = self._begin()
+
+    @locked
+    def _begin(self) -> State | None:
+        return self.closed(self._part.begin(self._end))
 
     def _forget(self) -> None:
-        """Drop all states. Those that a caller holds stay valid."""
-        self._states: Memo[tuple[frozenset[Hypothesis], bool], State] = Memo(lambda key: State(*key))
-        self.start = self.closed(self.part.begin(End()))
+        """Drop all states and continuations. Those that a caller holds stay valid."""
+        self._states.clear()
+        self._end.forget()
+        self._part.forget()
+        if self.start is not None:
+            self.start.next.clear()
+            self.start.next_by_table.clear()
 
     def closed(self, items: Iterable[Item]) -> State | None:
         """Return the state of some items and all that follow them without a byte; None if no text continues."""
         todo = list(items)
         hypotheses = set[Hypothesis]()
+        seen = set[Hypothesis]()
         begun = set[Continuation]()
         accepts = False
         while todo:
@@ -227,21 +247,26 @@ class Machine:
                     todo += item.begin()
             elif item.unit.special is not None and not self._has_specials:
                 todo.append(item.after)
-            elif item not in hypotheses and item.is_viable:
-                hypotheses.add(item)
-                for label in item.unit.exits[item.number]:
-                    todo += item.unit.follow(label, item.after)
+            elif item not in seen:
+                seen.add(item)
+                unit, number, after = item
+                for label in unit.exits[number]:
+                    todo += unit.follow(label, after)
+                settled = unit.settled(number, after)
+                if settled:
+                    hypotheses.add(Hypothesis(unit, settled, after))
         if not hypotheses and not accepts:
             return None
         if len(hypotheses) > MAX_HYPOTHESES:
             raise ValueError(
-                f"{self.part!r}: a text can be read in more than {MAX_HYPOTHESES:,} ways; "
+                f"{self._part!r}: a text can be read in more than {MAX_HYPOTHESES:,} ways; "
                 "parts that begin differently, or end with a separator, would work"
             )
         if len(self._states) > MAX_STATES:
             self._forget()
         return self._states[frozenset(hypotheses), accepts]
 
+    @locked
     def step(self, state: State, byte: int) -> State | None:
         """Return the state after one more byte, or None if no text continues so."""
         if byte not in state.next:
@@ -275,6 +300,7 @@ class Machine:
     def accepts(self, state: State) -> bool:
         return state.accepts
 
+    @locked
     def read(self, state: State, data: bytes) -> tuple[State, int]:
         """Return the state after the longest prefix of `data` that fits, and the length of that prefix."""
         for at, byte in enumerate(data):

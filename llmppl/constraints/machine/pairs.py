@@ -2,7 +2,7 @@
 
 A pair of live states may have no common text. A search looks for a common end, with the states first that seem nearest
 to one. It visits at most `MAX_SEARCHED` states. If it finds none among all states that follow, the pair is dead; if it
-gives up, the pair counts as live.
+gives up, the pair counts as live. Answers do not depend on those before.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from __future__ import annotations
 import heapq
 import itertools
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
@@ -27,7 +27,6 @@ from llmppl.constraints.machine.machine import (
     State,
 )
 from llmppl.constraints.machine.units import StateUnit, TokenUnit
-from llmppl.support.graphs import Memo
 
 MAX_SEARCHED = 400  # states that a search visits
 MAX_KEPT = 1 << 16  # results that are kept
@@ -42,7 +41,8 @@ class Pair:
         self.first = first
         self.second = second
         self._is_opaque = is_opaque
-        self._left: Memo[bytes, dict[Place, float]] = Memo(lambda alone: {})
+        self._live = dict[Place, bool]()
+        self._left = dict[tuple[Place, bytes], float]()
         self.start: Place | None = None
         if first.start is not None and second.start is not None:
             self.start = self._if_live((first.start, second.start))
@@ -72,7 +72,15 @@ class Pair:
         """Return the bytes of one way to a common end; inf if none is known."""
         if self._is_opaque:
             return math.inf
-        return abs(self._find_left(state, alone))
+        if len(self._left) > MAX_KEPT:
+            self._left.clear()
+        key = state, alone.tobytes()
+        found = self._left.get(key)
+        if found is None:
+            way, is_dead = self._search(state, alone, self.accepts)
+            found = len(way) - 1 if way and not is_dead else math.inf
+            self._left[key] = found
+        return found
 
     # ---- implementation
 
@@ -83,50 +91,45 @@ class Pair:
 
     def _if_live(self, state: Place) -> Place | None:
         """Return the state, None if it is known to have no end."""
-        if self._is_opaque or self._find_left(state, ALL_BYTES) < math.inf:
+        if self._is_opaque:
             return state
-        return None
+        if len(self._live) > MAX_KEPT:
+            self._live.clear()
+        if state not in self._live:
+            way, is_dead = self._search(state, ALL_BYTES, self._is_known)
+            for place in way or [state]:
+                self._live[place] = not is_dead
+        return state if self._live[state] else None
 
-    def _find_left(self, state: Place, alone: Bools) -> float:
-        """Return the bytes of one way to a common end, inf if there is none, -inf if the search gives up."""
-        known = self._left[alone.tobytes()]
-        if len(known) > MAX_KEPT:
-            known.clear()
-        if state not in known:
-            self._search(state, alone, known)
-        return known[state]
+    def _is_known(self, state: Place) -> bool:
+        """Return True if a text may end in a state, or the state is known as live."""
+        return self.accepts(state) or self._live.get(state, False)
 
-    def _search(self, start: Place, alone: Bools, known: dict[Place, float]) -> None:
+    def _search(self, start: Place, alone: Bools, is_goal: Callable[[Place], bool]) -> tuple[list[Place], bool]:
+        """Return the states on a way to a goal, none if the search gives up; or all states and True if none is one."""
         order = itertools.count()
-        todo = [(0.0, next(order), 0, start)]
+        todo = [(0.0, 0, next(order), start)]  # seeming length, -depth, order, state
         came_from: dict[Place, Place | None] = {start: None}
-        place: Place | None
         num_visited = 0
         while todo:
-            _, _, depth, state = heapq.heappop(todo)
-            left = known.get(state, -math.inf)
-            if self.accepts(state):
-                left = 0.0
-            if 0 <= left < math.inf:
-                place = state
+            _, depth, _, state = heapq.heappop(todo)
+            if is_goal(state):
+                way = list[Place]()
+                place: Place | None = state
                 while place is not None:
-                    known[place] = left
-                    left += 1
+                    way.append(place)
                     place = came_from[place]
-                return
-            if left == math.inf:
-                continue
+                return way, False
             num_visited += 1
             if num_visited > MAX_SEARCHED:
-                for place in came_from:
-                    known.setdefault(place, -math.inf)
-                return
+                return [], False
             for after in self._all_after(state, alone):
                 if after not in came_from:
                     came_from[after] = state
                     seems = max(each.bytes_left(alone) for each in after)
-                    heapq.heappush(todo, (depth + 1 + min(seems, MAX_SEARCHED), next(order), depth + 1, after))
-        known.update(dict.fromkeys(came_from, math.inf))
+                    length = 1 - depth + min(seems, MAX_SEARCHED)
+                    heapq.heappush(todo, (length, depth - 1, next(order), after))
+        return list(came_from), True
 
     def _all_after(self, state: Place, alone: Bools) -> Iterator[Place]:
         """Yield the states after a byte of each class, and after special tokens."""
@@ -140,9 +143,8 @@ class Pair:
     def _after_specials(self, state: Place) -> Iterator[tuple[str | int, Place]]:
         ours = self.first.steps_by_specials(state[0])
         theirs = self.second.steps_by_specials(state[1]) if ours else {}
-        for special in ours.keys() & theirs.keys():
-            one = ours[special]
-            other = theirs[special]
+        for special, one in ours.items():
+            other = theirs.get(special)
             if one and other:
                 yield special, (one, other)
 

@@ -125,6 +125,11 @@ class Part(Shared):
         """Remarks: restrictions that are checked on the finished text, and intersections that may have dead ends."""
         return [line for part in self.inner_parts for line in part.warnings]
 
+    def forget(self) -> None:
+        """Drop what is kept for texts so far."""
+        for part in self.inner_parts:
+            part.forget()
+
     # ---- the algebra: of automata, the results are automata
 
     def __add__(self, other: Any) -> Any:

@@ -48,6 +48,9 @@ class TableUnit(TableGraph):
     def follow(self, label: Exit, after: Continuation) -> list[Item]:
         return [after]
 
+    def settled(self, number: int, after: Continuation) -> int:
+        return number
+
     def is_viable(self, number: int, after: Continuation) -> bool:
         return True
 
@@ -94,6 +97,9 @@ class StateUnit(MemoGraph):
 
     def follow(self, label: Exit, after: Continuation) -> list[Item]:
         return [after]
+
+    def settled(self, number: int, after: Continuation) -> int:
+        return number
 
     def is_viable(self, number: int, after: Continuation) -> bool:
         return True
