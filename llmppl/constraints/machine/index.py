@@ -314,7 +314,16 @@ class MachineIndex(Index):
 
 
 class TestedIndex(MachineIndex):
-    """Index of a composition with a part that reads slowly: programs test the tokens that they draw by `fits`."""
+    """Index of a composition with a part that reads slowly: programs test the tokens that they draw by `fits`.
+
+    It plans no end, because a search would read the whole vocabulary again and again.
+    """
+
+    def mask_within(self, state: Any, n: float) -> Bools:
+        return self.mask(state)
+
+    def tokens_to_accept(self, state: Any, most: float = math.inf) -> float:
+        return 0
 
     def fits(self, state: Any, token: int) -> bool:
         """Return True if a token may follow."""
