@@ -60,7 +60,7 @@ class LarkUnit(StateUnit):
         self._outcomes: Memo[tuple[int, bytes], list[Outcome]] = Memo(self._find_outcomes)
 
     def begin_token(self, stack: Stack, obligation: int, after: Continuation) -> list[Item]:
-        """Return what may follow a token that led to a stack and left an obligation: another token, or the end."""
+        """Return the items after a token that led to a stack and left an obligation: other tokens, or the end."""
         items = list[Item]()
         if self._completion.may_go_on(stack, obligation):
             tokens = self._completion.starts(stack, obligation)

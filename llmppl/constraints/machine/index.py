@@ -124,7 +124,7 @@ class MachineIndex(Index):
         return bytes(byte for byte in range(256) if self.recognizer.step(state, byte) is not None)
 
     def expected(self, state: Any) -> str:
-        """Describe what may follow a state."""
+        """Describe the possible continuations of a state."""
         return expected(self.next_bytes(state), self.accepts(state))
 
     def tokens_to_accept(self, state: Any, most: float = math.inf) -> float:

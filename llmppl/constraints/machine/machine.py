@@ -87,7 +87,7 @@ class Beginning(Protocol):
         """Return a bound of the bytes of a shortest text; inf if none is known."""
 
     def forget(self) -> None:
-        """Drop what is kept for texts so far."""
+        """Drop all results for texts so far."""
 
 
 class Hypothesis(NamedTuple):
@@ -153,7 +153,7 @@ class End(Continuation):
 
 
 class Then(Continuation):
-    """A part, and what follows it."""
+    """A part, and the continuation after it."""
 
     def __init__(self, after: Continuation, part: Beginning) -> None:
         super().__init__(after)
@@ -207,7 +207,7 @@ class State(Shared):
 class Machine:
     """Recognizer of the texts of a part: `start` (None if there are none), `step` and `accepts`.
 
-    Without `has_specials`, special tokens are passed over: what follows them begins at the same place.
+    Without `has_specials`, special tokens are passed over: the rest of the text begins at the same place.
     """
 
     def __init__(self, part: Beginning, *, has_specials: bool = True) -> None:

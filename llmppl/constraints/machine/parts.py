@@ -126,7 +126,7 @@ class Part(Shared):
         return [line for part in self.inner_parts for line in part.warnings]
 
     def forget(self) -> None:
-        """Drop what is kept for texts so far."""
+        """Drop all results for texts so far."""
         for part in self.inner_parts:
             part.forget()
 
@@ -175,7 +175,7 @@ class Part(Shared):
         automaton = None if self.has_checks else self.automaton
         if automaton is None:
             raise TypeError(
-                f"the complement of {arguments.shown(self)} has no automaton; that of a Regex, a DFA, a list of "
+                f"the complement of {in_brackets(self)} has no automaton; that of a Regex, a DFA, a list of "
                 "strings, or a JsonSchema with an .automaton and without checks on the finished text would work"
             )
         return automaton.complement()

@@ -319,7 +319,7 @@ class TokenIndex(Index):
         return found
 
     def expected(self, state: State) -> str:
-        """Describe what may follow a state."""
+        """Describe the possible continuations of a state."""
         return expected(self.next_bytes(state), self.accepts(state))
 
 
