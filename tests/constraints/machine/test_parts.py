@@ -316,7 +316,8 @@ def test_posteriors_of_compositions_are_exact(part, texts, end, embedded):
 
 def test_compositions_with_code_plan_no_end(monkeypatch):
     """A search would read the whole vocabulary in each of its states."""
-    index = (" " + Pattern(r"(\w+) and \1") + JsonSchema({"enum": [1]})).index(VOCABULARIES["bytes"])
+    part = " " + Pattern(r"(\w+) and \1") + JsonSchema({"enum": [1]})
+    index = part.index(VOCABULARIES["bytes"])
     monkeypatch.setattr(type(index), "_search", None)
     assert index.mask_within(index.start, 5).tolist() == index.mask(index.start).tolist()
     assert index.tokens_to_accept(index.start) == 0
