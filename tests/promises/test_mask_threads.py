@@ -17,6 +17,7 @@ from llmppl.constraints.masks import index, mask_store
 from llmppl.constraints.vocabulary import canonical
 from llmppl.constraints.vocabulary.trie_walk import MemoGraph
 
+COMPOSED = {"composed", "both"}                         # their walks take longest
 FILES = {str(path) for room in ("constraints", "distributions") for path in (ROOT / "llmppl" / room).rglob("*.py")}
 
 
@@ -45,7 +46,7 @@ def room(request, monkeypatch):
 
 @pytest.mark.parametrize("name", CASES)
 def test_threads_that_share_an_index_get_the_same_answers_as_alone(impatient, room, name):
-    case, seeds = CASES[name], range(8)
+    case, seeds = CASES[name], range(8 if name not in COMPOSED else 3)
     right = walks(case, case.make(), seeds)
     for _ in range(repetitions(20, 2)):
         shared, together = case.make(), threading.Barrier(4)

@@ -13,6 +13,7 @@ from typing import Literal
 
 import numpy as np
 import pytest
+from helpers.common import repetitions
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -165,7 +166,11 @@ OPAQUE = {"pattern", "function"}
 @pytest.mark.parametrize("vocabulary", VOCABULARIES)
 @pytest.mark.parametrize("sign", SIGNS)
 def test_compositions_of_all_pairs_equal_sets_of_texts(sign, vocabulary):
-    for one, other in PAIRS:
+    """`make test` tries each pair with one of the vocabularies."""
+    turn = [*VOCABULARIES].index(vocabulary)
+    for at, (one, other) in enumerate(PAIRS):
+        if at % repetitions(1, 3) != turn % repetitions(1, 3):
+            continue
         if sign == "&" and OPAQUE & {one, other}:
             continue
         texts = SIGNS[sign][1](KINDS[one][1], KINDS[other][1])
