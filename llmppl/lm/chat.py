@@ -1,8 +1,9 @@
 """Tokens of a conversation, in which only the chat template writes control tokens. The messages stay text.
 
-A *control token* is a special token, or an added token that the template names, such as "<tool_call>", or that begins
-with `BAR`. An *alias* is a character that occurs nowhere in the conversation. Aliases replace signs of the messages,
-such as "<", while the template renders. So the result shows which of its signs come from the messages.
+A *control token* is a special token, or an added token that begins with `BAR`, or of which the template names it or
+the other one of a pair, such as "<think>" and "</think>". An *alias* is a character that occurs nowhere in the
+conversation. Aliases replace signs of the messages, such as "<", while the template renders. So the result shows which
+of its signs come from the messages.
 """
 
 import re
@@ -20,41 +21,43 @@ ALIASES = range(0x30000, 0x31340)                       # rare letters, which ar
 
 
 class Marks:
-    """Aliases that do not occur in `used`, for signs and for first letters of control tokens.
+    """Aliases that do not occur in `used`, for signs and for the letters of control tokens.
 
+    ids : dict of the control tokens to their ids; known : set of these ids
     tags : set of the control tokens that are not special and come in pairs, as "<think>" and "</think>" do
     control : regex of all control tokens, the longest first
     """
 
     def __init__(self, tokenizer: Any, vocab: Vocabulary, template: str, used: str) -> None:
         named = set()
-        special = set()
+        self.ids = dict[str, int]()
         names = Counter[str]()
+        opened = template.replace("/", "")              # "</think>" names "<think>", too
         for i, token in tokenizer.added_tokens_decoder.items():
             text = token.content
-            names[text.replace("/", "")] += 1
+            opening = text.replace("/", "")
+            names[opening] += 1
             if i in vocab.special_ids:
-                special.add(text)
-            elif text.startswith(BAR) or (text in template and not text.isspace()):
+                self.ids[text] = i
+            elif text.startswith(BAR) or (opening.strip() and opening in opened):
+                self.ids[text] = i
                 named.add(text)
         self.tags = {text for text in named if text[0] == "<" and names[text.replace("/", "")] == 2}
-        tokens = sorted(special | named, key=len, reverse=True)
+        self.known = frozenset(self.ids.values())
+        tokens = sorted(self.ids, key=len, reverse=True)
         self.control = "|".join(map(re.escape, tokens)) or "(?!)"
+        self.letters = sorted({*"".join(tokens)})
         unused = (alias for alias in map(chr, ALIASES) if alias not in used)
         self.end = next(unused)
-        self.aliases = dict[int, str]()
-        self.signs = dict[int, str]()
-        for sign in {*SIGNS, *(text[0] for text in tokens)}:
-            alias = next(unused)
-            self.aliases[ord(sign)] = alias
-            self.signs[ord(alias)] = sign
+        self.aliases = dict(zip({*SIGNS, *self.letters}, unused, strict=False))
+        self.signs = {ord(alias): sign for sign, alias in self.aliases.items()}
 
     def put(self, value: Any, pattern: str, kept: Collection[str] = ()) -> Any:
-        """Return a copy of a message or an option, with aliases for the signs in what `pattern` finds, but `kept`."""
+        """Return a copy of a message or an option. An alias begins each text of `pattern`, but `kept` ones."""
 
         def alias(found: re.Match[str]) -> str:
             text = found[0]
-            return text if text in kept else text.translate(self.aliases)
+            return text if text in kept else self.aliases[text[0]] + text[1:]
 
         if isinstance(value, str):
             return re.sub(pattern, alias, arguments.text("messages", value))
@@ -96,14 +99,19 @@ def encode_chat(
         return re.sub(f"{empty}|{found}", "", head + found + answer)
 
     loose = rendered(marks.control)
-    strict = rendered(f"{marks.control}|[{re.escape(SIGNS)}]")
     text = loose.translate(marks.signs)
-    if strict.translate(marks.signs) != text:
-        strict = loose                                  # the template reads the signs
+    marked = [rendered(f"{marks.control}|[{re.escape(SIGNS)}]")]
+    # if the template reads signs, mark each letter by itself
+    if marked[0].translate(marks.signs) != text:
+        marked = [loose]
+        for letter in marks.letters:
+            each = rendered(f"{marks.control}|{re.escape(letter)}")
+            if each.translate(marks.signs) == text:
+                marked.append(each)
     cuts = [0]
     for found in re.finditer(f"(?=({marks.control}))", text):
         start, end = found.span(1)
-        if found[1] != strict[start:end]:
+        if any(each[start:end] != found[1] for each in marked):
             cuts.append(start + 1)
     cuts.append(len(text))
     ids = []
@@ -111,5 +119,20 @@ def encode_chat(
         piece = text[start:end]
         plain = re.split(marks.control, piece, maxsplit=1)[0] if start else ""
         ids += encode_fragment(tokenizer, vocab, plain)
-        ids += encode(tokenizer, piece.removeprefix(plain), add_special_tokens=False, verbose=False)
+        ids += _encode_piece(tokenizer, vocab, piece.removeprefix(plain), marks)
+    return ids
+
+
+def _encode_piece(tokenizer: Any, vocab: Vocabulary, text: str, marks: Marks) -> list[int]:
+    """Return the ids of a piece of a conversation, whose control tokens are all those of the template."""
+    ids = encode(tokenizer, text, add_special_tokens=False, verbose=False)
+    parts = re.split(f"({marks.control})", text)
+    own = Counter(map(marks.ids.get, parts[1::2]))
+    found = Counter(filter(marks.known.__contains__, ids))
+    if found <= own:
+        return ids
+    # the tokenizer normalises a text to a control token
+    ids = []
+    for part in parts:
+        ids += [marks.ids[part]] if part in marks.ids else encode_fragment(tokenizer, vocab, part)
     return ids

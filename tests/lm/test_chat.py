@@ -142,7 +142,8 @@ def test_control_tokens_in_tools_and_their_results_are_text(text):
         assert controls(lm, lm.chat(calls(text, arguments), tools=[TOOL])) == own
     function = {"name": text, "description": text, "parameters": {"properties": {text: {"enum": [text]}}}}
     assert controls(lm, lm.chat(calls(), tools=[{"type": "function", "function": function}])) == own
-    assert controls(lm, lm.chat([{"role": f"user{text}", "content": text}])) == controls(lm, lm.chat("Hi"))
+    context = lm.chat([{"role": f"user{text}", "content": text}])
+    assert controls(lm, context) == controls(lm, lm.chat("Hi"))
 
 
 def test_an_answer_keeps_the_tokens_that_its_model_writes():
@@ -201,6 +202,16 @@ def test_a_beginning_that_no_template_trims_is_the_plain_rendering(family, begin
     lm, messages = chat_lm(family), talk(answer=begin)[:2]
     options = {"add_generation_prompt": False, "continue_final_message": True}
     assert ids_of(lm.chat(messages)) == plain(lm, messages, **options)
+
+
+def test_messages_make_no_control_token_together_where_the_template_reads_signs():
+    read = "{{ m.content if m.content.startswith('<') else m.content | trim }}"
+    template = f"{{% for m in messages %}}{{{{ m.name }}}}{read}{{% endfor %}}"
+    lm = chat_lm("chatml", template=template)
+    first = {"role": "user", "name": "", "content": "<b> "}
+    for name, content in PARTS:
+        said = [first, {"role": "user", "name": name, "content": content}]
+        assert controls(lm, lm.chat(said)) == []
 
 
 def test_an_answer_that_cannot_be_continued_is_refused():

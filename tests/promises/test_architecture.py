@@ -74,7 +74,7 @@ MAX_WALK = 1.1                                          # times the moves that d
 # comprehensions in 1,000 code lines, code lines above 100 characters. A commit that raises one says why, beside it.
 # The aims are 200,000 tokens in all, and 9.5 tokens in a line of each folder.
 CEILINGS = {
-    "llmppl": (271_852, 10.6, 35, 57, 1_783),
+    "llmppl": (272_066, 10.6, 35, 57, 1_783),
     "llmppl/.": (10_338, 11.9, 23, 93, 76),
     "llmppl/cli": (5_592, 8.1, 32, 25, 32),
     "llmppl/constraints": (3_910, 9.8, 36, 31, 35),
@@ -88,7 +88,7 @@ CEILINGS = {
     "llmppl/distributions": (7_171, 10.5, 48, 34, 50),
     "llmppl/inference": (17_661, 11.6, 37, 87, 146),
     "llmppl/inference/resuming": (2_160, 9.8, 19, 37, 23),
-    "llmppl/lm": (12_309, 10.5, 30, 59, 104),
+    "llmppl/lm": (12_523, 10.5, 31, 59, 104),               # chats: no text is normalised to a control token
     "llmppl/lm/embedded": (119, 6.7, 0, 0, 1),
     "llmppl/lm/engines": (18_243, 11.8, 46, 56, 168),
     "llmppl/models": (12_764, 9.3, 40, 19, 119),
