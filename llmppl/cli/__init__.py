@@ -14,18 +14,19 @@ import typer
 
 from llmppl.cli import decide, generate, query, serve  # noqa: F401  (their commands join the app)
 from llmppl.cli.options import app as app
+from llmppl.native import kind
 
 
 def _version(asked: bool) -> None:
     if asked:
-        typer.echo(f"llmppl {import_module('llmppl').__version__}")
+        typer.echo(f"llmppl {import_module('llmppl').__version__} {kind()}")
         raise typer.Exit
 
 
 @app.callback()
 def _main(
     version: Annotated[
-        bool, typer.Option("--version", is_eager=True, callback=_version, help="Show the version and exit.")
+        bool, typer.Option("--version", is_eager=True, callback=_version, help="Show the version, and native or numpy.")
     ] = False,
 ) -> None:
     """Draw texts from a language model under conditions, by SMC steering.

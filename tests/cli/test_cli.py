@@ -15,6 +15,7 @@ from helpers.tokenizers import chat_lm
 from llmppl import CachedTransformer, __version__, cli
 from llmppl.cli import options
 from llmppl.lm.embedded import PATH as EMBEDDED
+from llmppl.native import kind
 from llmppl.queries import Matches
 
 TEMPLATE = "The dog was very[BLANK] because he had lost his[BLANK]."
@@ -229,7 +230,12 @@ def test_an_unexpected_error_propagates(monkeypatch):
 
 
 def test_the_version_is_that_of_the_package():
-    assert run("--version").stdout == f"llmppl {__version__}\n"
+    assert run("--version").stdout == f"llmppl {__version__} {kind()}\n"
+
+
+def test_the_version_says_that_numpy_computes_masks(monkeypatch):
+    monkeypatch.setenv("LLMPPL_NATIVE", "0")
+    assert run("--version").stdout == f"llmppl {__version__} numpy\n"
 
 
 def test_help_and_check_load_neither_torch_nor_transformers():

@@ -126,7 +126,7 @@ def test_constraints_load_neither_a_model_nor_inference():
     code = "import llmppl.constraints, sys; print([name for name in sys.modules if name.startswith('llmppl.')])"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, check=True, text=True)
     folders = {name.split(".")[1] for name in ast.literal_eval(done.stdout)}
-    assert folders == {"constraints", "support"}
+    assert folders == {"constraints", "native", "support"}
 
 
 @pytest.mark.parametrize("folder", LIGHT)

@@ -35,6 +35,7 @@ from llmppl.constraints.constraint import (
 from llmppl.constraints.masks.distances import PrecomputedIndex, SearchDistances, TableDistances, build
 from llmppl.constraints.masks.mask_store import MaskStore, PackedMask
 from llmppl.constraints.masks.self_loops import Loops
+from llmppl.constraints.vocabulary.native_walk import beside_of, native_trie
 from llmppl.constraints.vocabulary.trie import trie_of
 from llmppl.constraints.vocabulary.trie_walk import MemoGraph, TableGraph, walk_state
 from llmppl.constraints.vocabulary.vocabulary import Vocabulary
@@ -271,6 +272,13 @@ class TokenIndex(Index):
 
     def _work_out(self, state: State, accepts: bool) -> PackedMask:
         """Compute the mask of a state."""
+        trie = native_trie(self.trie)
+        self.graph = self.graph.renewed(self.graph.room)
+        number = self.graph.number(state)
+        beside = beside_of(self.graph)
+        if trie is not None and beside is not None:
+            found = trie.mask(beside, number)
+            return self.store.of_mask(found[0], accepts, found[1])
         mask = None if self._loops is None else self._loops.mask(state, self.mask)
         return self.store.of_ids(self.walk(state)[0], accepts) if mask is None else self.store.of_mask(mask, accepts)
 

@@ -18,8 +18,10 @@ import math
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
+import numpy.typing as npt
 
 from llmppl.constraints.constraint import Bools, Ints, State, TabledRecognizer
+from llmppl.constraints.vocabulary.native_walk import beside_of, native_trie
 from llmppl.constraints.vocabulary.trie import Ids, Trie, ranges
 
 CHUNK = 1 << 18                                     # entries of the whole index worked on at once
@@ -47,6 +49,7 @@ class Graph(Protocol):
 class TableGraph:
     """Graph of a tabled recognizer; its states are their own numbers."""
 
+    has_exits: Bools | None = None
     room = math.inf                                     # states to keep
     has_zero = False                                    # 0 is never a live state
 
@@ -86,6 +89,7 @@ class TableGraph:
 class MemoGraph:
     """Graph of any other recognizer: numbers states as they occur, and remembers steps."""
 
+    has_exits: npt.NDArray[np.uint8] | None = None      # by state: 1 if it has some, 2 if not known
     room = 1 << 16
     has_zero = True
 
@@ -240,6 +244,11 @@ def walk(graph: Graph, trie: Trie, starts: Ints, above: Ints | None = None) -> W
 
 def walk_state(graph: Graph, trie: Trie, number: int) -> tuple[Ids, Ids]:
     """Return the ids of the tokens that fit a state, and the numbers of the states they lead to."""
+    in_c = native_trie(trie)
+    beside = beside_of(graph)
+    if in_c is not None and beside is not None:
+        read = in_c.tokens(beside, number)
+        return read.ids, read.ends
     found = walk_from(graph, trie, [(len(trie), number)]) if hasattr(graph, "row") else None
     if found is None:
         walked = walk(graph, trie, np.array([number]))

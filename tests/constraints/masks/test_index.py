@@ -18,6 +18,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from lark.indenter import Indenter
 
+from llmppl import native
 from llmppl.constraints import END, Grammar, JsonSchema, Regex, TabledRecognizer, TokenIndex, Vocabulary
 from llmppl.constraints.lark.grammar import GrammarIndex
 from llmppl.constraints.masks import distances, mask_store
@@ -86,6 +87,7 @@ WAYS = {                                            # of walks: which are wide, 
     "whole levels": ((0, 0), 0),
     "whole levels, the last node by node": ((0, 0), 1 << 20),
     "as they come": (trie_walk.WIDE, 5),
+    "in C": (trie_walk.WIDE, 5),
 }
 
 
@@ -95,6 +97,10 @@ def walk(request, monkeypatch):
     wide, narrow = WAYS[request.param]
     monkeypatch.setattr(trie_walk, "WIDE", wide)
     monkeypatch.setattr(trie_module, "NARROW", narrow)
+    if request.param != "in C":
+        monkeypatch.setenv("LLMPPL_NATIVE", "0")
+    elif native.library() is None:
+        pytest.skip("no C compiler")
     return request.param
 
 

@@ -37,6 +37,12 @@ SCHEMAS = [
 ]  # fmt: skip
 
 
+@pytest.fixture(autouse=True)
+def without_c(monkeypatch):
+    """Compute masks by numpy: C reads loops in another way (test_native_walk.py)."""
+    monkeypatch.setenv("LLMPPL_NATIVE", "0")
+
+
 @pytest.fixture
 def eager(monkeypatch):
     """Accept small loops, and make every walk reach its limits early."""
