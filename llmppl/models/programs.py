@@ -301,7 +301,7 @@ class ConstrainedText(Program):
         elif self.index is not None and self.end != "eos":
             self.ended = "complete"
         if self.finished and not self.cut:
-            reason = self._guide.refusal(self.s)
+            reason = self._guide.refusal(self._read)
             if self._keeps_refused_:
                 self._refused_ = reason
             else:
@@ -320,7 +320,12 @@ class ConstrainedText(Program):
         """Value of the text by `parse` of the constraint, or the text itself. ValueError if it has not ended."""
         if self.cut or not self.finished:
             raise ValueError(f"{str(self.s)[-40:]!r} is not parsed: the text has not ended; complete=True wants an end")
-        return self._guide.parse(self.s)
+        return self._guide.parse(self._read)
+
+    @property
+    def _read(self) -> str | list[int]:
+        """Argument of `parse`: the text, or its tokens if the constraint has special ones."""
+        return self._guide.read(self.s, self.context, self.num_tokens)
 
     @property
     def _late_(self) -> Any:

@@ -80,6 +80,7 @@ class Guide(Shared):
     index : Index of the constraint, or None
     function : the constraint if it is a function of the text, or None
     parse : function from a text that has ended to its value; that of the constraint, else of its index
+    reads_tokens : bool, True if `parse` reads the tokens, because the constraint has special ones
     start : state of the constraint before the text
     fits : test of a state and a token, or None; it stands for the masks of an index whose masks test all tokens
     must_end_by : float, number of tokens after which the text must have ended; infinity if it may be cut
@@ -96,7 +97,10 @@ class Guide(Shared):
         self.room = room
         self.function = constraint if self.index is None else None
         own = None if arguments.is_type(constraint) else constraint
-        self.parse: Callable[[str], Any] = getattr(own, "parse", getattr(self.index, "parse", str))
+        self.reads_tokens = bool(getattr(own, "special_tokens", ()))
+        self.parse: Callable[[Any], Any] = getattr(self.index, "parse", str)
+        if not self.reads_tokens:
+            self.parse = getattr(own, "parse", self.parse)
         self.start: Any = getattr(self.index, "start", None)
         self.fits = getattr(self.index, "fits", None)
         self._given = max_tokens is not None
@@ -210,13 +214,19 @@ class Guide(Shared):
         with mask_timer():
             return self.index.advance(state, token)
 
-    def refusal(self, text: str) -> str:
+    def read(self, text: str, context: Context, num_tokens: int) -> str | list[int]:
+        """Return the argument of `parse`: a text, or its tokens, the last ones of a context."""
+        if not self.reads_tokens:
+            return text
+        return context.node.tokens()[len(context) - num_tokens :]
+
+    def refusal(self, read: str | list[int]) -> str:
         """Return why `parse` rejects a finished text that the masks allowed, or a function an empty one; else ""."""
         try:
-            self.parse(text)
+            self.parse(read)
         except ValueError as error:
             return f"{self.name} refuses the finished text, larger N would try more of them: {error}"
-        return "" if text else self.fails(text)
+        return "" if read else self.fails("")
 
     def fails(self, text: str) -> str:
         """Return why the text so far does not satisfy the constraint, a function; "" if it does."""
@@ -249,12 +259,12 @@ class Extent(Guide):
         self.until = until
         self.cut_after = max_tokens if self.must_end_by == math.inf else None
 
-    def is_over(self, state: Any, text: Text) -> bool:
+    def is_over(self, state: Any, text: Text, read: str | list[int]) -> bool:
         """Return True if the span ends with `text`: `until` holds, and the constraint accepts it."""
         if self.index is not None and not self.index.accepts(state):
             return False
         over = self.index is not None if self.until is None else arguments.truth("until", self.until, text)
-        return over and not self.refusal(text)
+        return over and not self.refusal(read)
 
 
 def extend(model: Any, context: Context, extent: Extent, rule: DecisionRule) -> Span:
@@ -278,11 +288,12 @@ def extend(model: Any, context: Context, extent: Extent, rule: DecisionRule) -> 
             context += token
             num_tokens += 1
             state = extent.advance(state, token)
-        refusal = extent.refusal(text) if ends else extent.fails(text)
+        read = extent.read(text, context, num_tokens)
+        refusal = extent.refusal(read) if ends else extent.fails(text)
         if refusal:
             model._die_("extend", refusal)
-        elif ends or extent.is_over(state, text):
-            return Span(text, context, log_prob, "eos" if ends else "until", extent.parse(text))
+        elif ends or extent.is_over(state, text, read):
+            return Span(text, context, log_prob, "eos" if ends else "until", extent.parse(read))
     return Span(text, context, log_prob, "max_tokens")
 
 

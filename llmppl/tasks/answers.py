@@ -110,7 +110,13 @@ class Generation:
             particle.ended or ("context" if particle._limit_ else posterior.limit)
         )
         self.log_prob = float(particle.log_joint)
-        self.value = None if self.cut and plan.parse else self._value(self.text)
+        is_none = self.cut and plan.options is not None
+        self.value = None if is_none else self._value_of(particle)
+
+    def _value_of(self, particle: Any) -> Any:
+        if self._parse is None and not particle.cut:
+            return particle.parsed  # by its tokens, if these are special
+        return self._value(str(particle))
 
     def _value(self, text: str) -> Any:
         return text if self._parse is None else self._parse(text)
@@ -121,8 +127,9 @@ class Generation:
         def value_in(particle: Any) -> Any:
             if particle._refused_:
                 return NO_ANSWER
-            text = str(particle)
-            return _part(field, f"{text} [cut]" if particle.cut else self._value(text))
+            if particle.cut:
+                return _part(field, f"{particle} [cut]")
+            return _part(field, self._value_of(particle))
 
         value_in.__name__ = "answers" if field is None else f"parsed.{field}"
         found: Probabilities = self.posterior.by(value_in)
@@ -247,8 +254,8 @@ class Generation:
         texts = dict[Any, str]()
         for particle in self.posterior:
             if not particle.cut and not particle._refused_:
-                text = str(particle)
-                texts.setdefault(key_of(_part(field, self._value(text))), text)
+                value = _part(field, self._value_of(particle))
+                texts.setdefault(key_of(value), str(particle))
         return texts
 
     def __reduce__(self) -> tuple[Any, ...]:  # as a loaded answer
@@ -470,8 +477,11 @@ def shares_data(of: Probabilities, texts: Mapping[Any, str]) -> list[dict[str, A
 
 
 def parser_of(constraint: Any) -> Parse | None:
-    """Return the function from a text of a constraint to its value, None without a constraint."""
-    if constraint is None:
+    """Return the function from a text of a constraint to its value.
+
+    None without a constraint, or if the value depends on special tokens, which the text lacks.
+    """
+    if constraint is None or getattr(constraint, "special_tokens", None):
         return None
     if isinstance(constraint, Mapping):
         return {text: label for label, text in constraint.items()}.__getitem__

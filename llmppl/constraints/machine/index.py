@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 import re
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -18,8 +18,10 @@ import numpy as np
 from llmppl.constraints.constraint import Bools, Index, VocabularyLike, bytes_of, without_bytes
 from llmppl.constraints.machine.effects import effects_of
 from llmppl.constraints.machine.machine import LOCK, Continuation, Hypothesis, Item, Machine, State
+from llmppl.constraints.machine.values import Symbol, value_of
 from llmppl.constraints.masks.index import END, expected, refusal, refused_text
 from llmppl.constraints.masks.mask_store import MaskStore, PackedMask
+from llmppl.constraints.vocabulary.text import Text
 from llmppl.constraints.vocabulary.trie import trie_of
 from llmppl.support import arguments
 from llmppl.support.graphs import Memo
@@ -50,9 +52,14 @@ class MachineIndex(Index):
         self._alone = np.zeros(256, bool)
         self._alone[self.trie.alone] = True
         self._effects = effects_of(self.trie)
-        self._specials: Memo[str | int, int] = Memo(lambda token: special_id(token, vocab))
+        self._specials = dict[str | int, int]()
+        self._asked = dict[int, str | int]()  # the special tokens as the part names them
         for token in part.special_tokens:
-            self._specials[token]
+            id = self._specials[token] = special_id(token, vocab)
+            other = self._asked.setdefault(id, token)
+            if other != token:
+                both = f"Special({other!r}) and Special({token!r})"
+                raise ValueError(f"{both} are one token: write both alike")
         self.store = MaskStore(len(self.trie.tokens), np.zeros(0, np.int32), self._lock)
         self._masks: Memo[Any, PackedMask] = Memo(self._find, MAX_MASKS)
         self._within: Memo[tuple[Any, float], PackedMask] = Memo(self._find_within, MAX_MASKS)
@@ -138,9 +145,18 @@ class MachineIndex(Index):
     def build_all(self, max_states: int = 1_000_000) -> Any:
         raise TypeError(f"build_all wants finitely many states, those of a Regex or a DFA, not {self!r}")
 
-    def parse(self, text: str) -> Any:
-        """Return the value of a text. ValueError if it is not in the set."""
-        return self.constraint.parse(text)
+    def parse(self, text: str | Sequence[int]) -> Any:
+        """Return the value of a text, or of token ids. ValueError if it is not in the set."""
+        if isinstance(text, str):
+            return self.constraint.parse(text)
+        pieces: list[Any] = [Text()]
+        for token in text:
+            data = self.trie.tokens[token]
+            if data:
+                pieces[-1] += Text(data)
+            else:
+                pieces += [Symbol(self._asked.get(token, token)), Text()]
+        return value_of(self.constraint, list(filter(len, pieces)))
 
     # ---- masks
 

@@ -289,6 +289,7 @@ class Machine:
             state.next_by_table[byte] = self.closed(items)
         return state.next_by_table[byte]
 
+    @locked
     def steps_by_specials(self, state: State) -> dict[str | int, State | None]:
         """Return the special tokens that may follow, by text or id, with the states after them."""
         items: dict[str | int, list[Item]] = defaultdict(list)

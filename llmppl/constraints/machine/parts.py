@@ -47,7 +47,8 @@ class Part(Shared):
 
     A text of `a + b` may be cut in several ways; it is in the set if one of them is valid. The checks and the `parse`
     of a part apply to its piece of the text. The value of a composition is the tuple of the values of its parts,
-    without literal texts. If parts have names (`named`), it is the dict of these.
+    without literal texts and special tokens. If parts have names (`named`), it is the dict of these. If all parts are
+    literal, it is the text.
 
     Examples
     --------
@@ -227,11 +228,15 @@ class Part(Shared):
             return TestedIndex(self, vocab)
         return MachineIndex(self, vocab)
 
-    def parse(self, text: str) -> Any:
-        """Return the value of a text. ValueError if it is not in the set."""
+    def parse(self, text: Any) -> Any:
+        """Return the value of a str, or of a list of str and `Special`.
+
+        A str is read without special tokens. Of alternatives that differ in these alone, the first
+        one reads it. ValueError if the text is not in the set.
+        """
         return value_of(self, text)
 
-    def __contains__(self, text: str) -> bool:
+    def __contains__(self, text: Any) -> bool:
         try:
             value_of(self, text)
         except ValueError:
@@ -299,8 +304,8 @@ class Nothing(Part):
 class Special(Part):
     """One special token, by its text or id: a symbol beside the bytes, and no text.
 
-    The same characters, spelled with ordinary tokens, are another text. Special tokens add nothing to a text, so
-    `parse` reads a text without them.
+    The same characters, spelled with ordinary tokens, are another text. Special tokens add nothing to
+    the text of a particle, and `parse` reads a str without them. `parsed` is the value of the tokens.
 
     Examples
     --------
@@ -308,6 +313,9 @@ class Special(Part):
     >>> index = ("a" + Special("<tool>") + "b").index(vocab)
     >>> index.allowed(index.advance(index.start, 0)).tolist()
     [2]
+    >>> part = (Special("<tool>") + "b").named("call") | (Special(3) + "b").named("words")
+    >>> part.parse([Special(3), "b"])
+    {'words': 'b'}
     """
 
     def __init__(self, token: str | int) -> None:
@@ -333,9 +341,8 @@ class Special(Part):
     def least_bytes(self, alone: Bools) -> float:
         return 1.0
 
-    def parse(self, text: str) -> None:
-        if text:
-            raise ValueError(f"{arguments.shown(text)} is no special token: these add nothing to a text")
+    def value_of_text(self, text: str) -> None:
+        return None
 
 
 class Custom(Part):
@@ -444,6 +451,8 @@ class Concatenation(Part):
             names |= reading.names
             if not isinstance(part, Literal | Special):
                 values.append(reading.value)
+        if not values:
+            return Reading(reader.text(begin, end), names)
         return Reading(tuple(values), names)
 
     def least_bytes(self, alone: Bools) -> float:

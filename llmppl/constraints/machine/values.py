@@ -3,6 +3,8 @@
 A text is cut into the pieces of the parts. Of several ways to cut it, the first parts get the longest pieces, as in a
 regular expression. A way is valid if each part reads its piece: the piece is in the part, and `parse` does not refuse
 it.
+
+A text given as symbols has special tokens among its bytes. A str is read without those of the parts.
 """
 
 from __future__ import annotations
@@ -22,9 +24,20 @@ class Part(Protocol):
     @property
     def inner_parts(self) -> Sequence[Part]: ...
     @property
+    def machine(self) -> Machine: ...
+    @property
     def text_machine(self) -> Machine: ...
     def reading(self, reader: Reader, begin: int, end: int, /) -> Reading | None: ...
     def value_of_text(self, text: str, /) -> Any: ...
+
+
+class Symbol(NamedTuple):
+    """Special token in a text, by its text or id, as the part asks for it."""
+
+    token: str | int
+
+    def __repr__(self) -> str:
+        return f"Special({self.token!r})"
 
 
 class Reading(NamedTuple):
@@ -40,11 +53,27 @@ class Reading(NamedTuple):
 
 
 class Reader:
-    """Text that is cut into pieces. `reason`: why a piece was last refused."""
+    """Text that is cut into pieces. `reason`: why a piece was last refused.
 
-    def __init__(self, data: bytes) -> None:
-        self.data = data
+    Parameters
+    ----------
+    text : str, or list of str and symbols
+        A symbol has a `token`, as a `Special` does. It takes the place of one byte in `data`.
+    """
+
+    def __init__(self, text: str | Sequence[Any]) -> None:
+        self.data = b""
         self.reason = ""
+        self._is_text = isinstance(text, str)
+        self._specials = dict[int, str | int]()  # by place
+        if self._is_text:
+            text = [text]
+        for piece in text:
+            if isinstance(piece, str):
+                self.data += bytes_of(piece)
+            else:
+                self._specials[len(self.data)] = piece.token
+                self.data += b"\0"
         self._ends: Memo[tuple[Part, int], list[int]] = Memo(self._find_ends)
         self._readings: Memo[tuple[Part, int, int], Reading | None] = Memo(self._read)
         self._splits: dict[tuple[Part, int, int, int], list[Reading] | None] = {}
@@ -65,7 +94,9 @@ class Reader:
 
     def _find_ends(self, key: tuple[Part, int]) -> list[int]:
         part, begin = key
-        machine = part.text_machine
+        machine = part.machine
+        if self._is_text:
+            machine = part.text_machine
         state = machine.start
         ends = list[int]()
         at = begin
@@ -74,16 +105,25 @@ class Reader:
                 ends.append(at)
             if at == len(self.data):
                 break
-            state = machine.step(state, self.data[at])
+            if at in self._specials:
+                state = machine.steps_by_specials(state).get(self._specials[at])
+            else:
+                state = machine.step(state, self.data[at])
             at += 1
         ends.reverse()
         return ends
 
+    def text(self, begin: int, end: int) -> str:
+        """Return a piece without its special tokens."""
+        data = self.data[begin:end]
+        if self._specials:
+            data = bytes(self.data[at] for at in range(begin, end) if at not in self._specials)
+        return data.decode("utf-8", "replace")
+
     def read_text(self, part: Part, begin: int, end: int) -> Reading | None:
         """Return the reading of a part that is no composition: the value by its `parse`, if that does not refuse it."""
-        text = self.data[begin:end].decode("utf-8", "replace")
         try:
-            return Reading(part.value_of_text(text), {})
+            return Reading(part.value_of_text(self.text(begin, end)), {})
         except ValueError as error:
             self.reason = str(error)
             return None
@@ -137,9 +177,9 @@ class Reader:
         return None
 
 
-def value_of(part: Part, text: str) -> Any:
+def value_of(part: Part, text: str | Sequence[Any]) -> Any:
     """Return the value of a text. ValueError if it is not in the part."""
-    reader = Reader(bytes_of(text))
+    reader = Reader(text)
     reading = reader.read(part, 0, len(reader.data))
     if reading is None:
         reason = f": {reader.reason}" if reader.reason else ""
