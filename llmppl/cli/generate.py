@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from llmppl.tasks import Generation, Result
 
 STEERING = "particles", "factor", "seed", "max_tokens", "temperature", "lm"
-CONTINUING = "method", "regex", "grammar", "json_schema", "stop", "chat"
+CONTINUING = "method", "regex", "grammar", "json_schema", "stop", "chat", "special"
 SIZES: Any = {
     "particles": None,
     "factor": None,
@@ -95,15 +95,19 @@ class Continuation:
     def lm(self) -> CachedTransformer:
         return options.load(self.given.lm)
 
+    def _context(self, lm: CachedTransformer, prompt: str) -> Any:
+        if self.given.chat:
+            return lm.chat(prompt)
+        return prompt if self.given.special else lm.context(prompt, special=False)
+
     def program(self, prompt: str, lm: CachedTransformer | None = None) -> Program:
         """Return the program that continues `prompt`."""
         from llmppl.models.programs import ConstrainedText
 
         lm, given = lm or self.lm(), self.given
-        begin: Any = lm.chat(prompt) if given.chat else prompt
         return ConstrainedText(
             lm,
-            begin,
+            self._context(lm, prompt),
             self.constraint,
             max_tokens=self.max_tokens,
             rule=self.rule,
@@ -126,7 +130,7 @@ class Continuation:
         if self.rule.temperature != 1:
             options["rule"] = self.rule
         options = {name: value for name, value in options.items() if value}
-        begin: Any = lm.chat(prompt) if given.chat else prompt
+        begin = self._context(lm, prompt)
         try:
             answer: Generation = generate(
                 lm, begin, self.constraint, method=self.method, rng=rng, **options
@@ -196,6 +200,7 @@ def demo(given: Given) -> None:
         "seed": 7,
         "temperature": 0.7,
         "max_tokens": 40,
+        "special": True,
     }
     words = {
         "method": "steer",

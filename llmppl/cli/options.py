@@ -74,6 +74,10 @@ OPTIONS = {
     ),
     "stop": _option(list[str] | None, None, "End a text before TEXT. Several --stop are allowed.", metavar="TEXT"),
     "chat": _option(bool, False, "The prompt is a message to a model trained to chat.", "--chat"),
+    "special": _option(
+        bool, True, "Names of special tokens in the text are these tokens, or all of it is text.",
+        "--special/--no-special",
+    ),
     "json": _option(bool, False, "Print a JSON object for each text, one per line, and nothing else.", "--json"),
     "trace": _option(Path | None, None, "Record the run here, for `llmppl trace`.", metavar="FILE", dir_okay=False),
     "resume": _option(bool, False, "Continue the file of results: skip the prompts that have one.", "--resume"),

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 @command("prefix", "end", "strategy", "edits", "matches", "max_tokens", "top_k", "temperature", "lm", "seed", "json",
-         "plan", max_tokens=None)  # fmt: skip
+         "plan", "special", max_tokens=None)  # fmt: skip
 def query(
     pattern: Annotated[str, typer.Argument(help="A regex of whole texts, including the prefix.")], given: Given
 ) -> None:
@@ -52,7 +52,8 @@ def query(
 def _matches(pattern: str, given: Given) -> Matches:
     from llmppl.queries import Query
 
-    asked = {name: getattr(given, name) for name in ("prefix", "end", "edits", "max_tokens")}
+    names = "prefix", "end", "edits", "max_tokens", "special"
+    asked = {name: getattr(given, name) for name in names}
     query = Query(options.load(given.lm), pattern, rule=options.rule(given), **asked)
     if given.strategy in ("sample", "local"):
         return query.samples(seed=given.seed, local=given.strategy == "local")
@@ -67,7 +68,7 @@ def _edited(edits: Any) -> str:
     return f"  [{shown}]" if shown else ""
 
 
-@command("regex", "grammar", "json_schema")
+@command("regex", "grammar", "json_schema", "special")
 def check(text: Annotated[str, typer.Argument(help="The text to check; - is standard input.")], given: Given) -> None:
     """Check whether a text is one of --regex, --grammar or --json-schema. If not, show where it leaves the language.
 
@@ -75,12 +76,13 @@ def check(text: Annotated[str, typer.Argument(help="The text to check; - is stan
 
     Example: llmppl check "2023/07" --regex "[0-9]{4}-[0-9]{2}"
     """
-    from llmppl.constraints.masks.index import match_prefix
+    from llmppl.constraints.machine.values import match_prefix, value_of, with_symbols
 
     constraint = options.constraint(given)
     text = options.given_text(text)
     options.usage_error(constraint is None, "Give --regex R, --grammar FILE or --json-schema SCHEMA.")
-    reading = match_prefix(constraint, text)
+    pieces = with_symbols(text, constraint.special_tokens if given.special else ())
+    reading = match_prefix(constraint, pieces)
     code = 1
     at = reading.length
     if at < len(text):
@@ -89,7 +91,11 @@ def check(text: Annotated[str, typer.Argument(help="The text to check; - is stan
         found = f"only the beginning of a match: {reading.expected}"
     else:
         try:
-            getattr(constraint, "parse", str)(text)     # masks enforce only a part of a schema
+            # masks enforce only a part of a schema
+            if len(pieces) == 1:
+                constraint.parse(text)
+            else:
+                value_of(constraint, pieces)
             code = 0
             found = f"complete: it matches; {reading.expected}"
         except ValueError as error:

@@ -85,6 +85,7 @@ class Space:
     end: str = "eos"
     max_tokens: int | None = None
     only_canonical: bool = False
+    special: bool = True
     first: bool = False
 
     @cached_property
@@ -106,7 +107,8 @@ class Space:
     # ---- prefixes
 
     def start(self, prefix: str) -> Start:
-        return Start(prefix, self.lm.context(prefix), 0.0, self.compiled.prefixes[prefix])
+        context = self.lm.context(prefix, special=self.special)
+        return Start(prefix, context, 0.0, self.compiled.prefixes[prefix])
 
     def starts(self) -> list[Start]:
         """Return the prefix strings with their log-probabilities, in one round."""
@@ -174,7 +176,7 @@ class Space:
         start = node.start
         if not self.only_canonical or (ignored is not None and text in ignored):
             return ignored is None or text not in ignored
-        own = self.lm.context(start.prefix + text)
+        own = self.lm.context(start.prefix + text, special=self.special)
         if start.prefix or not text:
             return own == node.context
         return own.tokens in (node.context.tokens, node.context.tokens[len(start.context) :])     # "" has a BOS

@@ -23,6 +23,7 @@ from llmppl.distributions import NO_RULE, DecisionRule, Floats, Table, logsumexp
 from llmppl.inference.expansion import Limit
 from llmppl.lm import ENDS, CachedTransformer, Context, End
 from llmppl.models.programs import as_context
+from llmppl.queries.compile import INSTEAD
 from llmppl.queries.query import warn_of_seam
 from llmppl.report.probabilities import Probabilities, Share, key_of
 from llmppl.report.tables import TableView, one_line
@@ -426,6 +427,13 @@ def _texts_of(part: Part, options: Any) -> list[str]:
     return [text for text in found if text in part]
 
 
+def _without_specials(option: Any) -> None:
+    """Raise a TypeError for a constraint with special tokens."""
+    if isinstance(option, Part) and option.special_tokens:
+        has = f"{arguments.shown(option)} has the special token {option.special_tokens[0]!r}"
+        raise TypeError(f"options are texts, and {has}: {INSTEAD}")
+
+
 def _labelled(options: Options) -> tuple[list[Any], list[str]]:
     """Return the label and the text of each option."""
     if arguments.is_type(options):
@@ -433,6 +441,7 @@ def _labelled(options: Options) -> tuple[list[Any], list[str]]:
         found = _texts_of(language, options)
         return [*map(language.parse, found)], found
     if isinstance(options, Part):
+        _without_specials(options)
         found = _texts_of(options, options)
         return found, found
     if isinstance(options, str) or not isinstance(options, Iterable):
@@ -442,6 +451,7 @@ def _labelled(options: Options) -> tuple[list[Any], list[str]]:
     if not labels:
         raise ValueError("options must have at least one text")
     for text in texts:
+        _without_specials(text)
         arguments.text("each of options", text)
     if len(set(texts)) < len(texts):
         raise ValueError(f"options must differ: {arguments.shown(options)}")

@@ -178,6 +178,9 @@ def compile_query(
     return Compiled(parts, deferred, after)
 
 
+INSTEAD = "enumerate_exact(ConstrainedText(lm, prompt, a | b)), or smc_steer, has the probabilities"
+
+
 def _language(language: Language, name: str) -> DFA:
     """Return a pattern as an automaton. ValueError if a JSON schema has no DFA that accepts exactly its texts."""
     if is_type(language):
@@ -193,6 +196,9 @@ def _language(language: Language, name: str) -> DFA:
         raise TypeError(f"{name} must be {kinds}, a DFA, a type, a JsonSchema or a list of str, not {language!r}")
     if language.automaton is None or language.has_checks:
         why = "it has no automaton, or checks on the finished text"
+        if language.special_tokens:
+            token = language.special_tokens[0]
+            why = f"a query is about texts, and it has the special token {token!r}: {INSTEAD}"
         if isinstance(language, JsonSchema):
             why = [*language.unmasked, language.fallback_reason][0]
         raise ValueError(f"{name} {language!r} cannot be searched: {why}")

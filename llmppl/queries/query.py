@@ -93,6 +93,8 @@ class Query:
         of the whole text. "canonical_prefix": ReLM's name for "all", because every prefix is canonical here.
     max_tokens, max_chars : int, optional
         The longest part after the prefix; an eos does not count. Texts longer than the model can read never match.
+    special : bool
+        True reads names of special tokens in the prefix as these tokens, False as text.
 
     Raises
     ------
@@ -118,6 +120,7 @@ class Query:
     tokenization: Tokenization = "all"
     max_tokens: int | None = None
     max_chars: int | None = None
+    special: bool = True
 
     def __post_init__(self) -> None:
         if not isinstance(self.lm, CachedTransformer):
@@ -142,7 +145,8 @@ class Query:
     @cached_property
     def space(self) -> Space:
         """Search space of the query."""
-        return Space(self.lm, self.compiled, self.rule, self.end, self.max_tokens, self.tokenization == "canonical")
+        canonical = self.tokenization == "canonical"
+        return Space(self.lm, self.compiled, self.rule, self.end, self.max_tokens, canonical, self.special)
 
     # ---- answers
 
@@ -297,6 +301,7 @@ class QueryOptions(TypedDict, total=False):
     tokenization: Tokenization
     max_tokens: int | None
     max_chars: int | None
+    special: bool
 
 
 class SearchOptions(QueryOptions, total=False):

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import difflib
+import functools
 import json
 import re
 from collections.abc import Iterable
@@ -340,12 +341,13 @@ class Completion(Body):
     """Body of /v1/completions."""
 
     prompt: str | list[str]
+    special: bool = True
     logprobs: int | None = Field(None, ge=0, le=20)
 
     def prompts(self, lm: CachedTransformer) -> list[Context]:
         """Return the contexts of the prompts."""
         prompts = [self.prompt] if isinstance(self.prompt, str) else self.prompt
-        return [*map(lm.context, prompts)]
+        return [*map(functools.partial(lm.context, special=self.special), prompts)]
 
     @property
     def length(self) -> int:

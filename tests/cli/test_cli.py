@@ -7,13 +7,15 @@ import shlex
 import subprocess
 import sys
 
+import numpy as np
 import pytest
 from helpers.commands import particles, run
 from helpers.common import HANG, ROOT, repetitions
 from helpers.tokenizers import chat_lm
 
-from llmppl import CachedTransformer, __version__, cli
+from llmppl import CachedTransformer, Regex, __version__, cli, generate, load_results
 from llmppl.cli import options
+from llmppl.constraints import Special
 from llmppl.lm.embedded import PATH as EMBEDDED
 from llmppl.native import kind
 from llmppl.queries import Matches
@@ -32,10 +34,10 @@ PAGE = (ROOT / "docs" / "command-line.md").read_text(encoding="utf-8").splitline
 DOCUMENTED = [shlex.split(line)[1:] for line in PAGE if line.startswith("    llmppl ")]
 
 
-def test_no_command_has_more_than_fourteen_options():
+def test_no_command_has_more_than_fifteen_options():
     helps = [run(command.callback.__name__, "--help").stdout for command in cli.app.registered_commands]
     numbers = [len(re.findall(r"^  (?:-\w, )?--", text, re.MULTILINE)) for text in helps]
-    assert len(numbers) == 11 and max(numbers) <= 15    # --help itself is one
+    assert len(numbers) == 11 and max(numbers) <= 16    # --help itself is one
 
 
 @each_command
@@ -288,7 +290,51 @@ def test_check_reads_grammars_and_schemas(files, text, file, code, shown):
     assert result.exit_code == code and shown in result.stdout
 
 
+@pytest.mark.parametrize("arguments, code, shown", [
+    (["Hi<end>"], 0, "complete: it matches; the text must end"),
+    (["Hi"], 1, "only the beginning of a match: the next byte must be one of b'a'..b'z', or the special token '<end>'"),
+    (["Hi<end>", "--no-special"], 1, "Hi<end>\n  ^\nno match: "),
+    (["Hi<end><end>"], 1, "Hi<end><end>\n       ^\nno match: the text must end"),
+])  # fmt: skip
+def test_check_reads_the_names_of_special_tokens_as_tokens(monkeypatch, arguments, code, shown):
+    monkeypatch.setattr(options, "constraint", lambda given: Regex("H[a-z]+") + Special("<end>"))
+    result = run("check", *arguments)
+    assert result.exit_code == code and shown in result.stdout, result.stdout
+
+
+@pytest.mark.parametrize("command", ["generate", "many"])
+def test_a_prompt_may_be_read_without_special_tokens(embedded, tmp_path, command):
+    prompt = "Tim<|endoftext|>"
+    for special in (True, False):
+        context = embedded.context(prompt, special=special)
+        wanted = generate(embedded, context, method="sample", max_tokens=6, rng=np.random.default_rng(3)).text
+        given = ["--method", "sample", "--max-tokens", "6", "--seed", "3", *["--no-special"] * (not special)]
+        if command == "generate":
+            found = json.loads(run("generate", prompt, "--json", *given).stdout)["text"]
+            assert found == wanted
+        else:
+            (tmp_path / "prompts.txt").write_text(prompt)
+            out = tmp_path / f"{special}.db"
+            assert run("many", str(tmp_path / "prompts.txt"), str(out), *given).exit_code == 0
+            assert len([*load_results(out)]) == 1
+
+
 # ---- query
+
+
+def test_a_prefix_may_be_read_without_special_tokens(embedded):
+    from llmppl import search
+
+    prefix = "Tim<|endoftext|>"
+    pattern = r"Tim<\|endoftext\|> (The|Tim)"
+    for special in (True, False):
+        [first, _] = search(embedded, pattern, prefix=prefix, end="prefix", special=special)
+        context = embedded.context(prefix, special=special)
+        wanted = max((context + text).log_prob_since(context) for text in (" The", " Tim"))
+        assert first.log_prob == pytest.approx(wanted, abs=0.01)
+        given = ["--prefix", prefix, "--end", "prefix", "--json", *["--no-special"] * (not special)]
+        found = json.loads(run("query", pattern, *given).stdout.splitlines()[0])
+        assert found["log_prob"] == pytest.approx(first.log_prob, abs=1e-6)
 
 
 def test_query_prints_the_matches_of_search_in_their_order(embedded):

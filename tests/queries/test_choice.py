@@ -25,6 +25,7 @@ from llmppl import (
     run_many,
     search,
 )  # fmt: skip
+from llmppl.constraints import Special
 from llmppl.queries import Query, explain, extraction
 
 LM = tiny.cold_lm_with_bos(6, 0)
@@ -194,7 +195,9 @@ def test_texts_that_a_model_seldom_writes_are_noted():
 @pytest.mark.parametrize(
     "options, message",
     [("ab", "a list of str, as"), ([], "at least one text"), (["ab", "ab"], "must differ"), (int, "a type with few"),
-     (["a", 1], "each of options must be a str"), (dict, "a type with few"), (3, "a list of str, as")],
+     (["a", 1], "each of options must be a str"), (dict, "a type with few"), (3, "a list of str, as"),
+     ("a" + Special("<x>"), "options are texts, and .* has the special token '<x>': enumerate_exact"),
+     (["a", Special(2)], r"options are texts, and Special\(2\) has the special token 2")],
 )  # fmt: skip
 def test_options_that_are_none_are_refused(options, message):
     with pytest.raises((TypeError, ValueError), match=message):

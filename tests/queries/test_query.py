@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 from scipy.stats import chisquare
 
 from llmppl import CachedTransformer, Grammar, JsonSchema, Regex, smc_standard
-from llmppl.constraints import DFA, Vocabulary
+from llmppl.constraints import DFA, Special, Vocabulary
 from llmppl.queries import Edits, Query, Rule, any_case, explain, probability, search
 from llmppl.queries.sampling import Sampled
 
@@ -566,6 +566,8 @@ def test_a_search_takes_regular_compositions_and_refuses_others():
     part = (Regex("a") + JsonSchema({"enum": ["b", "c"]})).named("text")
     with pytest.raises(ValueError, match="cannot be searched: it has no automaton"):
         next(search(lm, Grammar('start: "a"')))
+    with pytest.raises(ValueError, match="it has the special token '<x>': enumerate_exact"):
+        Query(lm, "a" + Special("<x>"))
     with pytest.raises(TypeError, match="pattern must be a regular expression"):
         next(search(lm, 5))
     assert Query(lm, part).plan() is not None

@@ -51,6 +51,15 @@ def test_a_completion_is_the_answer_of_generate(server):
         assert found["choices"][0]["text"] == alone.text and found["choices"][0]["weight"] == alone.probability
 
 
+def test_a_prompt_reads_the_names_of_special_tokens_unless_told_otherwise(server):
+    prompt = "Tim<|endoftext|>"
+    for special in (True, False):
+        found = complete(server, prompt=prompt, special=special, max_tokens=4, seed=1, method="sample")
+        context = server.lm.context(prompt, special=special)
+        assert found["usage"]["prompt_tokens"] == len(context)
+        assert found["choices"][0]["text"] == generate(server.lm, context, method="sample", max_tokens=4, seed=1).text
+
+
 def test_several_choices_carry_the_weights_of_their_values(server):
     options = {"method": "steer", "N": 6, "K": 2, "seed": 1}
     found = complete(server, prompt="The", n=4, constraint={"regex": " (cat|dog)( ran)?"}, **options)

@@ -123,16 +123,14 @@ class MachineIndex(Index):
         """Return the state after the longest prefix of `data` that fits, and the length of that prefix."""
         return self.recognizer.read(state, data)
 
-    @locked
     def next_bytes(self, state: Any) -> bytes:
         """Return the bytes that may follow `state`, ascending; b"" if there are none."""
-        if state is END:
-            return b""
-        return bytes(byte for byte in range(256) if self.recognizer.step(state, byte) is not None)
+        return b"" if state is END else self.recognizer.next_bytes(state)
 
     def expected(self, state: Any) -> str:
         """Describe the possible continuations of a state."""
-        return expected(self.next_bytes(state), self.accepts(state))
+        specials = {} if state is END else self.recognizer.steps_by_specials(state)
+        return expected(self.next_bytes(state), self.accepts(state), specials)
 
     def tokens_to_accept(self, state: Any, most: float = math.inf) -> float:
         """Return the least number of tokens from `state` to one that accepts, eos not counted; inf if there is no path.

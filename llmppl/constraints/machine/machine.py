@@ -298,6 +298,11 @@ class Machine:
                 items[unit.special].append(after)
         return {special: self.closed(some) for special, some in items.items()}
 
+    @locked
+    def next_bytes(self, state: State) -> bytes:
+        """Return the bytes that may follow a state, ascending."""
+        return bytes(byte for byte in range(256) if self.step(state, byte) is not None)
+
     def accepts(self, state: State) -> bool:
         return state.accepts
 

@@ -9,11 +9,13 @@ A text given as symbols has special tokens among its bytes. A str is read withou
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import re
+from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple, Protocol
 
 from llmppl.constraints.constraint import bytes_of
 from llmppl.constraints.machine.machine import Machine
+from llmppl.constraints.masks.index import expected
 from llmppl.support.arguments import shown
 from llmppl.support.graphs import Memo
 
@@ -185,3 +187,51 @@ def value_of(part: Part, text: str | Sequence[Any]) -> Any:
         reason = f": {reader.reason}" if reader.reason else ""
         raise ValueError(f"{shown(text)} is not in {shown(part)}{reason}")
     return reading.result
+
+
+class MatchedPrefix(NamedTuple):
+    """Longest prefix of a text that begins a text of a part.
+
+    length : in characters
+    complete : True if the prefix is itself a text of the part
+    expected : description of the symbols that may follow
+    """
+
+    length: int
+    complete: bool
+    expected: str
+
+
+def match_prefix(part: Part, pieces: Iterable[str | Symbol]) -> MatchedPrefix:
+    """Read the pieces of a text as far as a part allows."""
+    machine = part.machine
+    state = machine.start
+    if state is None:
+        raise ValueError(f"{shown(part)} accepts no string at all")
+    length = 0
+    for piece in pieces:
+        if isinstance(piece, Symbol):
+            after = machine.steps_by_specials(state).get(piece.token)
+            if after is None:
+                break
+            state = after
+            length += len(str(piece.token))
+        else:
+            data = bytes_of(piece)
+            state, at = machine.read(state, data)
+            length += len(data[:at].decode(errors="ignore"))
+            if at < len(data):
+                break
+    specials = machine.steps_by_specials(state)
+    words = expected(machine.next_bytes(state), state.accepts, specials)
+    return MatchedPrefix(length, state.accepts, words)
+
+
+def with_symbols(text: str, names: Iterable[str | int]) -> list[str | Symbol]:
+    """Return the pieces of a text, in which the names of special tokens are symbols."""
+    texts = sorted((name for name in names if isinstance(name, str)), key=len, reverse=True)
+    if not texts:
+        return [text]
+    pieces: list[Any] = re.split(f"({'|'.join(map(re.escape, texts))})", text)
+    pieces[1::2] = map(Symbol, pieces[1::2])
+    return pieces

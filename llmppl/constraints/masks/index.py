@@ -14,16 +14,15 @@ from __future__ import annotations
 
 import math
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from itertools import groupby
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from llmppl.constraints.constraint import (
     Bools,
-    Constraint,
     Index,
     Ints,
     Recognizer,
@@ -38,7 +37,6 @@ from llmppl.constraints.masks.self_loops import Loops
 from llmppl.constraints.vocabulary.native_walk import beside_of, native_trie
 from llmppl.constraints.vocabulary.trie import trie_of
 from llmppl.constraints.vocabulary.trie_walk import MemoGraph, TableGraph, walk_state
-from llmppl.constraints.vocabulary.vocabulary import Vocabulary
 from llmppl.support import arguments
 from llmppl.support.graphs import Memo
 from llmppl.support.locks import Lock, locked
@@ -385,12 +383,7 @@ def refusal(index: Any, state: State, token: int) -> ValueError:
     if not 0 <= token < len(tokens):
         return ValueError(f"token {token} is not in this vocabulary, whose ids are 0 to {len(tokens) - 1}")
     data = tokens[token]
-    kind = "special"
-    if token in index.vocab.eos_ids:
-        kind = "eos"
-    elif data:
-        kind = repr(data)
-    name = f"token {int(token)} ({kind})"
+    name = f"token {int(token)} ({_in_words(index, token)})"
     if state is END:
         return ValueError(f"{name} cannot follow: an eos has ended the text")
     where = index.expected(state)
@@ -399,20 +392,41 @@ def refusal(index: Any, state: State, token: int) -> ValueError:
         where = f"{index.expected(last)}, not {data[at : at + 1]!r}"
         if at:
             where = f"after {data[:at]!r} {where}"
-    some = ", ".join(f"{i} ({tokens[i] or 'eos'!r})" for i in index.allowed(state)[:4].tolist())
+    some = ", ".join(f"{i} ({_in_words(index, i)})" for i in index.allowed(state)[:4].tolist())
     return ValueError(
         f"{index.name}: {name} cannot follow state {arguments.shown(state, 60)}: {where}. Tokens that can: {some}"
     )
 
 
-def expected(bytes: bytes, ends: bool) -> str:
-    """Describe the possible continuations: one of the ascending `bytes`, or the end of the text if `ends`."""
-    if not bytes:
-        return "the text must end"
-    runs = [[byte for _, byte in run] for _, run in groupby(enumerate(bytes), lambda pair: pair[1] - pair[0])]
-    shown = [repr(b"%c" % run[0]) + f"..{b'%c' % run[-1]!r}" * (len(run) > 1) for run in runs[:MAX_RANGES]]
-    some = ", ".join(shown) + ", ..." * (len(runs) > MAX_RANGES)
-    return f"the next byte must be one of {some}{', or the text must end' if ends else ''}"
+def _in_words(index: Any, token: int) -> str:
+    """Return the bytes of a token, or the name of a special one."""
+    vocab = index.vocab
+    if index.trie.tokens[token]:
+        return repr(index.trie.tokens[token])
+    kind = "special"
+    if token in vocab.eos_ids:
+        kind = "eos"
+    texts = getattr(vocab, "special_texts", {})
+    if token in texts:
+        kind += f" {texts[token]!r}"
+    return kind
+
+
+def expected(bytes: bytes, ends: bool, specials: Iterable[str | int] = ()) -> str:
+    """Describe what may follow: one of the ascending `bytes`, a special token, or the end."""
+    ways = list[str]()
+    if bytes:
+        shown = list[str]()
+        for _, run in groupby(enumerate(bytes), lambda pair: pair[1] - pair[0]):
+            first, *rest = (b"%c" % byte for _, byte in run)
+            shown.append(f"{first!r}..{rest[-1]!r}" if rest else repr(first))
+        if len(shown) > MAX_RANGES:
+            shown[MAX_RANGES:] = ["..."]
+        ways.append(f"the next byte must be one of {', '.join(shown)}")
+    ways += [f"the special token {token!r} must follow" for token in specials]
+    if ends or not ways:
+        ways.append("the text must end")
+    return ", or ".join(ways)
 
 
 def _after(text: bytes) -> str:
@@ -421,23 +435,3 @@ def _after(text: bytes) -> str:
     dots = "..." * (len(text) > MAX_BYTES)
     whole = shown.decode("utf-8", "replace")
     return f"after {dots}{shown if chr(0xFFFD) in whole else whole!r}" if text else "at the start"
-
-
-BYTES = Vocabulary([*(b"%c" % byte for byte in range(256)), b""], [256])     # and an eos
-
-
-class MatchedPrefix(NamedTuple):
-    """Longest prefix of a text that begins a match."""
-
-    length: int                                         # in characters
-    complete: bool                                      # True if the prefix is itself a match
-    expected: str                                       # description of the bytes that may follow
-
-
-def match_prefix(constraint: Constraint, text: str) -> MatchedPrefix:
-    """Read `text` as far as the constraint allows."""
-    index: Any = constraint.index(BYTES)
-    state, at = index.read(index.start, text.encode())
-    complete = index.accepts(state)
-    length = len(text.encode()[:at].decode(errors="ignore"))
-    return MatchedPrefix(length, complete, expected(index.next_bytes(state), complete))

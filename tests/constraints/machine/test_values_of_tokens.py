@@ -19,6 +19,7 @@ from llmppl import (
     importance_sampling,
 )
 from llmppl.constraints import Special
+from llmppl.constraints.machine.values import match_prefix, with_symbols
 from llmppl.tasks import load_results
 
 X, Y = Special("<x>"), Special("<y>")
@@ -105,11 +106,41 @@ def symbols_of(ids):
     return tuple(found)
 
 
+@pytest.mark.parametrize("part, values", CASES)
+def test_the_longest_prefix_that_fits_is_that_of_the_texts(part, values):
+    names = {X: "<x>", Y: "<y>"}
+    for symbols in itertools.product(SYMBOLS, repeat=3):
+        written = [names.get(symbol, symbol) for symbol in symbols]
+        begun = [n for n in range(4) if any(text[:n] == symbols[:n] for text in values)]
+        found = match_prefix(part, with_symbols("".join(written), ["<x>", "<y>"]))
+        assert found.length == len("".join(written[: begun[-1]]))
+        assert found.complete == (symbols[: begun[-1]] in values)
+        fits = {text[begun[-1]] for text in values if text[: begun[-1]] == symbols[: begun[-1]]
+                and len(text) > begun[-1]}  # fmt: skip
+        for symbol in SYMBOLS:
+            shown = names.get(symbol, f"b'{symbol}'")
+            assert (shown in found.expected) == (symbol in fits) or begun[-1] == 3
+        assert ("the text must end" in found.expected) == found.complete
+
+
+def test_names_of_special_tokens_are_text_where_no_part_asks_for_them():
+    assert with_symbols("a<x>b", []) == ["a<x>b"] == with_symbols("a<x>b", [2])
+    spelled = "<x>a"
+    assert match_prefix(Regex("<x>a"), with_symbols(spelled, [])).complete
+    assert match_prefix(X + "a", with_symbols(spelled, ["<x>"])).complete
+    assert match_prefix(X + "a", [spelled]).expected == "the special token '<x>' must follow"
+
+
 def test_errors_show_the_special_tokens_of_a_text():
     with pytest.raises(ValueError, match=r"\['ab', Special\('<x>'\), 'a'\] is not in \('a' \+"):
         CALL.index(VOCAB).parse([0, 1, 2, 0])
     with pytest.raises(ValueError, match=r"Special\('<x>'\) and Special\(2\) are one token: write"):
         (CALL | Special(2)).index(VOCAB)
+    index = ("a" + X).index(VOCAB)
+    state = index.advance(index.start, 0)
+    with pytest.raises(ValueError, match=r"token 3 \(special '<y>'\) cannot follow .*: the special "
+                       r"token '<x>' must follow\. Tokens that can: 2 \(special '<x>'\)"):  # fmt: skip
+        index.advance(state, 3)
 
 
 @pytest.fixture(scope="module")
