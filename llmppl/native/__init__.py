@@ -24,16 +24,28 @@ LIBRARY = SOURCE.with_suffix(".dll" if sys.platform == "win32" else ".so")
 DONE, ROW, EXITS, FULL, STATES, MEMBERS, STATES_SPENT, STEPS_SPENT, BROKEN = range(9)
 
 
+def address(array: npt.NDArray[Any]) -> int:
+    """Return the address of an array. TypeError if its entries have gaps between them."""
+    if not array.flags.c_contiguous:
+        raise TypeError("C reads contiguous arrays")
+    try:  # five times faster than `array.ctypes`
+        return ctypes.addressof(ctypes.c_char.from_buffer(array))  # type: ignore[arg-type]
+    except (TypeError, ValueError):  # read-only, or empty
+        return int(array.ctypes.data)
+
+
 class Arrays(ctypes.Structure):
     """Structure in C whose pointers lead to arrays of numpy."""
 
     def put(self, **arrays: npt.NDArray[Any] | None) -> None:
         """Let pointers lead to arrays, which live as long as the structure."""
         for name, array in arrays.items():
-            if array is not None and not array.flags.c_contiguous:
-                raise TypeError(f"{name} is not contiguous")
-            setattr(self, name, None if array is None else array.__array_interface__["data"][0])
-        self.__dict__.update({f"_{name}": array for name, array in arrays.items()})
+            setattr(self, name, None if array is None else address(array))
+        self.__dict__.update(arrays)
+
+    def held(self, name: str) -> Any:
+        """Return the array that a pointer leads to."""
+        return self.__dict__[name]
 
 
 def _fields(*groups: tuple[Any, str]) -> list[tuple[str, Any]]:

@@ -204,9 +204,9 @@ API int row(Automaton *automaton, int32_t state) {
     return DONE;
 }
 
-/* Compute the rows from a state on; *state is the first one that is not computed. */
-API int rows(Automaton *automaton, int32_t *state, int32_t last) {
-    for (; *state < automaton->num_states && *state <= last; ++*state) {
+/* Compute the rows from a state on, while there are at most so many states; *state is the next one. */
+API int rows(Automaton *automaton, int32_t *state, int32_t most) {
+    for (; *state < automaton->num_states && automaton->num_states <= most + 1; ++*state) {
         if (automaton->ready[*state]) continue;
         int status = row(automaton, *state);
         if (status != DONE) return status;

@@ -140,3 +140,25 @@ def test_a_wheel_has_the_library_of_its_platform_or_is_pure(tmp_path, wanted):
         command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=True
     )
     assert printed.stdout == f"{wanted}\n"
+
+
+@needs_compiler
+@pytest.mark.slow
+def test_random_automata_and_tries_pass_the_sanitizers(tmp_path):
+    """Addresses and undefined behaviour are checked in 10,000 random cases of each kind (helpers/in_c.py)."""
+    library = tmp_path / "walk.so"
+    runtime = subprocess.run(
+        [COMPILER, "-print-file-name=libasan.so"], capture_output=True, text=True
+    )
+    options = ("-g", "-O1", "-fsanitize=address,undefined", "-fno-sanitize-recover=all")
+    if not os.path.isabs(runtime.stdout.strip()) or not hatch_build.compiled(library, options):
+        pytest.skip("the compiler has no sanitizers")
+    environment = os.environ | {
+        "LD_PRELOAD": runtime.stdout.strip(),
+        "ASAN_OPTIONS": "detect_leaks=0",
+        "PYTHONMALLOC": "malloc",
+        "LLMPPL_NATIVE": "1",
+    }
+    command = [sys.executable, "-m", "helpers.in_c", str(library), "10000"]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True)
+    assert done.returncode == 0 and done.stdout == "10000 checked\n", done.stderr[-5000:]

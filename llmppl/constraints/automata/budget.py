@@ -63,6 +63,13 @@ class Budget:
         if self.whole:
             self.whole.spend(steps=steps)
 
+    def left(self) -> tuple[int, int]:
+        """Return the numbers of states and steps that may still be made."""
+        steps = MAX_STEPS // (1 + (self.whole is not None)) - self.steps
+        if self.whole:
+            steps = min(steps, self.whole.left()[1])
+        return MAX_STATES - self.states, steps
+
     def refusal(self, count: str) -> TooLarge:
         """Return the error for a passed limit; `count` names the limit."""
         return TooLarge(self.what, count, self.remedy)

@@ -12,6 +12,7 @@ leftmost-first automata.
 
 from __future__ import annotations
 
+import ctypes
 import itertools
 from collections.abc import Collection, Iterable, Iterator
 from typing import Any, NamedTuple, Self
@@ -19,7 +20,9 @@ from typing import Any, NamedTuple, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from llmppl.constraints.automata.budget import MAX_PARTS, TooLarge
+from llmppl import native
+from llmppl.constraints.automata.budget import MAX_PARTS, MAX_STATES, TooLarge
+from llmppl.constraints.automata.native_rows import NativeRows, first_rows
 from llmppl.constraints.automata.nfa import ACCEPT, DEAD, FOUND, NFA, Behind
 from llmppl.constraints.automata.operations import Edge, Table, runs
 from llmppl.constraints.constraint import Bools
@@ -267,6 +270,7 @@ class Machine(Shared):
         self._ready[0] = True
         self._accepting = np.zeros(16, bool)
         self.start = self._add(source.start)
+        self._rows: NativeRows | None = None        # if C makes the rows
 
     def _fix(self, table: Table, accepting: Bools, start: int) -> None:
         """Set the complete arrays of an automaton, so that nothing remains to be computed."""
@@ -278,21 +282,92 @@ class Machine(Shared):
         self._ready = np.ones(len(table), bool)
         self.start = start
         self._lock = Lock()
+        self._rows = None
+
+    def __getstate__(self) -> dict[str, Any]:       # C begins anew in another process, with the same states
+        state: dict[str, Any] = dict(super().__getstate__())  # type: ignore[call-overload]
+        rows = self._rows
+        if rows is not None:
+            size = rows.arrays.num_states
+            keys = [_key(rows.set_of(number)) for number in range(1, size)]
+            state["_rows"] = None
+            state["_keys"] = [None, *keys]
+            state["_numbers"] = {key: number for number, key in enumerate(keys, 1)}
+            state |= {name: state[name][:size].copy() for name in ("_table", "_ready", "_accepting")}
+        return state
+
+    def native_rows(self) -> MachineBeside | None:
+        """Return the automaton as C reads it, if C makes its rows."""
+        return MachineBeside(self) if self._is_in_c() else None
+
+    @locked
+    def _is_in_c(self) -> bool:
+        """Return True if C makes the rows; this is decided before the first one."""
+        library = native.library()
+        if self._rows is None and library is not None and isinstance(self._source, Subsets) and len(self._keys) == 2:
+            if not self._ready[1]:
+                start = _states(self._source.start)
+                rows = first_rows(library, self._source.nfa, start, self._budget.left())
+                if rows is not None:
+                    self._adopt(rows)
+        return self._rows is not None
+
+    def _adopt(self, rows: NativeRows) -> None:
+        """Replace all arrays, by one call that no interrupt divides."""
+        self.__dict__.update(_rows=rows, _table=rows.table, _ready=rows.ready, _accepting=rows.accepting)
+
+    @locked
+    def provide(self, status: int) -> None:
+        """Provide the room that a function in C has missed; raise TooLarge if the budget is spent."""
+        assert self._rows is not None
+        self._settle()
+        if status in (native.STATES, native.MEMBERS):
+            self._adopt(self._rows.longer(status))
+        elif status == native.STATES_SPENT:
+            self._budget.spend(states=1)
+        else:
+            self._budget.spend(steps=1)
+
+    def _settle(self) -> None:
+        """Spend the budget that C has spent."""
+        assert self._rows is not None
+        subsets = self._rows.subsets
+        left = self._budget.left()
+        states = max(0, left[0] - subsets.states_left)
+        steps = max(0, left[1] - subsets.steps_left)
+        if states or steps:
+            self._budget.spend(states, steps)
+
+    def _run(self, name: str, *arguments: Any) -> None:
+        """Run a function in C until it is done."""
+        status = None
+        while status != native.DONE:
+            rows = self._rows
+            assert rows is not None
+            status = getattr(rows.library, name)(ctypes.byref(rows.arrays), *arguments)
+            if status != native.DONE:
+                self.provide(status)
+        self._settle()
+
+    @property
+    def _size(self) -> int:
+        """Number of known states, with the dead one."""
+        return len(self._keys) if self._rows is None else int(self._rows.arrays.num_states)
 
     @property
     def table(self) -> Table:
         """(S, 256) int32 ndarray, for the S known states: `table[state, byte]` is the next state if `ready[state]`."""
-        return self._table[: len(self._keys)]
+        return self._table[: self._size]
 
     @property
     def ready(self) -> Bools:
         """(S,) bool ndarray: True where the row of `table` is computed."""
-        return self._ready[: len(self._keys)]
+        return self._ready[: self._size]
 
     @property
     def accepting(self) -> Bools:
         """(S,) bool ndarray: True for accepting states."""
-        return self._accepting[: len(self._keys)]
+        return self._accepting[: self._size]
 
     def accepts(self, state: int) -> bool:
         """Return whether a text that leads to `state` is in the language."""
@@ -313,12 +388,14 @@ class Machine(Shared):
     @property
     def num_states(self) -> int:
         """Number of known states, without the dead one; after `explore`, of all states."""
-        return len(self._keys) - 1
+        return self._size - 1
 
     def explore(self, limit: int | None = None) -> Self:
         """Compute every row, and return the automaton. Raises TooLarge (a ValueError) above `limit` states."""
+        if self._is_in_c():
+            self._explore_in_c(limit)
         state = 0
-        while state < len(self._keys):
+        while state < self._size:
             if not self._ready[state]:
                 self.row(state)
             if limit is not None and self.num_states > limit:
@@ -326,9 +403,15 @@ class Machine(Shared):
             state += 1
         return self
 
+    @locked
+    def _explore_in_c(self, limit: int | None) -> None:
+        """Compute rows until there are more states than `limit`."""
+        most = MAX_STATES if limit is None else min(limit, MAX_STATES)
+        self._run("rows", ctypes.byref(ctypes.c_int32(1)), most)
+
     def edges(self) -> list[list[Edge]]:
         """Return for every state the edges (lo, hi, target) that do not lead to 0, ascending and disjoint."""
-        table = self.explore()._table[: len(self._keys)]
+        table = self.explore().table
         state, lo = runs(table)
         if len(lo) > 3 * MAX_PARTS:
             raise TooLarge(shown(self), f"more than {3 * MAX_PARTS:,} edges", "fewer states (minimise()) would work")
@@ -352,6 +435,9 @@ class Machine(Shared):
     def _work_out(self, state: int) -> None:
         if self._ready[state]:                      # by another thread
             return
+        if self._is_in_c():
+            self._run("row", state)
+            return
         moves = self.moves(state)
         into = self._table[state]                   # after numbering, which may replace the table
         for lo, hi, number in moves:
@@ -362,6 +448,8 @@ class Machine(Shared):
     @locked
     def moves(self, state: int) -> list[Edge]:
         """Return the edges (lo, hi, target) that do not lead to 0, ascending and disjoint, without storing the row."""
+        if not self._ready[state] and self._is_in_c():
+            self._work_out(state)
         if self._ready[state]:
             row = self._table[state]
             cuts = [0, *((row[1:] != row[:-1]).nonzero()[0] + 1).tolist(), 256]
@@ -417,6 +505,25 @@ class Leftmost(Machine):
     def at_end(self, state: int) -> int | None:
         """Return how many bytes before its end a text that ends at `state` has its match; None keeps the last match."""
         return self._at_end[state]
+
+
+class MachineBeside:
+    """Automaton beside which C reads a trie, and whose rows C makes."""
+
+    def __init__(self, machine: Machine) -> None:
+        self._machine = machine
+
+    @property
+    def lock(self) -> Any:
+        return self._machine._lock.lock
+
+    @property
+    def arrays(self) -> native.Automaton:
+        assert self._machine._rows is not None
+        return self._machine._rows.arrays
+
+    def provide(self, status: int, number: int, byte: int, /) -> None:
+        self._machine.provide(status)
 
 
 def _doubled(array: NDArray[Any]) -> NDArray[Any]:

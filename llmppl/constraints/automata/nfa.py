@@ -11,13 +11,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import lru_cache
+from itertools import chain
 from typing import Any, NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 
 from llmppl.constraints.automata.budget import MAX_PARTS, Budget
 from llmppl.constraints.automata.operations import Edge, joined
 from llmppl.constraints.constraint import TabledRecognizer
+from llmppl.constraints.vocabulary.trie import Ids, ranges
 from llmppl.support.graphs import Memo, Numbering
 
 MAX_CODE_POINT = 0x10FFFF
@@ -98,6 +101,15 @@ class Ahead(NamedTuple):
 
     entry: int
     positive: bool
+
+
+class EdgeArrays(NamedTuple):
+    """Edges of an NFA: state q has the edges begin[q], ..., begin[q + 1] - 1."""
+
+    begin: Ids
+    low: npt.NDArray[np.uint8]
+    high: npt.NDArray[np.uint8]
+    to: Ids
 
 
 class NFA:
@@ -256,6 +268,28 @@ class NFA:
         base = self._base[state]
         follow = self._follow[state]
         return [(lo, hi, base + target if target >= 0 else follow) for lo, hi, target in self._rows[state]]
+
+    @property
+    def has_deferred(self) -> bool:
+        """True if a part is not built yet."""
+        return bool(self._deferred)
+
+    def edge_arrays(self) -> EdgeArrays:
+        """Return all edges as arrays."""
+        keys = list(map(id, self._rows))
+        rows = dict(zip(keys, self._rows, strict=True))     # copies of a fragment share theirs
+        place = dict(zip(rows, range(len(rows)), strict=True))
+        which = np.fromiter(map(place.__getitem__, keys), np.int64, len(keys))
+        numbers = np.fromiter(chain.from_iterable(chain.from_iterable(rows.values())), np.int32).reshape(-1, 3)
+        size = np.fromiter(map(len, rows.values()), np.int64, len(rows))
+        number = size[which]
+        begin = np.zeros(number.size + 1, np.int32)
+        np.cumsum(number, out=begin[1:])
+        low, high, to = numbers[ranges((np.cumsum(size) - size)[which], number)].T
+        base = np.array(self._base, np.int32).repeat(number)
+        follow = np.array(self._follow, np.int32).repeat(number)
+        to = np.where(to < 0, follow, base + to)
+        return EdgeArrays(begin, low.astype(np.uint8), high.astype(np.uint8), to)
 
     def closure(self, state: int) -> tuple[int, ...]:
         """Return the states that `state` becomes without reading, most preferred first.

@@ -15,8 +15,7 @@ from llmppl.constraints.constraint import Bools, Ints
 from llmppl.constraints.json.frames import Frame, Local
 from llmppl.constraints.json.shapes import Lazy
 from llmppl.constraints.machine.machine import DONE, Continuation, Exit, Hypothesis, Item, Resume
-from llmppl.constraints.machine.units import StateUnit, own_loop
-from llmppl.support.graphs import Memo
+from llmppl.constraints.machine.units import StateUnit
 
 if TYPE_CHECKING:
     from llmppl.constraints.json.texts import Texts
@@ -34,9 +33,6 @@ class FrameUnit(StateUnit):
         self.texts = texts
         if frame.remembers:
             self.doubtful = TWO_NAMES
-        self.loops: Memo[int, Bools | None] = Memo(
-            lambda number: own_loop(self.row(number), number, self.exits[number])
-        )
 
     def fill(self, number: int, bytes: Ints, /) -> None:
         local: Local = self.states[number]

@@ -18,7 +18,7 @@ from llmppl.constraints.lark.completion import Completion
 from llmppl.constraints.lark.lexer import Outcome
 from llmppl.constraints.lark.parser import Stack
 from llmppl.constraints.machine.machine import Continuation, Exit, Hypothesis, Item
-from llmppl.constraints.machine.units import StateUnit, own_loop
+from llmppl.constraints.machine.units import StateUnit
 from llmppl.support.graphs import Memo
 
 MAX_VISITED = 3_000  # partial tokens on stacks that a search for an end visits
@@ -52,9 +52,6 @@ class LarkUnit(StateUnit):
         self._completion = completion
         self._partials = completion.partials
         self._parser = completion.parser
-        self.loops: Memo[int, Bools | None] = Memo(
-            lambda number: own_loop(self.row(number), number, self.exits[number])
-        )
         self._num_stacks = 0  # that searches have met
         self._left: Memo[bytes, dict[Place, float]] = Memo(lambda alone: {})
         self._outcomes: Memo[tuple[int, bytes], list[Outcome]] = Memo(self._find_outcomes)

@@ -39,8 +39,6 @@ class Unit(Graph, Protocol):
     Attributes
     ----------
     exits : number of a state -> labels of its exits
-    loops : number of a state -> (256,) bool, the bytes that lead back to it, or None
-        A state with exits has no loop, because a token may leave it anywhere.
     is_always_viable : bool
         True if a live state can be completed whatever follows. Otherwise `is_viable` decides.
     doubtful : pattern of bytes, or None
@@ -50,7 +48,6 @@ class Unit(Graph, Protocol):
     """
 
     exits: Memo[int, tuple[Exit, ...]]
-    loops: Memo[int, Bools | None]
     is_always_viable: bool
     doubtful: re.Pattern[bytes] | None
     special: str | int | None

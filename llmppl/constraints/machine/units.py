@@ -19,12 +19,6 @@ ONLY_DONE: tuple[Exit, ...] = (DONE,)
 NOTHING: tuple[Exit, ...] = ()
 
 
-def own_loop(table_row: Ints, number: int, exits: tuple[Exit, ...]) -> Bools | None:
-    """Return the bytes that lead from a state back to it; None if there are none, or the state has exits."""
-    looping: Bools = table_row == number
-    return None if exits or not looping.any() else looping
-
-
 class TableUnit(TableGraph):
     """Unit of a tabled recognizer, such as a DFA. It ends where the recognizer accepts."""
 
@@ -37,10 +31,12 @@ class TableUnit(TableGraph):
         self.exits: Memo[int, tuple[Exit, ...]] = Memo(
             lambda number: ONLY_DONE if recognizer.accepts(number) else NOTHING
         )
-        self.loops: Memo[int, Bools | None] = Memo(
-            lambda number: own_loop(recognizer.row(number), number, self.exits[number])
-        )
         self._left: Memo[bytes, npt.NDArray[np.float64]] = Memo(self._find_left)
+
+    @property
+    def has_exits(self) -> Bools:  # type: ignore[override]
+        accepting: Bools = self.recognizer.accepting
+        return accepting
 
     def step(self, number: int, byte: int) -> int:
         return self.recognizer.row(number).item(byte)
@@ -78,10 +74,21 @@ class StateUnit(MemoGraph):
     def __init__(self, recognizer: Recognizer) -> None:
         super().__init__(recognizer)
         self.exits: Memo[int, tuple[Exit, ...]] = Memo(self._find_exits)
-        self.loops: Memo[int, Bools | None] = Memo(lambda number: None)
+        self._has_exits = np.zeros(0, np.uint8)
 
     def _find_exits(self, number: int) -> tuple[Exit, ...]:
         return ONLY_DONE if self.recognizer.accepts(self.states[number]) else NOTHING
+
+    @property
+    def has_exits(self) -> npt.NDArray[np.uint8]:  # type: ignore[override]
+        new = len(self.table) - len(self._has_exits)
+        if new > 0:
+            self._has_exits = np.append(self._has_exits, np.full(new, 2, np.uint8))
+        return self._has_exits
+
+    def find_exits(self, number: int) -> None:
+        """Enter in `has_exits` if a state has exits."""
+        self.has_exits[number] = bool(self.exits[number])
 
     def step(self, number: int, byte: int) -> int:
         if self.table.item(number, byte) < 0:

@@ -136,6 +136,7 @@ class TokenIndex(Index):
         self._loops: Loops | None = None
         if isinstance(self.recognizer, TabledRecognizer):
             self.graph = TableGraph(self.recognizer)
+            beside_of(self.graph)
             self._distances = TableDistances(self._lock)
             self._loops = Loops(self.graph, self.trie)
         else:

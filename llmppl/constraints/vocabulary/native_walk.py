@@ -8,6 +8,7 @@ takes all tokens of the slice at once, and the walk reads the others.
 from __future__ import annotations
 
 import ctypes
+from contextlib import nullcontext
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
@@ -30,7 +31,10 @@ FEW = 32  # a mask with less than one token in so many is listed, too
 class Beside(Protocol):
     """Automaton beside which a trie is read."""
 
-    arrays: native.Automaton
+    lock: Any
+
+    @property
+    def arrays(self) -> native.Automaton: ...
 
     def provide(self, status: int, number: int, byte: int, /) -> None:
         """Provide the thing that a function in C has missed: the row of a state, its exits, or room."""
@@ -38,6 +42,8 @@ class Beside(Protocol):
 
 class GraphBeside:
     """Graph whose rows Python computes. Raise a TypeError if C cannot read its arrays."""
+
+    lock = nullcontext()
 
     def __init__(self, graph: Any) -> None:
         self.arrays = native.Automaton()
@@ -58,7 +64,10 @@ class GraphBeside:
             or len(ready) != len(table)
         ):
             raise TypeError("C reads an int32 table of 256 columns, and a bool for each row")
-        self.arrays.put(table=table, ready=ready, exits=self._graph.has_exits)
+        exits = self._graph.has_exits
+        if exits is not None and (exits.itemsize != 1 or len(exits) != len(table)):
+            raise TypeError("C reads a byte for the exits of each row")
+        self.arrays.put(table=table, ready=ready, exits=exits)
         self.arrays.num_states = len(table)
 
     def provide(self, status: int, number: int, byte: int, /) -> None:
@@ -122,7 +131,7 @@ class NativeTrie:
         self, beside: Beside, start: int, roots: Ids = ROOT, *, with_exits: bool = False
     ) -> Found:
         """Read the tokens below some nodes, -1 for all, from a state."""
-        return self._read(beside, start, roots, None, None, with_exits)
+        with beside.lock: return self._read(beside, start, roots, None, None, with_exits)  # noqa: E701
 
     def mask(
         self, beside: Beside, start: int, *, with_exits: bool = False
@@ -130,12 +139,12 @@ class NativeTrie:
         """Return the mask of the tokens that fit a state, (V,) bool, their ids if they are few, and the exits."""
         known = None
         if len(self._trie) >= LEAST_NODES:
-            known = self._slice_at(beside, start, with_exits)
+            with beside.lock: known = self._slice_at(beside, start, with_exits)  # noqa: E701
         if known is None:
             mask = np.zeros(self._size, bool)
         else:
             mask = known.mask.copy()
-        found = self._read(beside, start, ROOT, mask, known, with_exits)
+        with beside.lock: found = self._read(beside, start, ROOT, mask, known, with_exits)  # noqa: E701
         ids = found.ids
         return mask, ids if ids.size or not mask.any() else None, found
 
@@ -181,17 +190,17 @@ class NativeTrie:
     def _slice_at(self, beside: Beside, start: int, alone: bool) -> Slice | None:
         """Return the slice that a state takes whole, if its class was met before: for one use, a walk is faster."""
         inside = np.empty(256, np.uint8)
-        at = inside.__array_interface__["data"][0]
+        at = native.address(inside)
         size = ctypes.c_int32()
         length = ctypes.c_int32()
-        automaton = ctypes.byref(beside.arrays)
-        while True:
+        status = None
+        while status != native.DONE:
+            automaton = ctypes.byref(beside.arrays)
             status = self._library.class_of(
                 automaton, start, alone, LONGEST, at, ctypes.byref(size), ctypes.byref(length)
             )
-            if status == native.DONE:
-                break
-            beside.provide(status, length.value, 0)
+            if status != native.DONE:
+                beside.provide(status, length.value, 0)
         if size.value < LEAST or length.value < 2:
             return None
         key = inside.tobytes()
@@ -209,7 +218,7 @@ class NativeTrie:
         mask = np.zeros(self._size, bool)
         jump = np.empty(len(self._trie) + 1, np.int32)
         stack = np.empty(self._depth, np.int32)
-        places = [each.__array_interface__["data"][0] for each in (inside, mask, jump, stack)]
+        places = list(map(native.address, (inside, mask, jump, stack)))
         longest = self._library.slice_of(
             ctypes.byref(self._arrays), places[0], LONGEST, *places[1:]
         )

@@ -21,7 +21,7 @@ import numpy as np
 import numpy.typing as npt
 
 from llmppl.constraints.constraint import Bools, Ints, State, TabledRecognizer
-from llmppl.constraints.vocabulary.native_walk import beside_of, native_trie
+from llmppl.constraints.vocabulary.native_walk import ROOT, Found, beside_of, native_trie
 from llmppl.constraints.vocabulary.trie import Ids, Trie, ranges
 
 CHUNK = 1 << 18                                     # entries of the whole index worked on at once
@@ -242,12 +242,38 @@ def walk(graph: Graph, trie: Trie, starts: Ints, above: Ints | None = None) -> W
     return Walk(np.append(0, np.cumsum(number)), *(each.astype(np.int32) for each in joined))
 
 
-def walk_state(graph: Graph, trie: Trie, number: int) -> tuple[Ids, Ids]:
-    """Return the ids of the tokens that fit a state, and the numbers of the states they lead to."""
+def read_tokens(graph: Any, trie: Trie, start: int, roots: Ids = ROOT, *, with_exits: bool = False) -> Found:
+    """Read the tokens below some nodes from a state. With exits, `graph.exits` has the labels of a state."""
     in_c = native_trie(trie)
     beside = beside_of(graph)
     if in_c is not None and beside is not None:
-        read = in_c.tokens(beside, number)
+        return in_c.tokens(beside, start, roots, with_exits=with_exits)
+    above = trie.place[roots]
+    size = trie.num_children[above]
+    places = ranges(trie.first_child[above], size)
+    states: Ints = np.full(places.size, start)
+    parts = [Found(*np.zeros((4, 0), np.int32))]
+    while places.size:
+        after = steps(graph, states, trie.bytes[places])
+        alive = after.nonzero()[0]
+        places = places[alive]
+        states = after[alive]
+        size = trie.num_children[places]
+        is_exit = np.zeros(places.size, bool)
+        if with_exits:
+            some = [state for state in np.unique(states).tolist() if graph.exits[state]]
+            is_exit = np.isin(states, some) & (size > 0)
+        tokens = trie.tokens_ending(places, states)
+        parts.append(Found(*tokens, trie.nodes[places[is_exit]].astype(np.int32), states[is_exit]))
+        places = ranges(trie.first_child[places], size)
+        states = states.repeat(size)
+    return Found(*map(np.concatenate, zip(*parts, strict=True)))
+
+
+def walk_state(graph: Graph, trie: Trie, number: int) -> tuple[Ids, Ids]:
+    """Return the ids of the tokens that fit a state, and the numbers of the states they lead to."""
+    if native_trie(trie) is not None and beside_of(graph) is not None:
+        read = read_tokens(graph, trie, number)
         return read.ids, read.ends
     found = walk_from(graph, trie, [(len(trie), number)]) if hasattr(graph, "row") else None
     if found is None:
