@@ -74,16 +74,16 @@ MAX_WALK = 1.1                                          # times the moves that d
 # comprehensions in 1,000 code lines, code lines above 100 characters. A commit that raises one says why, beside it.
 # The aims are 200,000 tokens in all, and 9.5 tokens in a line of each folder.
 CEILINGS = {
-    "llmppl": (276_000, 10.6, 35, 57, 1_796),               # walks in C
+    "llmppl": (278_600, 10.6, 35, 57, 1_796),               # walks in C
     "llmppl/.": (10_338, 11.9, 23, 93, 76),
     "llmppl/cli": (5_700, 8.1, 32, 25, 32),
     "llmppl/constraints": (3_910, 9.8, 36, 31, 35),
-    "llmppl/constraints/automata": (19_950, 11.5, 28, 68, 129),
+    "llmppl/constraints/automata": (22_100, 11.5, 28, 68, 137),      # rows in C
     "llmppl/constraints/json": (34_591, 11.7, 60, 85, 239),
     "llmppl/constraints/lark": (16_900, 11.6, 28, 89, 120),
     "llmppl/constraints/machine": (13_930, 9.9, 22, 30, 22),    # texts with special tokens
     "llmppl/constraints/masks": (8_160, 10.8, 34, 27, 39),
-    "llmppl/constraints/vocabulary": (17_000, 11.6, 36, 49, 123),       # walks in C
+    "llmppl/constraints/vocabulary": (17_400, 11.6, 36, 49, 123),       # walks in C
     "llmppl/decisions": (13_227, 10, 12, 73, 18),
     "llmppl/distributions": (7_171, 10.5, 48, 34, 50),
     "llmppl/inference": (17_661, 11.6, 37, 87, 146),
@@ -98,7 +98,7 @@ CEILINGS = {
     "llmppl/serving": (13_000, 10.4, 33, 36, 72),
     "llmppl/support": (9_238, 9.4, 26, 35, 51),
     "llmppl/tasks": (13_580, 8.11, 28, 38, 38),
-    "tests": (358_000, 12.6, 16, 80, 2_485),                # room for the tests of mended defects
+    "tests": (360_000, 12.6, 16, 80, 2_490),                # room for the tests of mended defects
 }
 
 
