@@ -17,7 +17,7 @@ from typing import Any, Literal, TypedDict, Unpack
 import numpy as np
 from numpy.typing import NDArray
 
-from llmppl.constraints.json.index import JsonIndex
+from llmppl.constraints.json.schema import JsonSchema
 from llmppl.constraints.machine import MachineIndex
 from llmppl.constraints.masks import TokenIndex
 from llmppl.constraints.vocabulary import EOS, Text, Token, Vocabulary
@@ -329,7 +329,8 @@ class ConstrainedText(Program):
 
     @property
     def _late_(self) -> Any:
-        part = open_path(self.s) if isinstance(self.index, JsonIndex) else "the text"
+        is_json = isinstance(self.index, MachineIndex) and isinstance(self.index.constraint, JsonSchema)
+        part = open_path(self.s) if is_json else "the text"
         why = f"{part} runs on, {str(self.s)[-20:]!r}: bound it in the constraint, or the text by max_tokens="
         return self._guide.late, why
 

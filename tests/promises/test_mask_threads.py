@@ -9,9 +9,9 @@ from helpers.common import HANG, ROOT, repetitions
 from helpers.fire import Interrupt, impatience, in_threads
 from helpers.masks import CASES, walks
 
-from llmppl.constraints.json import texts
+from llmppl.constraints.json import frames
 from llmppl.constraints.lark import grammar, unit
-from llmppl.constraints.machine import effects, machine, pairs
+from llmppl.constraints.machine import distances, effects, machine, pairs
 from llmppl.constraints.machine import index as machine_index
 from llmppl.constraints.masks import index, mask_store
 from llmppl.constraints.vocabulary import canonical
@@ -36,7 +36,8 @@ def room(request, monkeypatch):
             (canonical, "MASK_BYTES", 1500), (canonical, "MAX_STATES", 6), (grammar, "MAX_STATES", 6),
             (grammar, "MAX_MASKS", 6), (machine, "MAX_STATES", 6),
             (machine_index, "MAX_MASKS", 6), (machine_index, "MAX_STEPS", 8), (effects, "MAX_EFFECTS", 6),
-            (effects, "MAX_GROUPED", 4), (pairs, "MAX_KEPT", 200), (unit, "MAX_KEPT", 6), (texts, "MAX_KEPT", 6),
+            (effects, "MAX_GROUPED", 4), (pairs, "MAX_KEPT", 200), (unit, "MAX_KEPT", 6), (frames, "MAX_LOCALS", 6),
+            (distances, "MAX_KEPT", 6), (distances.Nearer, "room", 8),
         ]:  # fmt: skip
             monkeypatch.setattr(module, name, most)
 

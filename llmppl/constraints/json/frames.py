@@ -2,7 +2,8 @@
 
 A *frame* reads one value: a string, a number, an array without its items. Its states are `Local`s, one for each `key`.
 A local state has *moves* to other local states by bytes, *calls* of frames for an inner value, each with the local
-state that follows it, and it may be *done*: the value is complete. `Texts` puts frames on a stack.
+state that follows it, and it may be *done*: the value is complete. In a machine, a
+frame is a unit (`llmppl.constraints.json.unit`).
 
 A frame never moves to a local state from which its value cannot be completed. Its *closing* moves and calls are those
 that complete the value and add what the schema still needs, and nothing else.
@@ -26,7 +27,6 @@ BLANK = " ?"                                        # whitespace of a record in 
 MAX_LOCALS = 1 << 16                                # local states that are kept, of one frame
 Key = Any
 Move = tuple[int, int, Key]                         # first and last byte, and the key after them
-Text = tuple[DFA, int, int, float]
 Moves = tuple[list[tuple[int, int, "Local"]], list[tuple[Lazy, "Local"]], bool]
 
 
@@ -39,18 +39,6 @@ class Expansion(NamedTuple):
 
 
 DONE = Expansion([], [], True)
-
-
-class Content(NamedTuple):
-    """Rest of the value or name that is read.
-
-    `words`: listed rests, each with its number; None if it is no list. `others`: the state inside a name that is not
-    listed; None if all are. `text`: of a text up to a quote the automaton, state, and least and most characters.
-    """
-
-    words: list[tuple[bytes, int]] | None = None
-    others: Local | None = None
-    text: Text | None = None
 
 
 class Local:
@@ -67,14 +55,6 @@ class Local:
     @cached_property
     def closing(self) -> Moves:
         return self._with_locals(self.frame.closing(self.key))
-
-    @cached_property
-    def content(self) -> Content:
-        return self.frame.content(self.key)
-
-    def after_word(self, number: int) -> Local | None:
-        key = self.frame.after_word(self.key, number)
-        return None if key is None else self.frame.local(key)
 
     def _with_locals(self, found: Expansion) -> Moves:
         local = self.frame.local
@@ -93,6 +73,11 @@ class Frame:
     def __init__(self) -> None:
         self._locals: Memo[Key, Local] = Memo(lambda key: Local(self, key), MAX_LOCALS)
 
+    def forget(self) -> None:
+        """Drop the unit and all local states."""
+        self._locals.clear()
+        self.unit = None
+
     def local(self, key: Key) -> Local:
         """Return the state of a key."""
         return self._locals[key]
@@ -104,6 +89,10 @@ class Frame:
     def expand(self, key: Key) -> Expansion:
         raise NotImplementedError
 
+    def has_exits(self, key: Key) -> bool:
+        """Return False if a key has moves only, which may be many."""
+        return True
+
     def closing(self, key: Key) -> Expansion:
         """Return the expansion without moves and calls that only make the value longer."""
         found = self.expand(key)
@@ -112,17 +101,6 @@ class Frame:
     def step(self, local: Local, byte: int) -> Local | None:
         """Return the state after a byte, None if there is none."""
         return next((target for lo, hi, target in local.expanded[0] if lo <= byte <= hi), None)
-
-    def content(self, key: Key) -> Content:
-        return Content()
-
-    def after_word(self, key: Key, number: int) -> Key | None:
-        """Return the key after a word; None if it may not stand there."""
-        raise NotImplementedError
-
-    def after_text(self, key: Key, state: int, number: int) -> Key | None:
-        """Return the key after `number` characters of a text that lead to `state`; None if they do not fit."""
-        raise NotImplementedError
 
 
 class Container(Frame):
@@ -186,13 +164,6 @@ class Words(Frame):
         super().__init__()
         self._words = sorted({text.encode() for text in texts})
         self.first = 0, len(self._words), 0
-
-    def content(self, key: Key) -> Content:
-        low, high, depth = key
-        return Content([(self._words[i][depth:], i) for i in range(low, high)])
-
-    def after_word(self, key: Key, number: int) -> Key | None:
-        return number, number + 1, len(self._words[number])
 
     def expand(self, key: Key) -> Expansion:
         low, high, depth = key

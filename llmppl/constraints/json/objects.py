@@ -22,7 +22,7 @@ from llmppl.constraints.automata.budget import TooLarge
 from llmppl.constraints.automata.dfa import DFA, anything
 from llmppl.constraints.constraint import Bools, Ints
 from llmppl.constraints.json.ecma import found
-from llmppl.constraints.json.frames import MAX_LOCALS, Container, Content, Expansion, Key, Local, Move, Whitespace
+from llmppl.constraints.json.frames import MAX_LOCALS, Container, Expansion, Key, Local, Move, Whitespace
 from llmppl.constraints.json.scalars import ESCAPED, cut, escapes, texts_of
 from llmppl.constraints.json.shapes import Lazy, Object, Shape, String, both, fits, intersect
 from llmppl.constraints.masks.distances import bytes_to_accept
@@ -238,6 +238,9 @@ class Members(Container):
     def expand(self, key: Key) -> Expansion:
         return Expansion(self._in_name(*key[1:])) if key[0] == "name" else super().expand(key)
 
+    def has_exits(self, key: Key) -> bool:
+        return bool(key[0] != "name")
+
     def parts(self, at: Progress) -> tuple[Expansion, bool]:
         named, others, may_end = self._choices[at]
         begun = "name", at, Name(b"", self._others.start if others and self._others else 0, None)
@@ -264,29 +267,6 @@ class Members(Container):
         listed = ((self._order[0][i], i) for i in range(*self._like(name)))
         used = ((each, -1) for each in at.used or () if each.startswith(name.text))
         return [(each[len(name.text) :], i) for each, i in (*listed, *used)]
-
-    def content(self, key: Key) -> Content:
-        if key[0] != "name" or key[2].escape is not None:
-            return Content()
-        _, at, name = key
-        if name.text is None:
-            assert self._others
-            return Content(text=(self._others.dfa, name.other, 0, math.inf))
-        if name.other and self._others and not self._others.is_endless:
-            return Content()                        # some beginnings may have no rest but those that are used
-        named = -1 if name.other else self._choices[at][0] << 1         # the bit of -1 is 0
-        words = [(rest + b'"', i) for rest, i in self._rests(at, name) if named >> i + 1 & 1]
-        return Content(words, self.local(("name", at, Name(None, name.other, None))) if name.other else None)
-
-    def after_word(self, key: Key, number: int) -> Key | None:
-        at = key[1]
-        if number < 0 or not self._choices[at][0] >> number & 1:
-            return None
-        place = self._order[1][number]
-        return "colon", 0, self._after(at, 1 << place), self._parts[self._listed[place]]
-
-    def after_text(self, key: Key, state: int, number: int) -> Key | None:
-        return ("name", key[1], Name(None, state, None)) if state else None
 
     def _in_name(self, at: Progress, name: Name) -> list[Move]:
         special = tuple(sorted({QUOTE, *(rest[0] for rest, _ in self._rests(at, name) if rest)}))
@@ -325,11 +305,18 @@ class Members(Container):
         """Return the key after the closing quote; None if the name may not end here."""
         low, high = self._like(name)
         if low < high and self._order[0][low] == name.text:
-            return self.after_word(("name", at, name), low)
+            return self._after_listed(at, low)
         part = self._others.part(name.other) if self._others and name.other else None
         if part is None or name.text in (at.used or ()):
             return None
         return "colon", 0, self._after(at, 0, name.text), part
+
+    def _after_listed(self, at: Progress, number: int) -> Key | None:
+        """Return the key after a listed name; None if it may not stand there."""
+        if not self._choices[at][0] >> number & 1:
+            return None
+        place = self._order[1][number]
+        return "colon", 0, self._after(at, 1 << place), self._parts[self._listed[place]]
 
     def _other_moves(self, name: Name) -> Iterator[tuple[int, int, int, str | None]]:
         """Yield the moves of the other names: first and last byte, state, and the part of an escape."""

@@ -33,7 +33,7 @@ from llmppl.constraints.automata.dfa import DFA, anything
 from llmppl.constraints.automata.formats import numerals
 from llmppl.constraints.automata.nfa import ACCEPT, NFA
 from llmppl.constraints.automata.regex import Regex
-from llmppl.constraints.json.frames import DONE, Content, Expansion, Frame, Key, Move
+from llmppl.constraints.json.frames import DONE, Expansion, Frame, Key, Move
 from llmppl.constraints.json.shapes import Choice, Constants, Number, Shape, String, language
 from llmppl.constraints.masks.distances import bytes_to_accept
 
@@ -267,12 +267,9 @@ class Quoted(Frame):
         self._dfa = anything() if dfa is None else dfa
         self._begin = (self._dfa.start, least, most) if dfa is None else (self._dfa.start, 0, math.inf)
 
-    def content(self, key: Key) -> Content:
-        return Content(text=(self._dfa, *key)) if isinstance(key[0], int) else Content()
-
-    def after_text(self, key: Key, state: int, number: int = 1) -> Key | None:
+    def _after_character(self, key: Key, state: int) -> Key | None:
         _, need, room = key
-        return (state, max(0, need - number), room - number) if state and room >= number else None
+        return (state, max(0, need - 1), room - 1) if state and room >= 1 else None
 
     def expand(self, key: Key) -> Expansion:
         match key:
@@ -285,7 +282,7 @@ class Quoted(Frame):
                     (lo, hi, of if _ESCAPES.accepts(to) else ("free", to, of)) for lo, hi, to in _ESCAPES.moves(at)
                 ])  # fmt: skip
             case "escape", read, (state, _, _):
-                found = escapes(read, lambda byte: self.after_text(key[2], self._dfa.after(state, bytes([byte]))))
+                found = escapes(read, lambda byte: self._after_character(key[2], self._dfa.after(state, bytes([byte]))))
                 return Expansion([
                     (byte, byte, ("escape", to, key[2]) if isinstance(to, str) else to) for byte, to in found
                 ])  # fmt: skip
@@ -296,12 +293,12 @@ class Quoted(Frame):
         can_escape = False
         for lo, hi, to in self._dfa.moves(state):
             is_inside = 0x80 <= lo < 0xC0           # a character
-            after = (to, need, room) if is_inside else self.after_text((state, need, room), to)
+            after = (to, need, room) if is_inside else self._after_character((state, need, room), to)
             if after:
                 moves += [(a, b, after) for a, b in cut(lo, hi)]
                 can_escape |= any(lo <= byte <= hi for byte in ESCAPED)
         if can_escape:
-            free = ("free", _ESCAPES.start, self.after_text((state, need, room), state))
+            free = ("free", _ESCAPES.start, self._after_character((state, need, room), state))
             moves.append((92, 92, free if self._is_free else ("escape", "", (state, need, room))))
         if not need and self._dfa.accepts(state):
             moves.append((34, 34, "end"))

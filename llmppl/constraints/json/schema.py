@@ -1,6 +1,6 @@
 """JSON Schema: the tokens that may follow in a text that must be an instance of a schema.
 
-A schema is read once (`reader.Reader`). Its shapes give the masks (`texts.Texts`) and the distances to an end. The
+A schema is read once (`reader.Reader`). Its shapes give the frames (`making.Frames`) of a machine. The
 keywords that no shape holds are checked on the finished text (`check.Check`).
 """
 
@@ -15,13 +15,12 @@ from typing import Any, Literal
 
 from llmppl.constraints.automata.budget import Budget
 from llmppl.constraints.automata.dfa import DFA
-from llmppl.constraints.constraint import Bools, VocabularyLike
+from llmppl.constraints.constraint import Bools
 from llmppl.constraints.json import keywords, types
 from llmppl.constraints.json.frames import BLANK, spaces
-from llmppl.constraints.json.index import JsonIndex
+from llmppl.constraints.json.making import Frames
 from llmppl.constraints.json.shapes import WORK
-from llmppl.constraints.json.texts import Texts
-from llmppl.constraints.json.unit import begin_value
+from llmppl.constraints.json.unit import begin_value, table
 from llmppl.constraints.machine.machine import Continuation, Item
 from llmppl.constraints.machine.parts import Part
 from llmppl.support.arguments import is_file_name, is_type, one_of
@@ -100,33 +99,32 @@ class JsonSchema(Part):
         self._notes = wrong + notes
         self._registry = references.registry_of(self._exact, resources, self._notes)
         resolver = references.resolver_of(self._exact, self._registry)
-        self._texts = Texts(spaces(ANY_BLANKS if whitespace is True else whitespace or ""), self.order == "schema")
-        self._reader = reader.Reader(self._texts.is_live)
+        self._frames = Frames(spaces(ANY_BLANKS if whitespace is True else whitespace or ""), self.order == "schema")
+        self._reader = reader.Reader(self._frames.is_live)
         work = WORK.set(Budget("the schema", "fewer alternatives, above all in oneOf, would work"))
         try:
             place = reader.Place("#", resolver, references.draft_of(self._exact))
             root = self._reader.lazy(self._exact, place)
             self._reader.read_all()                 # so that every error is raised here
-            if not self._texts.is_live(root):
-                dead = [at for part, at in self._reader.places if not self._texts.is_live(part)]
+            if not self._frames.is_live(root):
+                dead = [at for part, at in self._reader.places if not self._frames.is_live(part)]
                 raise ValueError(f"JSON schema at {dead[-1] if dead else '#'}: it has no instances; every text breaks "
                                  "a keyword, or would be infinite")     # fmt: skip
-            self._texts.begin(root)
+            self._root = root
         except RecursionError:
             raise ValueError("JSON schema: a way along $ref, or of parts inside each other, is too long") from None
         finally:
             WORK.reset(work)
 
-    def index(self, vocab: VocabularyLike) -> JsonIndex:
-        """Return the index of the tokens that may follow."""
-        return JsonIndex(self, self._texts, vocab)
-
     def begin(self, after: Continuation) -> list[Item]:
-        return begin_value(self._texts, self._texts.root, after)
+        return begin_value(self._frames, self._root, after)
 
     def least_bytes(self, alone: Bools) -> float:
-        starts = self._texts.starts[self._texts.root]
-        return min(self._texts.least_bytes(local, alone) for local in starts)
+        starts = self._frames.starts[self._root]
+        return min(self._frames.least_bytes(local, alone) for local in starts)
+
+    def forget(self) -> None:
+        self._frames.forget()
 
     @property
     def has_checks(self) -> bool:
@@ -145,7 +143,7 @@ class JsonSchema(Part):
     @cached_property
     def _tabled(self) -> tuple[DFA | None, str]:
         try:
-            return DFA.from_table(*self._texts.table(MAX_STATES)), ""
+            return DFA.from_table(*table(self.machine, MAX_STATES)), ""
         except ValueError as error:                 # endless or too large
             return None, str(error)
 

@@ -9,13 +9,13 @@ from __future__ import annotations
 
 import math
 import re
-import sys
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
 
 from llmppl.constraints.constraint import Bools, Index, VocabularyLike, bytes_of, without_bytes
+from llmppl.constraints.machine.distances import Distances
 from llmppl.constraints.machine.effects import effects_of
 from llmppl.constraints.machine.machine import LOCK, Continuation, Hypothesis, Item, Machine, State
 from llmppl.constraints.machine.values import Symbol, value_of
@@ -29,7 +29,6 @@ from llmppl.support.locks import locked
 
 MAX_MASKS = 1 << 14  # that are kept
 MAX_STEPS = 1 << 16
-MAX_VISITED = 300  # states that a search for an end visits
 MAX_SHOWN = 4  # special tokens that an error lists
 
 
@@ -49,8 +48,6 @@ class MachineIndex(Index):
         self.trie = trie_of(vocab)
         self._lock = LOCK
         self._eos = np.array(sorted(vocab.eos_ids), np.int32)
-        self._alone = np.zeros(256, bool)
-        self._alone[self.trie.alone] = True
         self._effects = effects_of(self.trie)
         self._specials = dict[str | int, int]()
         self._asked = dict[int, str | int]()  # the special tokens as the part names them
@@ -66,13 +63,21 @@ class MachineIndex(Index):
         self._steps: Memo[tuple[Any, int], Any] = Memo(self._advance, MAX_STEPS)
         self._matching: Memo[re.Pattern[bytes], list[int]] = Memo(self._find_matching)
         self._closed: Memo[Hypothesis, State | None] = Memo(lambda each: self.recognizer.closed([each]), MAX_STEPS)
-        self._next: Memo[State, tuple[State, ...]] = Memo(self._find_next, MAX_MASKS)
-        self._least: dict[State, float] = {}  # lower bounds of the tokens to an end
+        self._distances = Distances(self.recognizer, self.trie, self._states_after_specials)
         self.start: Any = self.recognizer.start
         if self.start is None:
             raise ValueError(f"{self.name} accepts no string at all: widen it, or drop one of its parts")
-        if not part.is_opaque and not self.mask(self.start).any():
-            raise ValueError(f"{self.name}: no token of this vocabulary begins a string that it accepts")
+        if not part.is_opaque and not self._has_end():
+            where = ""
+            if not self.mask(self.start).any():
+                where = f": no token fits where {self.expected(self.start)}"
+            raise ValueError(
+                f"{self.name}: no sequence of tokens of this vocabulary spells a string that it accepts{where}"
+            )
+
+    @locked
+    def _has_end(self) -> bool:
+        return self._distances.has_end(self.start)
 
     @property
     def name(self) -> str:
@@ -93,15 +98,16 @@ class MachineIndex(Index):
     def mask_within(self, state: Any, n: float) -> Bools:
         """Return the tokens after which n - 1 more tokens can finish the text, eos not counted.
 
-        (V,) bool ndarray, read-only. A token counts as too far if a search of `MAX_VISITED` states finds no end.
+        (V,) bool ndarray, read-only. A token counts as too far if a search finds no end. With `n` infinite, only
+        tokens are excluded after which no sequence of tokens finishes the text.
         """
-        if state is END or n == math.inf:
+        if state is END:
             return self.mask(state)
         return self._unpacked(self._within[state, n])
 
     def accepts(self, state: Any) -> bool:
         """Return True if the text may end in `state`, or has ended (END)."""
-        return state is END or state.accepts
+        return state is END or checked(state).accepts
 
     def advance(self, state: Any, token: int) -> Any:
         """Return the state after `token`, END after an eos; raise a ValueError if `token` may not follow `state`."""
@@ -138,7 +144,11 @@ class MachineIndex(Index):
         The result may be inf if there is no path of at most `most` tokens. If a search gives up, it is a bound: the
         bytes of one way to an end.
         """
-        return 0 if state is END else self._tokens_left(state, most)
+        return 0 if state is END else self._distance(state, most)
+
+    @locked
+    def _distance(self, state: State, most: float) -> float:
+        return self._distances.of(checked(state), most)
 
     def build_all(self, max_states: int = 1_000_000) -> Any:
         raise TypeError(f"build_all wants finitely many states, those of a Regex or a DFA, not {self!r}")
@@ -174,7 +184,7 @@ class MachineIndex(Index):
         if state is END:
             return self.store.of_mask(mask, False)
         patterns = set[re.Pattern[bytes]]()
-        for (unit, number, after), nodes in self._crossed(state.hypotheses):
+        for (unit, number, after), nodes in self._crossed(checked(state).hypotheses):
             if unit.doubtful is not None:
                 patterns.add(unit.doubtful)
             tokens = self._effects.of(unit, number, nodes).tokens
@@ -196,18 +206,21 @@ class MachineIndex(Index):
         state, n = key
         mask = np.zeros(len(self.trie.tokens), bool)
         patterns = set[re.Pattern[bytes]]()
-        for (unit, number, after), nodes in self._crossed(state.hypotheses):
+        for (unit, number, after), nodes in self._crossed(checked(state).hypotheses):
             if unit.doubtful is not None:
                 patterns.add(unit.doubtful)
             for group in self._effects.groups(unit, number, nodes):
-                if self._ends_within(self._closed[Hypothesis(unit, group.number, after)], n - 1):
+                if self._is_within(self._closed[Hypothesis(unit, group.number, after)], n - 1):
                     mask[group.ids] = True
         for token in self._doubtful(patterns, mask):
-            mask[token] = self._ends_within(self._after_token(state, token), n - 1)
+            mask[token] = self._is_within(self._after_token(state, token), n - 1)
         mask[self._eos] = state.accepts
         for token, after_it in self._specials_after(state).items():
-            mask[token] = mask[token] or self._ends_within(after_it, n - 1)
+            mask[token] = mask[token] or self._is_within(after_it, n - 1)
         return self.store.of_mask(mask, False)
+
+    def _is_within(self, state: State | None, most: float) -> bool:
+        return state is not None and self._distances.is_within(state, most)
 
     def _crossed(self, hypotheses: Iterable[Hypothesis]) -> Iterator[tuple[Hypothesis, bytes]]:
         """Yield the hypotheses that tokens reach, each with the nodes of the trie below which they are read."""
@@ -236,6 +249,9 @@ class MachineIndex(Index):
         """Return the special tokens that may follow a state, with the states after them."""
         found = self.recognizer.steps_by_specials(state)
         return {self._specials[special]: after for special, after in found.items()}
+
+    def _states_after_specials(self, state: State) -> list[State]:
+        return [after for after in self._specials_after(state).values() if after is not None]
 
     def _doubtful(self, patterns: Iterable[re.Pattern[bytes]], mask: Bools) -> list[int]:
         """Return the tokens of a mask that must be read byte by byte, since a unit remembers more than its table."""
@@ -266,66 +282,6 @@ class MachineIndex(Index):
             raise refusal(self, state, token)
         return found
 
-    # ---- distances
-
-    def _ends_within(self, state: State | None, most: float) -> bool:
-        """Return True if at most so many tokens lead from a state to an end, as far as a search can tell."""
-        if state is None:
-            return False
-        return state.bytes_left(self._alone) <= most or self._search(state, most, True) <= most
-
-    @locked
-    def _tokens_left(self, state: State, most: float) -> float:
-        found = self._search(state, most, False)
-        bound = state.bytes_left(self._alone)
-        return found if found <= most or bound > most else bound
-
-    @locked
-    def _search(self, start: State, most: float, is_enough: bool) -> float:
-        """Return the least number of tokens to an end; inf if it is more than `most`, or the search gives up.
-
-        With `is_enough`, the result may be any number of tokens up to `most`.
-        """
-        least = self._least.get(start, 0)
-        if least > most:
-            return math.inf
-        level = [start]
-        seen = {start}
-        depth = 0
-        while level:
-            if any(state.accepts for state in level):
-                return depth
-            if is_enough and any(depth + state.bytes_left(self._alone) <= most for state in level):
-                return most
-            if depth >= most:
-                break
-            after = dict.fromkeys(each for state in level for each in self._next[state])
-            level = [state for state in after if state not in seen]
-            seen.update(level)
-            if len(seen) > MAX_VISITED:
-                depth = sys.maxsize
-                break
-            depth += 1
-        else:
-            depth = sys.maxsize
-        if len(self._least) > MAX_STEPS:
-            self._least.clear()
-        self._least[start] = depth + 1
-        return math.inf
-
-    def _find_next(self, state: State) -> tuple[State, ...]:
-        """Return states after one token that together lead to every end that a token leads to."""
-        found = dict[State, None]()
-        for (unit, number, after), nodes in self._crossed(state.hypotheses):
-            for group in self._effects.groups(unit, number, nodes):
-                reached = self._closed[Hypothesis(unit, group.number, after)]
-                if reached is not None:
-                    found[reached] = None
-        for each in self._specials_after(state).values():
-            if each is not None:
-                found[each] = None
-        return tuple(found)
-
 
 class TestedIndex(MachineIndex):
     """Index of a composition with a part that reads slowly: programs test the tokens that they draw by `fits`.
@@ -346,6 +302,13 @@ class TestedIndex(MachineIndex):
         except ValueError:
             return False
         return True
+
+
+def checked(state: Any) -> State:
+    """Return a state; raise a ValueError if it cannot be one of a machine."""
+    if not isinstance(state, State):
+        raise ValueError(f"{state!r} is not a state of this index, whose states come from start and advance")
+    return state
 
 
 def special_id(token: str | int, vocab: VocabularyLike) -> int:

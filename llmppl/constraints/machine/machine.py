@@ -18,6 +18,8 @@ from collections import defaultdict
 from collections.abc import Hashable, Iterable
 from typing import Any, NamedTuple, Protocol
 
+import numpy as np
+
 from llmppl.constraints.constraint import Bools, Ints
 from llmppl.constraints.vocabulary.trie_walk import Graph
 from llmppl.support.graphs import Memo
@@ -287,6 +289,23 @@ class Machine:
         return state.next_by_table[byte]
 
     @locked
+    def moves_by_table(self, state: State) -> list[tuple[Ints, State]]:
+        """Return the states after one more byte by the tables of the units, each with its bytes."""
+        classes = np.zeros(256, np.int64)
+        is_live = np.zeros(256, bool)
+        for unit, number, _ in state.hypotheses:
+            row = unit.row(number)
+            is_live |= row > 0
+            classes = np.unique(classes * (int(row.max()) + 1) + row, return_inverse=True)[1]
+        found = list[tuple[Ints, State]]()
+        for each in np.unique(classes[is_live]).tolist():
+            bytes = np.flatnonzero(classes == each)
+            after = self.step_by_table(state, int(bytes[0]))
+            if after is not None:
+                found.append((bytes, after))
+        return found
+
+    @locked
     def steps_by_specials(self, state: State) -> dict[str | int, State | None]:
         """Return the special tokens that may follow, by text or id, with the states after them."""
         items: dict[str | int, list[Item]] = defaultdict(list)
@@ -298,7 +317,8 @@ class Machine:
     @locked
     def next_bytes(self, state: State) -> bytes:
         """Return the bytes that may follow a state, ascending."""
-        return bytes(byte for byte in range(256) if self.step(state, byte) is not None)
+        found = [bytes for bytes, _ in self.moves_by_table(state)]
+        return bytes(np.unique(np.concatenate(found)).tolist()) if found else b""
 
     def accepts(self, state: State) -> bool:
         return state.accepts

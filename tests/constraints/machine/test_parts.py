@@ -27,6 +27,7 @@ from llmppl import (
     enumerate_exact,
 )
 from llmppl.constraints import Pattern, part_of
+from llmppl.constraints.machine.distances import Distances
 
 EOS_ID = 0
 
@@ -323,6 +324,6 @@ def test_compositions_with_code_plan_no_end(monkeypatch):
     """A search would read the whole vocabulary in each of its states."""
     part = " " + Pattern(r"(\w+) and \1") + JsonSchema({"enum": [1]})
     index = part.index(VOCABULARIES["bytes"])
-    monkeypatch.setattr(type(index), "_search", None)
+    monkeypatch.setattr(Distances, "_search", None)
     assert index.mask_within(index.start, 5).tolist() == index.mask(index.start).tolist()
     assert index.tokens_to_accept(index.start) == 0

@@ -201,7 +201,6 @@ def test_an_index_in_use_can_be_pickled(texts):
     states = [index.after(begun[:end]) for end in range(len(begun) + 1)]
     masks = [index.mask(state) for state in states]
     copy = pickle.loads(pickle.dumps(index))
-    assert copy.store.nbytes == 0
     for end, mask in enumerate(masks):
         np.testing.assert_array_equal(copy.mask(copy.after(begun[:end])), mask)
         np.testing.assert_array_equal(copy.allowed(copy.after(begun[:end])), np.flatnonzero(mask))
