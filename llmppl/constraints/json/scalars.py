@@ -264,54 +264,81 @@ class Quoted(Frame):
     def __init__(self, dfa: DFA | None, least: int, most: float) -> None:
         super().__init__()
         self._is_free = dfa is None
-        self._dfa = anything() if dfa is None else dfa
-        self._begin = (self._dfa.start, least, most) if dfa is None else (self._dfa.start, 0, math.inf)
+        self._dfa = dfa or anything()
+        self._begin = self._dfa.start, least, most
+        if dfa is not None:
+            self._begin = self._dfa.start, 0, math.inf
 
     def _after_character(self, key: Key, state: int) -> Key | None:
+        """Return the key after one character that leads to a state; None if it does not fit."""
         _, need, room = key
-        return (state, max(0, need - 1), room - 1) if state and room >= 1 else None
+        if not state or room < 1:
+            return None
+        return state, max(0, need - 1), room - 1
 
     def expand(self, key: Key) -> Expansion:
-        match key:
-            case "open":
-                return Expansion([(34, 34, self._begin)])
-            case "end":
-                return DONE
-            case "free", at, of:                    # in any escape
-                return Expansion([
-                    (lo, hi, of if _ESCAPES.accepts(to) else ("free", to, of)) for lo, hi, to in _ESCAPES.moves(at)
-                ])  # fmt: skip
-            case "escape", read, (state, _, _):
-                found = escapes(read, lambda byte: self._after_character(key[2], self._dfa.after(state, bytes([byte]))))
-                return Expansion([
-                    (byte, byte, ("escape", to, key[2]) if isinstance(to, str) else to) for byte, to in found
-                ])  # fmt: skip
-        return Expansion(self._inside(*key))
+        if key == "open":
+            return Expansion([(34, 34, self._begin)])
+        if key == "end":
+            return DONE
+        if key[0] == "free":
+            return Expansion(self._in_any_escape(*key[1:]))
+        if key[0] == "escape":
+            return Expansion(self._in_an_escape(*key[1:]))
+        return Expansion(self._inside(key))
 
-    def _inside(self, state: int, need: int, room: float) -> list[Move]:
+    def _in_any_escape(self, at: int, after: Key) -> list[Move]:
+        moves = list[Move]()
+        for lo, hi, to in _ESCAPES.moves(at):
+            if _ESCAPES.accepts(to):
+                moves.append((lo, hi, after))
+            else:
+                moves.append((lo, hi, ("free", to, after)))
+        return moves
+
+    def _in_an_escape(self, read: str, key: Key) -> list[Move]:
+        """Return the moves after a backslash and `read`, a part of the one spelling of a character."""
+
+        def after(byte: int) -> Key | None:
+            return self._after_character(key, self._dfa.after(key[0], bytes([byte])))
+
+        moves = list[Move]()
+        for byte, to in escapes(read, after):
+            if isinstance(to, str):
+                to = "escape", to, key
+            moves.append((byte, byte, to))
+        return moves
+
+    def _inside(self, key: Key) -> list[Move]:
+        state, need, room = key
         moves = []
         can_escape = False
         for lo, hi, to in self._dfa.moves(state):
-            is_inside = 0x80 <= lo < 0xC0           # a character
-            after = (to, need, room) if is_inside else self._after_character((state, need, room), to)
+            after: Key | None = (to, need, room)
+            is_first = not 0x80 <= lo < 0xC0        # byte of a character
+            if is_first:
+                after = self._after_character(key, to)
             if after:
-                moves += [(a, b, after) for a, b in cut(lo, hi)]
+                moves += [(first, last, after) for first, last in cut(lo, hi)]
                 can_escape |= any(lo <= byte <= hi for byte in ESCAPED)
-        if can_escape:
-            free = ("free", _ESCAPES.start, self._after_character((state, need, room), state))
-            moves.append((92, 92, free if self._is_free else ("escape", "", (state, need, room))))
+        if can_escape and self._is_free:
+            moves.append((92, 92, ("free", _ESCAPES.start, self._after_character(key, state))))
+        elif can_escape:
+            moves.append((92, 92, ("escape", "", key)))
         if not need and self._dfa.accepts(state):
             moves.append((34, 34, "end"))
         return moves
 
     def closing(self, key: Key) -> Expansion:
-        found = self.expand(key)
         if not isinstance(key[0], int):
-            return DONE if found.done else found
+            return super().closing(key)
+        found = self.expand(key)
         ends = [move for move in found.moves if move[2] == "end"]
         moves = [move for move in found.moves if isinstance(move[2][0], int)]
         if ends or self._is_free:
             return Expansion(ends or moves)
         left = bytes_left(self._dfa)
         nearer = [move for move in moves if left[move[2][0]] < left[key[0]]]
-        return Expansion(nearer) if nearer else found
+        if nearer:
+            return Expansion(nearer)
+        return found

@@ -12,6 +12,7 @@ from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import numpy.typing as npt
 
 from llmppl.constraints.automata.budget import TooLarge
 from llmppl.constraints.constraint import Bools, Ints
@@ -81,7 +82,7 @@ class FrameUnit(StateUnit):
         return self.frames.least_bytes(self.states[number], alone) + after.bytes_left(alone)
 
 
-def table(machine: Machine, limit: int) -> tuple[Ints, Bools, int]:
+def table(machine: Machine, limit: int) -> tuple[npt.NDArray[np.int32], Bools, int]:
     """Return the states of a schema's machine as a table of next states, which of them accept, and the start.
 
     Raises ValueError if they are endless, and TooLarge if they are more than `limit`.
