@@ -8,10 +8,12 @@ from typing import Any
 
 import pytest
 
+from llmppl import Vocabulary
 from llmppl.lm.engines.loading import packaged
 
 ROOT = Path(__file__).resolve().parents[2]                # of the repository
 FULL = os.environ.get("LLMPPL_FULL", "") not in ("", "0")
+BYTES = Vocabulary([*(bytes([byte]) for byte in range(256)), b""], [256])     # and an eos
 HANG = 1800                                             # seconds after which something hangs, however busy the machine
 
 

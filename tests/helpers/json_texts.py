@@ -17,8 +17,8 @@ from jsonschema_specifications import REGISTRY
 from referencing import Resource
 from referencing.jsonschema import DRAFT202012
 
+from helpers.common import BYTES
 from llmppl import JsonSchema
-from llmppl.constraints.masks.index import BYTES
 
 DEL = "\\u007F"
 NUMBER = re.compile(r"-?\d+(\.\d+)?([eE][+-]?\d+)?")

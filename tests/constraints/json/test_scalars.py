@@ -8,7 +8,7 @@ from fractions import Fraction
 from math import inf
 
 import pytest
-from helpers.common import repetitions
+from helpers.common import BYTES, repetitions
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic_core import to_json
@@ -17,7 +17,6 @@ from llmppl import JsonSchema
 from llmppl.constraints.json.scalars import MAX_DIGITS, MAX_FRACTION
 from llmppl.constraints.json.scalars import numbers as of_shape
 from llmppl.constraints.json.shapes import Number
-from llmppl.constraints.masks.index import BYTES
 
 SHAPE = re.compile(r"-?(0|[1-9][0-9]*)(\.[0-9]+)?")
 SHORT = ["".join(chars) for size in range(6) for chars in itertools.product("-0159.eE+", repeat=size)]

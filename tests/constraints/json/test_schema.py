@@ -15,7 +15,7 @@ from decimal import Decimal
 import numpy as np
 import pydantic
 import pytest
-from helpers.common import repetitions
+from helpers.common import BYTES, repetitions
 from helpers.json_suite import wants
 from helpers.json_texts import Reader
 from helpers.tiny import table_lm
@@ -24,7 +24,6 @@ from llmppl import ConstrainedText, JsonSchema, Vocabulary, enumerate_exact, imp
 from llmppl.constraints import END
 from llmppl.constraints.automata import budget
 from llmppl.constraints.json.keywords import edits
-from llmppl.constraints.masks.index import BYTES
 
 PIECES = [b'{"', b'":', b'": ', b'"}', b"12", b'"a"', b'","', b"true", b'{"a":', b"]]", b"], [", b"a", b"\xc3\xa9"]
 EOS, SPECIAL = len(PIECES) + 256, len(PIECES) + 257

@@ -15,12 +15,11 @@ import annotated_types
 import numpy as np
 import pydantic
 import pytest
-from helpers.common import repetitions
+from helpers.common import BYTES, repetitions
 from helpers.random_types import Types
 from pydantic import Discriminator, Field, Tag, TypeAdapter
 
 from llmppl import JsonSchema
-from llmppl.constraints.masks.index import BYTES
 
 
 class Color(enum.Enum):
