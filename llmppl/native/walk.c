@@ -294,13 +294,13 @@ API int32_t slice_of(const Trie *trie, const uint8_t *inside, int32_t longest, u
     return most;
 }
 
-/* Set `inside` to the bytes below 128 that lead from a state to the state where most of them lead, and `size` to their
-   number. Set `length` to the number of these bytes that may follow, whichever, at most `longest`; with `alone`, through
-   states without exits. Without DONE, `length` is the state that lacks its row. */
-API int class_of(Automaton *automaton, int32_t state, int32_t alone, int32_t longest, uint8_t *inside, int32_t *size,
+/* Set `inside` to the bytes below 128 that lead from a state to the state where most of them lead. Set `length` to the
+   number of these bytes that may follow, whichever, at most `longest`; 0 if the bytes are fewer than `least`. With
+   `alone`, states with exits do not count. Without DONE, `length` is the state that lacks its row. */
+API int class_of(Automaton *automaton, int32_t state, int32_t alone, int32_t least, int32_t longest, uint8_t *inside,
                  int32_t *length) {
-    int32_t best = 0;
-    *size = *length = 0;
+    int32_t best = 0, most = 0;
+    *length = 0;
     int status = is_ready(automaton, state);
     if (status != DONE) { *length = state; return status; }
     const int32_t *from = automaton->table + ((int64_t)state << 8);
@@ -308,8 +308,9 @@ API int class_of(Automaton *automaton, int32_t state, int32_t alone, int32_t lon
         int32_t count = 0;
         if (from[byte] <= 0 || from[byte] == best) continue;
         for (int other = 0; other < 128; other++) count += from[other] == from[byte];
-        if (count > *size) { *size = count; best = from[byte]; }
+        if (count > most) { most = count; best = from[byte]; }
     }
+    if (most < least) return DONE;
     for (int byte = 0; byte < 256; byte++) inside[byte] = byte < 128 && best && from[byte] == best;
     while (best && *length < longest) {
         int32_t next = 0;

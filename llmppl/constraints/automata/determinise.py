@@ -303,14 +303,17 @@ class Machine(Shared):
     @locked
     def _is_in_c(self) -> bool:
         """Return True if C makes the rows; this is decided before the first one."""
+        if self._rows is not None:
+            return True
         library = native.library()
-        if self._rows is None and library is not None and isinstance(self._source, Subsets) and len(self._keys) == 2:
-            if not self._ready[1]:
-                start = _states(self._source.start)
-                rows = first_rows(library, self._source.nfa, start, self._budget.left())
-                if rows is not None:
-                    self._adopt(rows)
-        return self._rows is not None
+        is_new = isinstance(self._source, Subsets) and len(self._keys) == 2 and not self._ready[1]
+        if library is None or not is_new:
+            return False
+        start = _states(self._source.start)
+        rows = first_rows(library, self._source.nfa, start, self._budget.left())
+        if rows is not None:
+            self._adopt(rows)
+        return rows is not None
 
     def _adopt(self, rows: NativeRows) -> None:
         """Replace all arrays, by one call that no interrupt divides."""

@@ -104,7 +104,7 @@ def build(index: Any, max_states: int) -> PrecomputedIndex:
     queue = [graph.number(index.start)]
     row_of = np.zeros(0, np.int32)
     for numbers, found, changes in walks(graph, index.trie, queue):
-        ids, ends, begin = index.trie.tokens_at(found.nodes, found.states, found.begin)
+        begin, ids, ends = found
         last: dict[tuple[int, bool], tuple[Ints, PackedMask]] = {}      # by size: neighbours are often equal
         for number, a, b in zip(numbers.tolist(), begin.tolist(), begin[1:].tolist(), strict=False):
             states.append(graph.state(number))

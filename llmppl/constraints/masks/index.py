@@ -33,7 +33,6 @@ from llmppl.constraints.constraint import (
 )
 from llmppl.constraints.masks.distances import PrecomputedIndex, SearchDistances, TableDistances, build
 from llmppl.constraints.masks.mask_store import MaskStore, PackedMask
-from llmppl.constraints.masks.self_loops import Loops
 from llmppl.constraints.vocabulary.native_walk import beside_of, native_trie
 from llmppl.constraints.vocabulary.trie import trie_of
 from llmppl.constraints.vocabulary.trie_walk import MemoGraph, TableGraph, walk_state
@@ -130,15 +129,13 @@ class TokenIndex(Index):
         _check_spellable(self)
 
     def _begin(self) -> None:
-        """Make the graph of the recognizer, its distances, and its loops."""
+        """Make the graph of the recognizer, and its distances."""
         self.graph: TableGraph | MemoGraph
         self._distances: Any
-        self._loops: Loops | None = None
         if isinstance(self.recognizer, TabledRecognizer):
             self.graph = TableGraph(self.recognizer)
             beside_of(self.graph)
             self._distances = TableDistances(self._lock)
-            self._loops = Loops(self.graph, self.trie)
         else:
             self.graph = MemoGraph(self.recognizer)
             self._distances = SearchDistances(self._lock)
@@ -276,10 +273,9 @@ class TokenIndex(Index):
         number = self.graph.number(state)
         beside = beside_of(self.graph)
         if trie is not None and beside is not None:
-            found = trie.mask(beside, number)
-            return self.store.of_mask(found[0], accepts, found[1])
-        mask = None if self._loops is None else self._loops.mask(state, self.mask)
-        return self.store.of_ids(self.walk(state)[0], accepts) if mask is None else self.store.of_mask(mask, accepts)
+            mask, ids, _ = trie.mask(beside, number)
+            return self.store.of_walk(mask, ids, accepts)
+        return self.store.of_ids(self.walk(state)[0], accepts)
 
     @locked
     def _find_within(self, key: tuple[State, float]) -> PackedMask:

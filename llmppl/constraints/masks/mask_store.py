@@ -62,17 +62,21 @@ class MaskStore:
         mask[ids] = True
         return self._of_mask(np.packbits(mask).tobytes(), mask)
 
-    def of_mask(self, mask: Bools, accepts: bool, ids: Ints | None = None) -> PackedMask:
-        """Return the mask of an array, which is changed at eos and kept. `ids` are those of its tokens, if known."""
+    def of_mask(self, mask: Bools, accepts: bool) -> PackedMask:
+        """Return the mask of an array, which is changed at eos and kept."""
         mask[self.eos] = accepts
-        if ids is None:
-            if np.count_nonzero(mask) * 32 < self.size:
-                ids = np.flatnonzero(mask).astype(np.int32)
-        elif accepts:
-            ids = np.concatenate([ids, self.eos])
-        if ids is not None and ids.size * 32 < self.size:
-            return self._of_mask(np.sort(ids).tobytes(), mask)
+        if np.count_nonzero(mask) * 32 < self.size:
+            return self._of_key(np.flatnonzero(mask).astype(np.int32).tobytes())
         return self._of_mask(np.packbits(mask).tobytes(), mask)
+
+    def of_walk(self, mask: Bools, ids: Ints | None, accepts: bool) -> PackedMask:
+        """Return the same. `ids` are those of the mask without eos; None if they are one in 32 tokens, or more."""
+        mask[self.eos] = accepts
+        if ids is not None and accepts:
+            ids = np.concatenate([ids, self.eos])
+        if ids is None or ids.size * 32 >= self.size:
+            return self._of_mask(np.packbits(mask).tobytes(), mask)
+        return self._of_mask(np.sort(ids).tobytes(), mask)
 
     def of_bits(self, bits: bytes, accepts: bool) -> PackedMask:
         """Return the mask of some bits, in which eos is not set yet."""

@@ -21,7 +21,7 @@ from llmppl.constraints.vocabulary.trie import Ids, Trie
 Bytes = npt.NDArray[np.uint8]
 ROOT = np.array([-1], np.int32)
 LONGEST = 24  # bytes of a token in a slice
-LEAST = 16  # bytes of a class that has a slice
+LEAST = 24  # bytes of a class that has a slice
 LEAST_NODES = 2000  # of a trie with slices
 MAX_SLICES = 16  # that are kept
 MAX_EXITS = 4096  # that one call lists
@@ -100,6 +100,7 @@ class Slice(NamedTuple):
     mask: Bools
     jump: Ids
     longest: int
+    size: int  # number of the tokens
 
 
 class Found(NamedTuple):
@@ -167,7 +168,7 @@ class NativeTrie:
         walk.num_roots = len(roots)
         walk.start = start
         walk.max_ids = self._size if mask is None else self._size // FEW
-        walk.num_ids = 0 if known is None else self._size + 1  # too many to list
+        walk.num_ids = 0 if known is None else known.size
         walk.num_exits = walk.root = 0
         walk.node = -2
         parts = []
@@ -187,21 +188,18 @@ class NativeTrie:
             parts[0] if len(parts) == 1 else Found(*map(np.concatenate, zip(*parts, strict=True)))
         )
 
-    def _slice_at(self, beside: Beside, start: int, alone: bool) -> Slice | None:
+    def _slice_at(self, beside: Beside, start: int, with_exits: bool) -> Slice | None:
         """Return the slice that a state takes whole, if its class was met before: for one use, a walk is faster."""
         inside = np.empty(256, np.uint8)
         at = native.address(inside)
-        size = ctypes.c_int32()
         length = ctypes.c_int32()
         status = None
         while status != native.DONE:
-            automaton = ctypes.byref(beside.arrays)
-            status = self._library.class_of(
-                automaton, start, alone, LONGEST, at, ctypes.byref(size), ctypes.byref(length)
-            )
+            arguments = (start, with_exits, LEAST, LONGEST, at, ctypes.byref(length))
+            status = self._library.class_of(ctypes.byref(beside.arrays), *arguments)
             if status != native.DONE:
                 beside.provide(status, length.value, 0)
-        if size.value < LEAST or length.value < 2:
+        if length.value < 2:
             return None
         key = inside.tobytes()
         if key not in self._slices:
@@ -212,7 +210,7 @@ class NativeTrie:
         found = self._slices[key]
         if found is None:
             found = self._slices[key] = self._new_slice(inside)
-        return found if found.longest <= length.value else None
+        return found if found.longest <= length.value and found.size > self._size // FEW else None
 
     def _new_slice(self, inside: Bytes) -> Slice:
         mask = np.zeros(self._size, bool)
@@ -222,7 +220,7 @@ class NativeTrie:
         longest = self._library.slice_of(
             ctypes.byref(self._arrays), places[0], LONGEST, *places[1:]
         )
-        return Slice(mask, jump, longest)
+        return Slice(mask, jump, longest, int(np.count_nonzero(mask)))
 
 
 class _Walk(native.Walk):

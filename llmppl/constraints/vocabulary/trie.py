@@ -21,8 +21,6 @@ from llmppl.support.shared import Shared
 
 Ids = npt.NDArray[np.int32]
 
-NARROW = 40                                         # levels of at most so many nodes are read node by node
-
 
 class Trie(Shared):
     """Trie of the bytes of a vocabulary's tokens.
@@ -79,7 +77,7 @@ class Trie(Shared):
             self.num_children[a:b] = np.bincount(parent, minlength=b - a)
         self.first_child = cuts[1] + np.cumsum(self.num_children) - self.num_children
         self.first_child[-1] = 0
-        self.loops: dict[Any, Any] = {}             # memo of `llmppl.constraints.masks.self_loops`
+        self.loops: dict[Any, Any] = {}             # memos of those who read the trie
 
     def __getstate__(self) -> dict[str, Any]:       # memoryviews cannot be pickled, and loops are found again
         return {name: value for name, value in self.__dict__.items() if name != "views"} | {"loops": {}}
@@ -128,26 +126,6 @@ class Trie(Shared):
         return below
 
     @cached_property
-    def num_broad(self) -> int:
-        """Number of levels down to the last one with more than NARROW nodes."""
-        return 1 + max((level for level, (a, b) in enumerate(self.levels) if b - a > NARROW), default=-1)
-
-    @cached_property
-    def narrow(self) -> list[tuple[int, int]]:
-        """Place of the parent and byte of every node below the first `num_broad` levels, by place."""
-        begin = self.levels[self.num_broad - 1][1] if self.num_broad else 0
-        return list(zip(self.parent[begin:].tolist(), self.bytes[begin:].tolist(), strict=True))
-
-    @cached_property
-    def ends(self) -> Ints:
-        """Nodes that end a token, ascending."""
-        return np.flatnonzero(np.diff(self.first))
-
-    @cached_property
-    def place_of_ends(self) -> Ints:
-        return self.place[self.ends]
-
-    @cached_property
     def views(self) -> tuple[bytes, memoryview, memoryview, memoryview]:
         """Views of `bytes`, `first_child`, `num_children` and `below` with the root, for fast access."""
         below = np.append(self.below, len(self))
@@ -170,7 +148,7 @@ class Trie(Shared):
     def _token_at(self) -> Ids:
         """Token that ends at each place, -1 if none does: (n + 1,). Valid only if no two tokens are equal."""
         found = np.full(len(self) + 1, -1, np.int32)
-        found[self.place_of_ends] = self.order
+        found[self.place[np.flatnonzero(np.diff(self.first))]] = self.order
         return found
 
     def tokens_ending(self, places: Ints, values: Ints) -> tuple[Ids, Ids]:

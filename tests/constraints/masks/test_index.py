@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 import regex
 from helpers.common import ROOT, repetitions, slow
+from helpers.in_c import ends_of
 from helpers.machines import ALPHABET, PIECES, Machine, brute_force, explore, machines, read, vocabularies
 from hypothesis import given
 from hypothesis import strategies as st
@@ -23,7 +24,6 @@ from llmppl.constraints import END, Grammar, JsonSchema, Regex, TabledRecognizer
 from llmppl.constraints.lark.grammar import GrammarIndex
 from llmppl.constraints.masks import distances, mask_store
 from llmppl.constraints.masks import index as index_module
-from llmppl.constraints.vocabulary import trie as trie_module
 from llmppl.constraints.vocabulary import trie_walk
 from llmppl.constraints.vocabulary.trie import Trie
 
@@ -82,26 +82,13 @@ def algorithm_4(recognizer, vocab):
     return sigma
 
 
-WAYS = {                                            # of walks: which are wide, and which levels are narrow
-    "node by node": ((2, 2), 0),
-    "whole levels": ((0, 0), 0),
-    "whole levels, the last node by node": ((0, 0), 1 << 20),
-    "as they come": (trie_walk.WIDE, 5),
-    "in C": (trie_walk.WIDE, 5),
-}
-
-
-@pytest.fixture(params=WAYS)
+@pytest.fixture(params=["native", "numpy"])
 def walk(request, monkeypatch):
-    """Run the test with each kind of walk, whatever the index would choose."""
-    wide, narrow = WAYS[request.param]
-    monkeypatch.setattr(trie_walk, "WIDE", wide)
-    monkeypatch.setattr(trie_module, "NARROW", narrow)
-    if request.param != "in C":
+    """Run the test with walks in C, and in numpy."""
+    if request.param == "numpy":
         monkeypatch.setenv("LLMPPL_NATIVE", "0")
     elif native.library() is None:
         pytest.skip("no C compiler")
-    return request.param
 
 
 @pytest.mark.parametrize("generic", [False, True])
@@ -150,10 +137,8 @@ def test_the_whole_index_agrees_with_the_papers_algorithm(walk, generic):
 
 def test_all_walks_number_the_rows_the_same_way(monkeypatch):
     found = []
-    for (wide, narrow), chunk, many in itertools.product(WAYS.values(), (1 << 20, 30), (1 << 20, 50)):
-        monkeypatch.setattr(trie_walk, "WIDE", wide)
-        monkeypatch.setattr(trie_walk, "MANY", many)
-        monkeypatch.setattr(trie_module, "NARROW", narrow)
+    for is_native, chunk in itertools.product("10", (1 << 20, 30)):
+        monkeypatch.setenv("LLMPPL_NATIVE", is_native)
         monkeypatch.setattr(distances, "CHUNK", chunk)
         vocab = Vocabulary([bytes([i]) for i in range(97, 123)] + [b"ab", b"cd", b"abc"], ())
         whole = TokenIndex(Regex("(ab|[a-m]c|[c-z]*d){3}"), vocab).build_all()
@@ -167,49 +152,26 @@ class OnDemand:
 
     def __init__(self, full):
         self.full, self.table, self.ready = full, np.full_like(full, -1), np.ones(len(full), bool)
+        self.has_exits = None
 
     def fill(self, number, bytes):
         self.table[number, bytes] = self.full[number, bytes]
 
 
 @pytest.mark.parametrize("seed", range(5))
-def test_walks_from_many_states_and_nodes_agree_with_a_plain_walk(walk, seed):
+def test_walks_from_many_states_agree_with_tokens_read_one_by_one(walk, seed):
     rng = np.random.default_rng(seed)
     tokens = [bytes(rng.integers(97, 101, rng.integers(1, 6)).tolist()) for _ in range(200)]
     trie = Trie(tokens)
     full = rng.integers(0, 6, (6, 256)).astype(np.int32)
     full[0] = 0
-    starts, above = rng.integers(1, 6, 20), np.append(-1, rng.integers(0, len(trie), 19))
-    spelled = {node: token for token in map(bytes, tokens) for node in [node_of(trie, token)]}
-    expected = []
-    for start, top in zip(starts.tolist(), above.tolist(), strict=True):
-        state_at, ends = {top: start}, []
-        for node in range(top + 1, int(trie.skip[top])):
-            parent = int(trie.nodes[trie.parent[trie.place[node]]]) if trie.depth[node] else -1
-            if parent not in state_at:
-                continue
-            entry = int(full[state_at[parent], trie.byte[node]])
-            if entry:
-                state_at[node] = entry
-                ends += [(node, state_at[node])] if node in spelled else []
-        expected.append(ends)
-    found = trie_walk.walk(OnDemand(full), trie, starts, above)
-    pairs = list(zip(found.nodes.tolist(), found.states.tolist(), strict=True))
-    assert [pairs[a:b] for a, b in itertools.pairwise(found.begin.tolist())] == expected
+    starts = rng.integers(1, 6, 20)
+    found = trie_walk.walk(OnDemand(full), trie, starts)
+    pairs = list(zip(found.ids.tolist(), found.states.tolist(), strict=True))
+    for start, (a, b) in zip(starts.tolist(), itertools.pairwise(found.begin.tolist()), strict=True):
+        ends = [(id, ends_of(full, start, tokens[id])) for id in trie.order.tolist()]
+        assert pairs[a:b] == [(id, end) for id, end in ends if end]
 
-
-def test_walks_of_any_number_are_split_into_turns(monkeypatch):
-    monkeypatch.setattr(trie_walk, "MANY", 1)                    # one walk at once, of 2,000
-    index = TokenIndex(Regex("[a-z]*"), Vocabulary([bytes([i]) for i in range(97, 123)] + [b"ab", b"abc"], ()))
-    rows = [trie_walk.walk(index.graph, index.trie, np.full(n, index.graph.number(index.start))) for n in (1, 2000)]
-    assert rows[1].nodes.tolist() == rows[0].nodes.tolist() * 2000
-    assert rows[0].nodes.size == 28
-
-
-def node_of(trie, token):
-    """Return the node at which a token ends."""
-    at = next(i for i, id in enumerate(trie.order) if trie.tokens[id] == token)
-    return int(np.searchsorted(trie.first[1:], at, "right"))
 
 
 def test_example_1_of_willard_and_louf(walk):
@@ -587,8 +549,8 @@ def check_random_walks(vocab, monkeypatch, states, seed=0):
     """Check masks of states on random walks with many short tokens, which end inside characters."""
     rng = random.Random(seed)
     for pattern in PATTERNS:
-        ways = {wide: TokenIndex(Regex(pattern), vocab) for wide in ((2, 2), (0, 0), trie_walk.WIDE)}
-        index = ways[2, 2]
+        ways = {is_native: TokenIndex(Regex(pattern), vocab) for is_native in "10"}
+        index = ways["1"]
         checked, paths = set(), 0
         while len(checked) < states and paths < 2 * states:
             state, text, paths = index.start, b"", paths + 1
@@ -598,8 +560,8 @@ def check_random_walks(vocab, monkeypatch, states, seed=0):
                     expected = brute_force(index.recognizer, vocab, state)
                     if pattern in KNOWN_TO_REGEX and len(checked) % 2 == 0:     # it is slow
                         np.testing.assert_array_equal(expected, matched_in_part(pattern, vocab, text))
-                    for wide, each in ways.items():
-                        monkeypatch.setattr(trie_walk, "WIDE", wide)
+                    for is_native, each in ways.items():
+                        monkeypatch.setenv("LLMPPL_NATIVE", is_native)
                         np.testing.assert_array_equal(each.mask(each.after(text)), expected)
                 ids = index.allowed(state).tolist()
                 short = [id for id in ids if len(vocab.tokens[id]) == 1]
