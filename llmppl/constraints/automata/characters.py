@@ -47,15 +47,19 @@ def points(chars: Iterable[str]) -> Ranges:
 
 
 def _characters_of(*planes: int) -> str:
-    """Return all code points of some planes (65,536 code points each)."""
+    """Return all code points of some planes (65,536 code points each), with NUL for surrogates, which have no class."""
     codes = np.concatenate([np.arange(65536, dtype="<u4") + 65536 * plane for plane in planes])
-    return codes.tobytes().decode("utf-32-le", "surrogatepass")
+    codes[(codes >= 0xD800) & (codes < 0xE000)] = 0
+    return codes.tobytes().decode("utf-32-le")
+
+
+PLANES = {"s": 1, "d": 2, "w": 4}                   # whose characters may be in a class
 
 
 @cache
 def category(letter: str, ascii_only: bool) -> Ranges:
     """Return the code points of `\\w`, `\\d` or `\\s`."""
-    found = re.finditer(rf"\{letter}+", _characters_of(*range(4)), re.ASCII if ascii_only else 0)
+    found = re.finditer(rf"\{letter}+", _characters_of(*range(PLANES[letter])), re.ASCII if ascii_only else 0)
     return tuple((run.start(), run.end() - 1) for run in found)
 
 

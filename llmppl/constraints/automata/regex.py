@@ -39,7 +39,7 @@ op: Any = import_module("re._constants")
 NOTHING, NEWLINE = Ranges(), ((10, 10),)            # characters
 MARK = 0xFF                                         # stands for `\b` until it is read away
 MARK_READ: Fragment = (((MARK, MARK, -1),),)
-WORDS = re.compile(r"[\w ]+(?:\|[\w ]+){7,}")       # read as a list of strings, which is faster
+WORDS = re.compile(r"(\((?:\?:)?)?([\w ]+(?:\|[\w ]+){7,})(?(1)\))")      # read as a list of strings, which is faster
 ITEM_STEPS, INTERSECTION_STEPS = 20, 20_000         # that building a copy of an item, or an intersection, costs
 MAX_AROUND = 40                                     # characters of a pattern shown on either side of an error
 
@@ -68,8 +68,11 @@ class Regex(DFA):
 
     def __init__(self, pattern: str, flags: int = 0) -> None:
         self.pattern, self.flags = pattern, int(flags)
-        if not flags and isinstance(pattern, str) and WORDS.fullmatch(pattern):
-            self._fix(*automaton_of(pattern.split("|")))
+        words = None
+        if not flags and isinstance(pattern, str):
+            words = WORDS.fullmatch(pattern)
+        if words is not None:
+            self._fix(*automaton_of(words[2].split("|")))
             return
         super().__init__(parse(pattern, flags, to_end=True))
 

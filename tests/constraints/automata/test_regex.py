@@ -456,3 +456,14 @@ def test_a_regex_distinguishes_a_thousand_words():
     assert set(dfa.enumerate()) == words
     assert dfa.equivalent(DFA.from_strings(words))
     assert set(Regex("|".join(words), re.I).enumerate()) >= words
+
+
+@pytest.mark.parametrize("form", ["{}", "({})", "(?:{})", "({}", "{})"])
+def test_lists_of_words_are_read_as_re_reads_them(form):
+    words = ["ab", "a", "b a", "ba", "aab", "abc", "bb", "b1"]
+    pattern = form.format("|".join(words))
+    if pattern.count("(") != pattern.count(")"):
+        with pytest.raises(ValueError, match="error in regex"):
+            Regex(pattern)
+    else:
+        agree(pattern, [*WORDS, *words, "b1b", ""])
