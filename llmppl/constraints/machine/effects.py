@@ -6,6 +6,7 @@ the node where it crossed, in the unit that follows. So the same effects serve a
 
 from __future__ import annotations
 
+import re
 from collections import defaultdict
 from typing import NamedTuple
 
@@ -41,7 +42,7 @@ class Group(NamedTuple):
 
 
 class Effects:
-    """Effects over one vocabulary."""
+    """Effects over one vocabulary. `matching[pattern]` are the tokens in which a pattern is found."""
 
     def __init__(self, trie: Trie) -> None:
         self.trie = trie
@@ -49,6 +50,11 @@ class Effects:
         self.store = MaskStore(len(trie.tokens), np.zeros(0, np.int32), LOCK)
         self._effects: Memo[tuple[Unit, int, bytes], Effect] = Memo(self._find)
         self._groups: Memo[tuple[Unit, int, bytes], list[Group]] = Memo(self._find_groups, MAX_GROUPED)
+
+        self.matching: Memo[re.Pattern[bytes], list[int]] = Memo(self._find_matching)
+
+    def _find_matching(self, pattern: re.Pattern[bytes]) -> list[int]:
+        return [token for token, data in enumerate(self.trie.tokens) if pattern.search(data)]
 
     def of(self, unit: Unit, number: int, nodes: bytes) -> Effect:
         """Return the effect of a state of a unit on the tokens below some nodes."""

@@ -61,7 +61,6 @@ class MachineIndex(Index):
         self._masks: Memo[Any, PackedMask] = Memo(self._find, MAX_MASKS)
         self._within: Memo[tuple[Any, float], PackedMask] = Memo(self._find_within, MAX_MASKS)
         self._steps: Memo[tuple[Any, int], Any] = Memo(self._advance, MAX_STEPS)
-        self._matching: Memo[re.Pattern[bytes], list[int]] = Memo(self._find_matching)
         self._closed: Memo[Hypothesis, State | None] = Memo(lambda each: self.recognizer.closed([each]), MAX_STEPS)
         self._distances = Distances(self.recognizer, self.trie, self._states_after_specials)
         self.start: Any = self.recognizer.start
@@ -168,9 +167,6 @@ class MachineIndex(Index):
 
     # ---- masks
 
-    def _find_matching(self, pattern: re.Pattern[bytes]) -> list[int]:
-        return [token for token, data in enumerate(self.trie.tokens) if pattern.search(data)]
-
     def _unpacked(self, found: PackedMask) -> Bools:
         mask = found.mask  # read once: another thread may drop it
         if mask is None:
@@ -257,7 +253,7 @@ class MachineIndex(Index):
         """Return the tokens of a mask that must be read byte by byte, since a unit remembers more than its table."""
         found = list[int]()
         for pattern in patterns:
-            found += [token for token in self._matching[pattern] if mask[token]]
+            found += [token for token in self._effects.matching[pattern] if mask[token]]
         return found
 
     def _after_token(self, state: State, token: int) -> State | None:
