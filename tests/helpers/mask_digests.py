@@ -18,7 +18,9 @@ def digest(index) -> str:
         for _ in range(STEPS):
             mask = index.mask(state)
             found.update(np.packbits(mask).tobytes() + bytes([index.accepts(state)]))
-            allowed = [token for token in np.flatnonzero(mask).tolist() if index.vocab.tokens[token]]
+            allowed = [
+                token for token in np.flatnonzero(mask).tolist() if index.vocab.tokens[token]
+            ]
             if not allowed:
                 break
             state = index.advance(state, rng.choice(allowed))
