@@ -16,6 +16,8 @@ from collections.abc import Iterable
 from functools import lru_cache
 from typing import Any, NamedTuple
 
+import numpy as np
+
 from llmppl.constraints.automata.dfa import DFA
 from llmppl.constraints.automata.regex import Regex
 from llmppl.constraints.json.shapes import Lazy
@@ -182,8 +184,9 @@ class Whitespace:
     """Whitespace between tokens, which may be left out; states are those of a DFA, or 0. ValueError if it is none."""
 
     def __init__(self, pattern: str) -> None:
-        self._dfa = Regex(pattern)
-        if not (self._dfa - Regex(r"[ \t\n\r]*")).is_empty():
+        self._dfa = Regex(pattern).explore()
+        others = np.delete(self._dfa.table, [*b" \t\n\r"], axis=1)
+        if others.any():
             raise ValueError(f"whitespace={pattern!r} matches other characters than JSON's; {BLANK!r} would work")
         self.moves = Memo[int, list[tuple[int, int, int]]](lambda state: self._dfa.moves(state or self._dfa.start))
 

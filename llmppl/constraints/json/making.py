@@ -27,6 +27,7 @@ from llmppl.constraints.json.shapes import (
 )
 from llmppl.support.graphs import Memo
 
+PLAIN = [String(), Number(), Number(integer=True)]      # without bounds
 MAX_PATH = 2_000                                    # bytes and values of a way to an end
 UNASSIGNED = b"\xf1\xf2\xf4"                        # first bytes of planes without characters
 # bytes of JSON texts, but for planes of Unicode without characters, which tokenizers leave out
@@ -64,7 +65,8 @@ class Frames:
     def _is_live(self, shape: Shape) -> bool:
         if isinstance(shape, Choice):
             return any(map(self._is_live, shape.options))
-        return isinstance(shape, Constants) or self._frame(shape) is not None
+        is_surely_live = isinstance(shape, Constants) or shape in PLAIN
+        return is_surely_live or self._frame(shape) is not None
 
     def _frame(self, shape: Shape) -> Frame | None:
         """Return the frame of a shape; None if it has no instances."""

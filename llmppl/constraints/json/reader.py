@@ -293,7 +293,8 @@ class Reader:
         for keys in LARGE:
             shape = reduce(intersect, _plain(kind, schema), whole)
             try:
-                automaton(shape)
+                if shape != whole:
+                    automaton(shape)
                 break
             except ValueError:                      # too large
                 for key in [key for key in keys.split() if key in schema and PLAIN[key][0] == kind]:
@@ -306,7 +307,7 @@ class Reader:
     def _checked(self, schema: Any, place: Place) -> Any:
         """Return the keywords of a string, without a pattern or format that no shape holds."""
         try:
-            is_large = isinstance(matcher(schema.get("pattern", "")), Backtracking)
+            is_large = "pattern" in schema and isinstance(matcher(schema["pattern"]), Backtracking)
         except ValueError as error:
             raise ValueError(f"JSON schema at {place.pointer}, 'pattern': {error}") from None
         if is_large:
@@ -314,8 +315,9 @@ class Reader:
             schema = {key: value for key, value in schema.items() if key != "pattern"}
         if schema.get("format") == "regex":
             self._leave_out(place, "format")
-        is_known = format_language(schema.get("format", "date")) is not None
-        return {key: value for key, value in schema.items() if is_known or key != "format"}
+        if "format" in schema and format_language(schema["format"]) is None:
+            schema = {key: value for key, value in schema.items() if key != "format"}
+        return schema
 
     def _array(self, schema: Any, place: Place) -> Shape:
         first = "prefixItems"
@@ -355,7 +357,8 @@ class Reader:
         additional = self._others(schema, "additionalProperties", "unevaluatedProperties", place)
         others = shapes.Others(tuple(patterns), additional)
         try:
-            classes(names, tuple(pattern for pattern, _ in patterns))
+            if patterns:
+                classes(names, tuple(pattern for pattern, _ in patterns))
             free = shapes.Others(tuple(patterns), shapes.EVERY)
             listed = {name: shapes.both(part, free.of_name(name)) for name, part in named}
         except ValueError as error:                 # wrong or too large

@@ -66,7 +66,7 @@ class MachineIndex(Index):
         self.start: Any = self.recognizer.start
         if self.start is None:
             raise ValueError(f"{self.name} accepts no string at all: widen it, or drop one of its parts")
-        if not part.is_opaque and not self._has_end():
+        if not part.is_opaque and not self.trie.complete and not self._has_end():
             where = ""
             if not self.mask(self.start).any():
                 where = f": no token fits where {self.expected(self.start)}"
