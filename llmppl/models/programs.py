@@ -272,6 +272,7 @@ class ConstrainedText(Program):
         self.state = guide.start
         if self.index is not None:
             _warn_of_seam(self.context, guide)
+            _warn_of_names(lm.vocab, constraint)
         self.must_end_by = guide.must_end_by
         if self.must_end_by < self.min_tokens:
             raise ValueError(f"min_tokens={self.min_tokens}, and the text must end within {guide.bound}")
@@ -381,6 +382,15 @@ def _warn_of_seam(prompt: Context, guide: Guide) -> None:
             f"the texts of {guide.name} go on inside the last word of the prompt, as in "
             f"{word[-20:] + chr(first[0])!r}: begin them with a blank, unless that is meant"
         )
+
+
+def _warn_of_names(vocab: Vocabulary, constraint: Any) -> None:
+    """Warn if a literal text of a constraint has the name of a special token."""
+    texts = getattr(constraint, "literals", [])
+    for name in vocab.special_texts.values():
+        if any(name in text for text in texts):
+            ordinary = f"the literal text {name!r} is spelled with ordinary tokens"
+            warn(f"{ordinary}: Special({name!r}) of llmppl.constraints is the special token")
 
 
 def short_words(vocab: Vocabulary, max_letters: int) -> Callable[[str], Mask]:

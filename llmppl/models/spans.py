@@ -146,6 +146,8 @@ class Guide(Shared):
         if strings is not None:
             name = f"the list {[*strings]}"
             short = f"the list of {len(strings)} strings"
+        if getattr(made_from, "literals", ()) or getattr(made_from, "special_tokens", ()):
+            short = arguments.shown(made_from, MAX_NAME)    # the name of its class says nothing
         return short if len(name) > MAX_NAME or name.startswith("<") else name
 
     @property

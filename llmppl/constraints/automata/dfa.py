@@ -306,6 +306,12 @@ class DFA(Machine, Part):
         return () if self.composition is None or self.reads_text else (self.composition,)
 
     @property
+    def literals(self) -> list[str]:
+        if self.composition is None:
+            return []
+        return self.composition.literals
+
+    @property
     def as_dfa(self) -> DFA:
         return self
 

@@ -7,6 +7,7 @@ an end, or else by a search.
 
 from __future__ import annotations
 
+import difflib
 import math
 import re
 from collections.abc import Iterable, Iterator, Sequence
@@ -315,7 +316,11 @@ def special_id(token: str | int, vocab: VocabularyLike) -> int:
     for id, text in texts.items():
         if text == token:
             return int(id)
+    unknown = f"Special({token!r}) is no special token of {vocab!r}"
+    close = difflib.get_close_matches(str(token), texts.values(), 1)
+    if close:
+        raise ValueError(f"{unknown}: did you mean {close[0]!r}?")
     some = [f"{id} ({text!r})" for id, text in sorted(texts.items())[:MAX_SHOWN]]
     if not some:
         some = [str(id) for id in sorted(without_bytes(vocab))[:MAX_SHOWN]]
-    raise ValueError(f"Special({token!r}) is no special token of {vocab!r}; its first ones are {', '.join(some)}")
+    raise ValueError(f"{unknown}; its first ones are {', '.join(some)}")

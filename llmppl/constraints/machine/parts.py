@@ -92,6 +92,11 @@ class Part(Shared):
         return [token for part in self.inner_parts for token in part.special_tokens]
 
     @property
+    def literals(self) -> list[str]:
+        """Literal texts in a composition."""
+        return [text for part in self.inner_parts for text in part.literals]
+
+    @property
     def is_void(self) -> bool:
         """True if there are no texts, as far as that is known."""
         return any(part.is_void for part in self.inner_parts)
@@ -271,6 +276,10 @@ class Literal(Part):
         return self._automaton.least_bytes(alone)  # type: ignore[no-any-return]
 
     @property
+    def literals(self) -> list[str]:
+        return [self.text]
+
+    @property
     def as_dfa(self) -> Any:
         return self._automaton
 
@@ -322,6 +331,8 @@ class Special(Part):
         is_id = isinstance(token, int) and not isinstance(token, bool) and token >= 0
         if not is_id and not (isinstance(token, str) and token):
             raise TypeError(f"Special takes the text of a special token, or its id, not {arguments.shown(token)}")
+        if is_id:
+            token = int(token)  # a Token has a repr of its own
         self.token = token
         self._unit = TokenUnit(token)
 

@@ -3,6 +3,7 @@
 import copy
 import itertools
 import pickle
+import warnings
 
 import numpy as np
 import pytest
@@ -15,6 +16,7 @@ from llmppl import (
     JsonSchema,
     Model,
     Regex,
+    Rule,
     Vocabulary,
     enumerate_exact,
     smc_steer,
@@ -109,6 +111,39 @@ def test_an_unknown_special_token_is_refused_by_name(token):
         match=r"is no special token of .*; its first ones are 0 \('<end>'\), 1 \('<tool>'\)",
     ):
         ("a" + Special(token)).index(VOCAB)
+
+
+def test_the_error_of_a_misspelt_special_token_names_the_nearest_one():
+    with pytest.raises(ValueError, match=r"Special\('<tools>'\) is no .*: did you mean '<tool>'\?"):
+        ("a" + Special("<tools>")).index(VOCAB)
+
+
+def test_a_token_is_an_id():
+    assert repr(Special(VOCAB[TOOL])) == "Special(1)"
+
+
+@pytest.mark.parametrize("part", [
+    Regex(" [a-z]+") + "<|endoftext|>",                           # an automaton
+    " a" + JsonSchema({"const": 1}) + "<|endoftext|>.",
+])  # fmt: skip
+def test_a_literal_name_of_a_special_token_is_a_warning(embedded, part):
+    with pytest.warns(UserWarning, match=r"'<\|endoftext\|>' is spelled .*: Special\('<\|endoft"):
+        ConstrainedText(embedded, "Once", part)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        ConstrainedText(embedded, "Once", " a <b>" + Special("<|endoftext|>"))
+
+
+def test_errors_show_a_long_composition_and_not_its_class(embedded):
+    part = "." + (Special("<|endoftext|>") | Regex(" [A-Z][a-z]{1,9} [a-z]{1,9}")) + Special(0)
+    with pytest.raises(ValueError, match=r"write both alike"):
+        part.index(embedded.vocab)
+    part = "Q" + (Special("<|endoftext|>") | Regex(" [A-Z][a-z]{1,9} [a-z]{1,9}")) + "~"
+    program = ConstrainedText(embedded, "Once", part, rule=Rule(top_k=1))
+    with pytest.raises(
+        ValueError, match=r"no token allowed by 'Q' \+ \(Special\('<\|endof.*\.\.\."
+    ):
+        assert smc_steer(program, N=2, K=1, seed=0).best
 
 
 def test_a_text_ends_at_an_eos_where_it_may_end():
