@@ -296,7 +296,8 @@ API int32_t slice_of(const Trie *trie, const uint8_t *inside, int32_t longest, u
 
 /* Set `inside` to the bytes below 128 that lead from a state to the state where most of them lead. Set `length` to the
    number of these bytes that may follow, whichever, at most `longest`; 0 if the bytes are fewer than `least`. With
-   `alone`, states with exits do not count. Without DONE, `length` is the state that lacks its row. */
+   `alone`, states with exits do not count. Without DONE, `length` is the state that lacks its row
+   or its exits. */
 API int class_of(Automaton *automaton, int32_t state, int32_t alone, int32_t least, int32_t longest, uint8_t *inside,
                  int32_t *length) {
     int32_t best = 0, most = 0;
@@ -306,7 +307,8 @@ API int class_of(Automaton *automaton, int32_t state, int32_t alone, int32_t lea
     const int32_t *from = automaton->table + ((int64_t)state << 8);
     for (int byte = 33; byte < 127; byte += 5) {        /* a sample */
         int32_t count = 0;
-        if (from[byte] <= 0 || from[byte] == best) continue;
+        if (from[byte] < 0) { *length = state; return ROW; }
+        if (!from[byte] || from[byte] == best) continue;
         for (int other = 0; other < 128; other++) count += from[other] == from[byte];
         if (count > most) { most = count; best = from[byte]; }
     }
@@ -319,10 +321,13 @@ API int class_of(Automaton *automaton, int32_t state, int32_t alone, int32_t lea
         from = automaton->table + ((int64_t)state << 8);
         for (int byte = 0; byte < 128 && next >= 0; byte++) {
             if (!inside[byte]) continue;
+            if (from[byte] < 0) { *length = state; return ROW; }
             if (!next) next = from[byte];
             if (!next || from[byte] != next) next = -1;
         }
-        if (next <= 0 || next >= automaton->num_states || (alone && automaton->exits[next])) break;
+        if (next <= 0 || next >= automaton->num_states) break;
+        if (alone && automaton->exits[next] == 2) { *length = next; return EXITS; }
+        if (alone && automaton->exits[next]) break;
         *length = next == state ? longest : *length + 1;
         state = next;
     }

@@ -73,7 +73,9 @@ class Effects:
         beside = beside_of(unit)
         if in_c is not None and beside is not None and unit.is_always_viable and nodes == self.root:
             mask, ids, found = in_c.mask(beside, number, with_exits=True)
-            return Effect(self.store.of_walk(mask, ids, False), exits_of(unit, found))
+            if ids is None:
+                return Effect(self.store.of_walk(mask, None, False), exits_of(unit, found))
+            return Effect(self.store.of_ids(ids, False), exits_of(unit, found))
         found = read_tokens(unit, self.trie, number, np.frombuffer(nodes, np.int32), with_exits=True)
         tokens = None
         if unit.is_always_viable:

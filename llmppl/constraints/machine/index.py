@@ -186,7 +186,7 @@ class MachineIndex(Index):
                 patterns.add(unit.doubtful)
             tokens = self._effects.of(unit, number, nodes).tokens
             if tokens is not None:
-                mask |= self._effects.store.unpack(tokens)
+                self._effects.store.add(tokens, mask)
                 continue
             for group in self._effects.groups(unit, number, nodes):
                 if unit.is_viable(group.number, after):

@@ -107,6 +107,13 @@ class MaskStore:
             mask = np.unpackbits(np.frombuffer(found.key, np.uint8), count=self.size).view(bool)
         return self._keep(found, mask)
 
+    def add(self, found: PackedMask, mask: Bools) -> None:
+        """Add the tokens of a mask to an array."""
+        if len(found.key) * 8 < self.size:
+            mask[np.frombuffer(found.key, np.int32)] = True
+        else:
+            mask |= self.unpack(found)
+
     def _keep(self, found: PackedMask, mask: Bools) -> Bools:
         """Keep an array; drop the oldest ones that were not used since the last check while MASK_BYTES is exceeded."""
         mask.flags.writeable = False

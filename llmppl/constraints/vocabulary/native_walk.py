@@ -75,7 +75,8 @@ class GraphBeside:
             self._graph.find_exits(number)
         else:
             self._graph.fill(number, np.array([byte]))
-        self.refresh()
+        if self._graph.table is not self.arrays.held("table"):
+            self.refresh()
 
 
 def beside_of(graph: Any) -> Beside | None:
@@ -193,11 +194,14 @@ class NativeTrie:
         inside = np.empty(256, np.uint8)
         at = native.address(inside)
         length = ctypes.c_int32()
-        status = None
+        lacking = status = None
         while status != native.DONE:
             arguments = (start, with_exits, LEAST, LONGEST, at, ctypes.byref(length))
             status = self._library.class_of(ctypes.byref(beside.arrays), *arguments)
             if status != native.DONE:
+                if (status, length.value) == lacking and status == native.ROW:
+                    return None  # the row is not filled as a whole
+                lacking = status, length.value
                 beside.provide(status, length.value, 0)
         if length.value < 2:
             return None
