@@ -568,53 +568,39 @@ def first_masks(subject: Subject, engines: dict[str, Any], patterns: dict[str, s
 
 def tokens(subject: Subject, engines: dict[str, Any], patterns: dict[str, str], options: Any) -> None:
     others = [name for name in engines if name != "llmppl"]
-    rows = [["pattern", "llmppl", "new states", *others, *[f"x {name}" for name in others]]]
+    names = [*engines, *[f"x {name}" for name in others]]
+    rows = [["pattern", *names]]
+    first_rows = [["pattern", *names]]
     ratios: dict[str, list[float]] = {}
-    new_ratios: dict[str, list[float]] = {}
+    first_ratios: dict[str, list[float]] = {}
     for label, pattern in patterns.items():
         texts = [subject.encode(text) for text in OBJECTS] if label == "json6" else walk(subject, pattern)
         shown: dict[str, Time] = {}
-        new: list[float] = []
+        first: dict[str, Time] = {}
         for name, engine in engines.items():
             try:
                 with limited(options.limit):
                     reader = engine.regex(pattern)
             except TooLong:
-                shown[name] = Time(mark=">")
+                shown[name] = first[name] = Time(mark=">")
                 continue
             except Exception as error:
-                shown[name] = Time(mark=f"({type(error).__name__})")
+                shown[name] = first[name] = Time(mark=f"({type(error).__name__})")
                 continue
-            if name == "llmppl":
-                new = new_states(reader.index, texts)
-            _, mark = read(reader, texts, options.limit)
+            spent, mark = read(reader, texts, options.limit)
+            first[name] = Time(statistics.mean(spent), max(spent), mark) if spent else Time(mark=mark)
             again: list[float] = []
             for _ in range(options.repeats if not mark else 1):
                 again += read(reader, texts, options.limit)[0]
             shown[name] = times(again, mark, 0.99)
-        cells = [each.show(US, high=True) for each in (shown["llmppl"], times(new), *[shown[name] for name in others])]
-        compared(shown | {"llmppl": times(new)}, others, new_ratios)
-        rows.append([label, *cells, *compared(shown, others, ratios)])
-    table(f"{subject.name}: mask + advance of a token, us, median/p99, states visited before; new states: our mask if "
-          "it is not cached, median/max", rows[0], rows[1:])
-    summary(f"{subject.name}: mask + advance, states visited before", ratios)
-    summary(f"{subject.name}: mask of a new state, beside the mask + advance of others", new_ratios)
-
-
-def new_states(index: TokenIndex, texts: Sequence[Sequence[int]]) -> list[float]:
-    """Return the seconds of each mask at the first visit of a state along the texts."""
-    spent, seen = [], set()
-    with no_collection():
-        for text in texts:
-            state = index.start
-            for token in text:
-                if state not in seen:
-                    seen.add(state)
-                    begin = clock()
-                    index.mask(state)
-                    spent.append((clock() - begin - TICK) / 1e9)
-                state = index.advance(state, token)
-    return spent
+        for found, table_rows, rates in ((shown, rows, ratios), (first, first_rows, first_ratios)):
+            cells = [found[name].show(US, high=True) for name in engines]
+            table_rows.append([label, *cells, *compared(found, others, rates)])
+    title = f"{subject.name}: mask + advance of a token"
+    table(f"{title}, us, median/p99, states visited before", rows[0], rows[1:])
+    summary(f"{title}, states visited before", ratios)
+    table(f"{title}, us, mean/max, first pass of a new reader", first_rows[0], first_rows[1:])
+    summary(f"{title}, first pass of a new reader", first_ratios)
 
 
 def states(subject: Subject, patterns: dict[str, str], options: Any) -> None:
