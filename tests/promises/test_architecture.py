@@ -78,7 +78,7 @@ CEILINGS = {
     "llmppl/.": (10_338, 11.9, 23, 93, 76),
     "llmppl/cli": (5_691, 8.1, 31, 24, 32),
     "llmppl/constraints": (3_910, 9.8, 36, 31, 35),
-    "llmppl/constraints/automata": (22_150, 11.5, 27, 63, 137),
+    "llmppl/constraints/automata": (22_170, 11.5, 27, 63, 137),
     "llmppl/constraints/json": (27_855, 11.4, 59, 79, 201),
     "llmppl/constraints/lark": (16_861, 11.6, 28, 89, 120),
     "llmppl/constraints/machine": (14_390, 9.8, 22, 28, 21),

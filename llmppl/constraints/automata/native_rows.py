@@ -17,6 +17,7 @@ from llmppl import native
 from llmppl.constraints.automata.nfa import NFA
 
 ROOM = 64  # states at first
+MOST = 1 << 18  # states of an NFA: of a larger one, few are used
 
 
 class NativeRows:
@@ -76,9 +77,9 @@ class NativeRows:
 def first_rows(library: Any, nfa: NFA, start: Iterable[int], left: tuple[int, int]) -> NativeRows | None:
     """Return the rows of an NFA without guards whose state 1 is a closed set of NFA states.
 
-    `left` are the states and steps of the budget. None if a part of the NFA is not built yet.
+    `left` are the states and steps of the budget. None if a part of the NFA is not built yet, or it is too large.
     """
-    if nfa.has_deferred:
+    if nfa.has_deferred or len(nfa) > MOST:
         return None
     size = len(nfa)
     edges = nfa.edge_arrays()

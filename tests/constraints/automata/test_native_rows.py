@@ -66,3 +66,10 @@ def test_threads_that_share_an_automaton_make_the_same_states(seed):
     texts = ["".join(rng.choice([*"abc"], 8).tolist()) for _ in range(200)]
     found = in_threads([lambda: [shared.accepts_text(text) for text in texts]] * 4)
     assert found == [[alone.accepts_text(text) for text in texts]] * 4
+
+
+def test_rows_of_a_large_nfa_are_made_in_python(monkeypatch):
+    monkeypatch.setattr(native_rows, "MOST", 10)
+    large = Regex("[a-z]{20}b")
+    assert large.native_rows() is None
+    assert large.accepts_text("a" * 20 + "b") and not large.accepts_text("a" * 21)
