@@ -20,7 +20,7 @@ import numpy as np
 from llmppl.constraints.automata.budget import Budget
 from llmppl.constraints.automata.determinise import Machine, Subsets, Threads, unguarded
 from llmppl.constraints.automata.nfa import ACCEPT, DEAD, LEAD_BYTES, NFA
-from llmppl.constraints.automata.operations import Edge, Table, automaton_of, merging, product, trimmed
+from llmppl.constraints.automata.operations import Arrays, Edge, Table, automaton_of, merging, product, trimmed
 from llmppl.constraints.constraint import Bools, VocabularyLike, bytes_of
 from llmppl.constraints.machine.machine import Continuation, Hypothesis, Item
 from llmppl.constraints.machine.parts import Concatenation, Literal, Part, part_of
@@ -38,36 +38,35 @@ class Counts:
     """Number of texts of each length that lead from a state of an automaton to its end."""
 
     def __init__(self, machine: Machine) -> None:
-        self.rows = machine.edges()
-        self.start = machine.start
-        self.accepting = machine.accepting
+        rows = machine.edges()
+        self._start = machine.start
         self._lock = Lock()
-        self._arcs = [[_within(row, a, b) for row in self.rows] for a, b in BYTES]
-        self._counts = [self._inside(self.accepting.astype(int).tolist())]
+        self._arcs = [[_within(row, low, high) for row in rows] for low, high in BYTES]
+        self._counts = [self._inside(machine.accepting.astype(int).tolist())]
 
     @locked
     def completions(self, length: int) -> list[list[int]]:
         """Return counts[p][state], p = 0..3: the texts that finish a character by p bytes, then have `length` more."""
         while len(self._counts) <= length:
-            counts = [0] * len(self.rows)
-            for lead, after in enumerate(self._counts[-1]):
-                self._add(lead, after, counts)
-            self._counts.append(self._inside(counts))
+            latest = self._counts[-1]
+            by_lead = [self._before(lead, latest[lead]) for lead in range(REST)]
+            total = [sum(counts) for counts in zip(*by_lead, strict=True)]
+            self._counts.append(self._inside(total))
         return self._counts[length]
 
     def _inside(self, counts: list[int]) -> list[list[int]]:
         """Return `counts` for states between characters, then those for states 1 to 3 bytes before a character ends."""
         found = [counts]
         for _ in range(3):
-            found.append(self._add(REST, found[-1], [0] * len(counts)))
+            found.append(self._before(REST, found[-1]))
         return found
 
-    def _add(self, kind: int, after: list[int], counts: list[int]) -> list[int]:
-        """Add the counts of the targets of bytes of one kind to `counts`, and return it."""
-        for state, row in enumerate(self._arcs[kind]):
-            for lo, hi, t in row:
-                counts[state] += (hi - lo + 1) * after[t]
-        return counts
+    def _before(self, kind: int, counts: list[int]) -> list[int]:
+        """Return the counts of the states before one byte of a kind."""
+        found = []
+        for row in self._arcs[kind]:
+            found.append(sum([(hi - lo + 1) * counts[target] for lo, hi, target in row]))
+        return found
 
     def enumerate(self) -> Iterator[str]:
         """Yield the texts, shorter ones first, and those of one length by code points."""
@@ -75,20 +74,28 @@ class Counts:
             counts = self.completions(length)[0]
             if not any(counts):                     # then no greater length has texts either
                 return
-            yield from self._of_length(length) if counts[self.start] else ()
+            if counts[self._start]:
+                yield from self._of_length(length)
 
     def _of_length(self, length: int) -> Iterator[str]:
-        stack = [(self.start, length, 0, b"")]
+        stack = [(self._start, length, 0, b"")]
         while stack:
             state, left, pending, text = stack.pop()
             if not left and not pending:
                 yield text.decode()
                 continue
-            kinds = [(REST, left, pending - 1)] if pending else [(p, left - 1, p) for p in range(REST)]
-            arcs = [(arc, left_then, p) for kind, left_then, p in kinds for arc in self._arcs[kind][state]]
-            for (lo, hi, t), left_then, pending_then in reversed(arcs):
-                if self.completions(left_then)[pending_then][t]:
-                    stack += [(t, left_then, pending_then, text + bytes((byte,))) for byte in range(hi, lo - 1, -1)]
+            steps = [(lead, left - 1, lead) for lead in range(REST)]
+            if pending:
+                steps = [(REST, left, pending - 1)]
+            following = []
+            for kind, left_then, pending_then in steps:
+                counts = self.completions(left_then)[pending_then]
+                for lo, hi, target in self._arcs[kind][state]:
+                    if not counts[target]:
+                        continue
+                    for byte in range(lo, hi + 1):
+                        following.append((target, left_then, pending_then, text + bytes((byte,))))
+            stack += reversed(following)
 
 
 def _within(row: list[Edge], low: int, high: int) -> list[Edge]:
@@ -116,21 +123,22 @@ class DFA(Machine, Part):
     composition: Part | None = None                 # the operation and its parts
     reads_text = True                               # False if the composition reads the value of a text
 
-    def __init__(self, nfa: NFA) -> None:
+    def __init__(self, source: NFA | Arrays) -> None:
         self.needs_lookahead = False                # True if some match had to wait for the text after it
-        if nfa.start != DEAD and not nfa.guards:
-            super().__init__(Subsets(nfa, nfa.closure(nfa.start)))
+        if isinstance(source, Arrays):
+            self._fix(*source)
             return
-        threads = Threads(nfa)
+        if source.start != DEAD and not source.guards:
+            super().__init__(Subsets(source, source.closure(source.start)))
+            return
+        threads = Threads(source)
         begun = threads.start[0]
-        if not begun:                               # no start, or a guard that no text satisfies
-            self._fix(np.zeros((1, 256), np.int32), np.zeros(1, bool), 0)
-        elif unguarded(nfa, begun):
-            super().__init__(Subsets(nfa, (thread.state for thread in begun)))
-        else:
-            super().__init__(threads)
-            self._fix(*trimmed(self.explore().table, self.accepting, self.start))
-            self.needs_lookahead = threads.needs_lookahead
+        if begun and unguarded(source, begun):
+            super().__init__(Subsets(source, [thread.state for thread in begun]))
+            return
+        machine = Machine(threads).explore()
+        self._fix(*trimmed(machine.table, machine.accepting, machine.start))
+        self.needs_lookahead = threads.needs_lookahead
 
     @classmethod
     def from_table(cls, table: Table, accepting: Bools, start: int) -> DFA:
@@ -138,20 +146,18 @@ class DFA(Machine, Part):
 
         `table` is an (S, 256) int array of next states, where 0 is the dead one; `accepting` is an (S,) bool array.
         """
-        dfa = DFA.__new__(DFA)
         table = np.array(table, np.int32)
         table[0] = 0
-        dfa._fix(*trimmed(table, np.asarray(accepting, bool), start))
-        return dfa
+        return DFA(trimmed(table, np.asarray(accepting, bool), start))
 
     @classmethod
     def from_strings(cls, words: Iterable[str]) -> DFA:
         """Return the language of exactly these strings. Raises TypeError if `words` is one string."""
         if isinstance(words, str | bytes):
             raise TypeError(f"{arguments.shown(words, 40)} is one string, not a list of them, such as ['a', 'b']")
-        dfa = DFA.__new__(DFA)
-        dfa.strings = tuple(arguments.text("each of the strings", word) for word in words)
-        dfa._fix(*automaton_of(dfa.strings))
+        strings = tuple([arguments.text("each of the strings", word) for word in words])
+        dfa = DFA(automaton_of(strings))
+        dfa.strings = strings
         return dfa
 
     def index(self, vocab: VocabularyLike) -> TokenIndex:
@@ -169,7 +175,9 @@ class DFA(Machine, Part):
         return self.accepts(self.after(self.start, data))
 
     def __contains__(self, text: str) -> bool:
-        return self.accepts_text(text) if self.reads_text else super().__contains__(text)
+        if self.reads_text:
+            return self.accepts_text(text)
+        return super().__contains__(text)
 
     def is_empty(self) -> bool:
         """Return whether the language has no text."""
@@ -177,9 +185,11 @@ class DFA(Machine, Part):
 
     def is_finite(self) -> bool:
         """Return whether the language has finitely many strings, which holds if its states form no cycle."""
-        targets = {state: {t for _, _, t in row} for state, row in enumerate(self.edges())}
+        sorter = TopologicalSorter[int]()
+        for state, row in enumerate(self.edges()):
+            sorter.add(state, *[target for _, _, target in row])
         try:
-            TopologicalSorter(targets).prepare()
+            sorter.prepare()
         except CycleError:
             return False
         return True
@@ -194,7 +204,8 @@ class DFA(Machine, Part):
 
     def count(self, length: int) -> int:
         """Return the number of strings of exactly `length` characters."""
-        return self._counts.completions(arguments.count("length", length, least=0))[0][self.start]
+        length = arguments.count("length", length, least=0)
+        return self._counts.completions(length)[0][self.start]
 
     def enumerate(self) -> Iterator[str]:
         """Yield the strings of the language, shorter ones first, then by code points; this may never end."""
@@ -202,15 +213,17 @@ class DFA(Machine, Part):
 
     def shortest(self) -> str | None:
         """Return the first string of `enumerate`, or None if there is none."""
-        return next(self.enumerate(), None) if self.start else None
+        return next(self.enumerate(), None)
 
     # ---- display
 
     def __repr__(self) -> str:
         if not self.reads_text:
             return repr(self.composition)
+        if not self.start:
+            return f"DFA({self.made_by})"
         known = "" if self.ready.all() else " so far"
-        return f"DFA({self.made_by if not self.start else f'{self.num_states} states{known}'})"
+        return f"DFA({self.num_states} states{known})"
 
     # ---- operations: each returns a new automaton
 
@@ -281,7 +294,9 @@ class DFA(Machine, Part):
     def reading(self, reader: Reader, begin: int, end: int) -> Reading | None:
         if self.composition is None or self.reads_text:
             return super().reading(reader, begin, end)
-        return reader.read(self.composition, begin, end) if end in reader.ends(self, begin) else None
+        if end not in reader.ends(self, begin):
+            return None
+        return reader.read(self.composition, begin, end)
 
     @cached_property
     def _unit(self) -> TableUnit:
@@ -292,18 +307,24 @@ class DFA(Machine, Part):
         return not self.start
 
     def begin(self, after: Continuation) -> list[Item]:
-        return [Hypothesis(self._unit, self.start, after)] if self.start else []
+        if self.is_void:
+            return []
+        return [Hypothesis(self._unit, self.start, after)]
 
     def least_bytes(self, alone: Bools) -> float:
         return self._unit.least_bytes(self.start, alone)
 
     @property
     def pieces(self) -> Sequence[Part]:
-        return self.composition.pieces if isinstance(self.composition, Concatenation) else (self,)
+        if isinstance(self.composition, Concatenation):
+            return self.composition.pieces
+        return (self,)
 
     @property
     def inner_parts(self) -> Sequence[Part]:
-        return () if self.composition is None or self.reads_text else (self.composition,)
+        if self.composition is None or self.reads_text:
+            return ()
+        return (self.composition,)
 
     @property
     def literals(self) -> list[str]:
@@ -317,11 +338,15 @@ class DFA(Machine, Part):
 
     @property
     def is_text(self) -> bool:
-        return self.reads_text and type(self).parse is DFA.parse
+        return self.reads_text and not self._has_parse
 
     @property
     def has_checks(self) -> bool:
-        return type(self).parse is not DFA.parse or super().has_checks
+        return self._has_parse or super().has_checks
+
+    @property
+    def _has_parse(self) -> bool:
+        return type(self).parse is not DFA.parse
 
     def minimise(self) -> DFA:
         """Return the automaton of this language with the fewest states."""

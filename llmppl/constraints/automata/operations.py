@@ -9,7 +9,7 @@ Source: Moore (1956), "Gedanken-experiments on sequential machines", for minimis
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,11 +20,24 @@ from llmppl.support.graphs import Numbering, reachable
 
 T = TypeVar("T")
 Table = NDArray[np.int32]
-Arrays = tuple[Table, Bools, int]       # next states, accepting, start
 Edge = tuple[int, int, int]                         # bytes lo..hi lead to a target
+Signature = tuple[Edge, ...]                        # edges of a state that lead to classes
 CHUNK = 1024                                        # states processed at once
 _THESE = "the language of these strings"
 _FEWER = "fewer or shorter strings would work"
+
+
+class Arrays(NamedTuple):
+    """A complete automaton: the next states, the accepting states and the start."""
+
+    table: Table
+    accepting: Bools
+    start: int
+
+
+def nothing() -> Arrays:
+    """Return the automaton without texts."""
+    return Arrays(np.zeros((1, 256), np.int32), np.zeros(1, bool), 0)
 
 
 def product(
@@ -48,16 +61,20 @@ def product(
         done += len(a)
         next_a = _rows(left, a)                         # (F, 256)
         next_b = _rows(right, b)                        # (F, 256)
-        alive = ((next_b > 0) | alone[0]) & ((next_a > 0) | alone[1])
-        both = ((next_a << 32 | next_b) * alive).ravel()
+        both = next_a << 32 | next_b
+        both[(next_b == 0) & (not alone[0])] = 0
+        both[(next_a == 0) & (not alone[1])] = 0
+        both = both.ravel()
         begin = np.flatnonzero(np.append(True, both[1:] != both[:-1]))
         distinct, where = np.unique(both[begin], return_inverse=True)
         before = len(pairs)
-        into = np.array([numbers[pair] for pair in distinct.tolist()], np.int32)[where]
+        found = np.array([numbers[pair] for pair in distinct.tolist()], np.int32)
         budget.spend(states=len(pairs) - before, steps=len(begin))
-        rows.append(np.repeat(into, np.diff(begin, append=both.size)).reshape(-1, 256))
+        lengths = np.diff(begin, append=both.size)
+        rows.append(found[where].repeat(lengths).reshape(-1, 256))
     a, b = _split(pairs)
-    return np.concatenate(rows), accept(left.accepting[a], right.accepting[b]), int(len(pairs) > 1)
+    accepting = accept(left.accepting[a], right.accepting[b])
+    return Arrays(np.concatenate(rows), accepting, int(len(pairs) > 1))
 
 
 def _split(pairs: list[int]) -> tuple[Ints, Ints]:
@@ -95,15 +112,15 @@ def trimmed(table: Table, accepting: Bools, start: int) -> Arrays:
     source, byte = runs(table)
     target = table[source, byte]
     ends = np.flatnonzero(accepting).tolist()
-    alive = set(reachable(ends, _arrows(target, source, len(table)))) - {0}
+    alive = set(reachable(ends, _arrows(target, source, len(table))))
+    alive.discard(0)
     kept = [0]
-    if start in alive:
-        kept += [state for state in reachable([start], _arrows(source, target, len(table))) if state in alive]
-    if kept == list(range(len(table))):
-        return table, accepting, start
+    for state in reachable([start], _arrows(source, target, len(table))):
+        if state in alive:
+            kept.append(state)
     number = np.zeros(len(table), np.int32)
     number[kept] = np.arange(len(kept))
-    return number[table[kept]], accepting[kept], int(number[start])
+    return Arrays(number[table[kept]], accepting[kept], int(number[start]))
 
 
 def _arrows(source: Ints, target: Ints, size: int) -> Callable[[int], list[int]]:
@@ -113,9 +130,7 @@ def _arrows(source: Ints, target: Ints, size: int) -> Callable[[int], list[int]]
     return lambda state: targets[begin[state] : begin[state + 1]].tolist()
 
 
-def merging(
-    rows: list[list[Edge]], accepting: Bools, budget: Budget
-) -> tuple[Table, list[int]]:
+def merging(rows: list[list[Edge]], accepting: Bools, budget: Budget) -> tuple[Table, list[int]]:
     """Return the numbers of the states after those that no text distinguishes are merged, and a state of each number.
 
     State i has the edges rows[i]; state 0 is dead, and keeps its number. Numbers follow the first states.
@@ -125,48 +140,52 @@ def merging(
     """
     before: list[set[int]] = [set() for _ in rows]
     for state, row in enumerate(rows):
-        for _, _, t in row:
-            before[t].add(state)
+        for _, _, target in row:
+            before[target].add(state)
     classes = accepting.astype(int).tolist()
-    members = [{s for s in range(1, len(rows)) if classes[s] == c} for c in (0, 1)]
+    members: list[set[int]] = [set(), set()]
+    for state in range(1, len(rows)):
+        members[classes[state]].add(state)
     signatures: list[Signature] = [()] * len(rows)
     unsettled = set(range(1, len(rows)))
     while unsettled:
-        parts: dict[int, dict[Signature, set[int]]] = {classes[state]: {} for state in unsettled}
+        parts: dict[int, dict[Signature, set[int]]] = {}
         for state in unsettled:
             budget.spend(steps=2 * len(rows[state]))
-            signatures[state] = tuple(joined((lo, hi, classes[t]) for lo, hi, t in rows[state]))
-            parts[classes[state]].setdefault(signatures[state], set()).add(state)
+            found = tuple(joined([(lo, hi, classes[target]) for lo, hi, target in rows[state]]))
+            signatures[state] = found
+            parts.setdefault(classes[state], {}).setdefault(found, set()).add(state)
         changed: list[int] = []
-        for c, split in parts.items():
-            for part in _leaving(members[c], split, signatures, unsettled):
-                members[c] -= part
+        for number, split in parts.items():
+            split.pop(_staying(members[number], split, signatures, unsettled), None)
+            for part in split.values():
+                members[number] -= part
                 for state in part:
                     classes[state] = len(members)
                 members.append(part)
                 changed += part
-        unsettled = set().union(*(before[state] for state in changed))
-    kept = [0, *sorted(min(part) for part in members if part)]
-    number = np.zeros(len(members), np.int32)
-    number[[classes[state] for state in kept[1:]]] = np.arange(1, len(kept))
-    return np.append(np.int32(0), number[classes[1:]]), kept
+        unsettled = set().union(*[before[state] for state in changed])
+    kept = [0, *sorted([min(part) for part in members if part])]
+    numbers = np.zeros(len(members), np.int32)
+    for number, state in enumerate(kept[1:], 1):
+        numbers[classes[state]] = number
+    return np.append(np.int32(0), numbers[classes[1:]]), kept
 
 
-Signature = tuple[Edge, ...]
-
-
-def _leaving(
-    members: set[int], split: dict[Signature, set[int]], signatures: list[Signature], unsettled: set[int]
-) -> list[set[int]]:
-    """Return the parts of a class that get a new number: all but the settled one, or all but the largest.
+def _staying(
+    members: set[int],
+    split: dict[Signature, set[int]],
+    signatures: list[Signature],
+    unsettled: set[int],
+) -> Signature:
+    """Return the signature of the part of a class that keeps its number: the settled part, or the largest one.
 
     Settled states agree, since their successors have not changed class.
     """
-    if len(members) > sum(map(len, split.values())):
-        split.pop(next(signatures[state] for state in members if state not in unsettled), None)
-    else:
-        del split[max(split, key=lambda signature: len(split[signature]))]
-    return list(split.values())
+    for state in members:
+        if state not in unsettled:
+            return signatures[state]
+    return max(split, key=lambda signature: len(split[signature]))
 
 
 # ---- lists of strings
@@ -176,20 +195,22 @@ def automaton_of(words: Iterable[str]) -> Arrays:
     """Return the table of exactly these strings, with equal ends shared; every state leads to the end."""
     rows, ends = trie_of(map(str.encode, words))
     if not ends:
-        return np.zeros((1, 256), np.int32), np.zeros(1, bool), 0
+        return nothing()
     final = set(ends)
     number = [0] * len(rows)
-    distinct = Numbering[tuple[bool, tuple[tuple[int, int], ...]]]()
+    distinct = Numbering[tuple[bool, tuple[tuple[int, int], ...]]]([(False, ())])
     for state in range(len(rows) - 1, 0, -1):       # a state has a lower number than its successors
-        number[state] = 1 + distinct[state in final, tuple([(byte, number[t]) for byte, t in rows[state].items()])]
-    Budget(_THESE, _FEWER).spend(states=len(distinct))
-    table = np.zeros((len(distinct) + 1, 256), np.int32)
-    accepting = np.zeros(len(distinct) + 1, bool)
-    accepting[1:] = [accepts for accepts, _ in distinct.keys_in_order]
-    moves = [(s, byte, t) for s, (_, row) in enumerate(distinct.keys_in_order, 1) for byte, t in row]
-    state_of, byte_of, target_of = np.array(moves or [(0, 0, 0)]).T
-    table[state_of, byte_of] = target_of
-    return table, accepting, len(distinct)
+        edges = [(byte, number[target]) for byte, target in rows[state].items()]
+        number[state] = distinct[state in final, tuple(edges)]
+    size = len(distinct)
+    Budget(_THESE, _FEWER).spend(states=size - 1)
+    table = np.zeros((size, 256), np.int32)
+    accepting = np.zeros(size, bool)
+    for state, (accepts, row) in enumerate(distinct.keys_in_order):
+        accepting[state] = accepts
+        for byte, target in row:
+            table[state, byte] = target
+    return Arrays(table, accepting, size - 1)
 
 
 def trie_of(words: Iterable[bytes]) -> tuple[list[dict[int, int]], list[int]]:
