@@ -12,7 +12,6 @@ All regular constructs are supported. Anchors, `\\b` and look-behind, here of an
 from __future__ import annotations
 
 import copy
-import itertools
 import re
 import sys
 from collections.abc import Callable, Iterator, Sequence
@@ -67,17 +66,20 @@ class Regex(DFA):
     """
 
     def __init__(self, pattern: str, flags: int = 0) -> None:
-        self.pattern, self.flags = pattern, int(flags)
+        self.pattern = pattern
+        self.flags = int(flags)
         words = None
         if not flags and isinstance(pattern, str):
             words = WORDS.fullmatch(pattern)
         if words is not None:
-            self._fix(*automaton_of(words[2].split("|")))
-            return
-        super().__init__(parse(pattern, flags, to_end=True))
+            super().__init__(automaton_of(words[2].split("|")))
+        else:
+            super().__init__(parse(pattern, flags, to_end=True))
 
     def __repr__(self) -> str:
-        return f"Regex({self.pattern!r}{f', {re.RegexFlag(self.flags)!r}' if self.flags else ''})"
+        if self.flags:
+            return f"Regex({self.pattern!r}, {re.RegexFlag(self.flags)!r})"
+        return f"Regex({self.pattern!r})"
 
 
 def parse(pattern: str, flags: int = 0, *, to_end: bool = False) -> NFA:
@@ -105,22 +107,29 @@ class _Builder:
     """
 
     def __init__(self, pattern: str, flags: int, to_end: bool, marks: set[bool] | None) -> None:
-        self.pattern, self.to_end, self.marks = pattern, to_end, marks
-        self.nfa = NFA(budget := Budget(f"regex {shown(pattern)}", f"{REMEDY}, or a Pattern, which has no automaton"))
+        self.pattern = pattern
+        self.to_end = to_end
+        self.marks = marks
+        budget = Budget(f"regex {shown(pattern)}", f"{REMEDY}, or a Pattern, which has no automaton")
+        self.nfa = NFA(budget)
         self.intersection_budget = Budget("an intersection", whole=budget)      # intersections may fail
         self.complete = to_end                      # True if `follow` is finished, up to the end of the text
         self.made: dict[tuple[Any, ...], Any] = {}  # what the copies of an item in repeats share
+        self.leading = set[int]()                   # ids of the conditions at the start of the text
         text, self.properties = _without_properties(pattern)
         if flags & op.SRE_FLAG_LOCALE:
             raise ValueError("the flag re.LOCALE is for patterns of bytes")
         try:
             tree = _parser.parse(text, flags & ~op.SRE_FLAG_DEBUG)
-            looks = itertools.takewhile(lambda item: item[0] in (op.AT, op.ASSERT, op.ASSERT_NOT), tree.data)
-            self.leading = {id(value) for _, value in looks}    # items at the start of the text
+            for kind, value in tree.data:
+                if kind not in (op.AT, op.ASSERT, op.ASSERT_NOT):
+                    break
+                self.leading.add(id(value))
             self.nfa.start = self.sequence(tree, tree.state.flags, ACCEPT)
         except (re.error, OverflowError) as error:
             at = None if self.properties else getattr(error, "pos", None)
-            raise ValueError(_pointed(pattern, f"error in regex: {getattr(error, 'msg', error)}", at)) from None
+            what = getattr(error, "msg", error)
+            raise ValueError(_pointed(pattern, f"error in regex: {what}", at)) from None
         except RecursionError:
             what = "error in regex: groups are nested too deeply; some hundred would work"
             raise ValueError(_pointed(pattern, what, None)) from None
@@ -133,7 +142,9 @@ class _Builder:
             begin = end
             while self.complete and begin and _looks_ahead(items[begin - 1]):
                 begin -= 1
-            found = self.intersection(items[begin:end], flags, follow) if begin < end else None
+            found = None
+            if begin < end:
+                found = self.intersection(items[begin:end], flags, follow)
             if found is None:
                 begin = end - 1
                 found = self.item(items[begin], flags, follow)
@@ -149,27 +160,33 @@ class _Builder:
                 ranges = self.shared((kind, id(value), flags), self.characters, kind, value, flags)
                 return self.nfa.read(utf8(ranges), follow)
             case op.BRANCH:
-                return self.nfa.split([self.sequence(choice, flags, follow) for choice in value[1]])
+                _, choices = value
+                return self.nfa.split([self.sequence(choice, flags, follow) for choice in choices])
             case op.SUBPATTERN:
                 _, added, removed, inner = value
-                return self.sequence(inner, _compiler._combine_flags(flags, added, removed), follow)
+                flags = _compiler._combine_flags(flags, added, removed)
+                return self.sequence(inner, flags, follow)
             case op.MAX_REPEAT | op.MIN_REPEAT:
                 return self.repeat(value, kind is op.MAX_REPEAT, flags, follow)
             case op.AT:
                 return self.at(value, flags, follow)
             case op.ASSERT | op.ASSERT_NOT:
-                direction, inner = value
-                return (self.ahead if direction > 0 else self.behind)(inner, flags, kind is op.ASSERT, follow)
+                _, inner = value
+                look = self.ahead if _looks_ahead(item) else self.behind
+                return look(inner, flags, kind is op.ASSERT, follow)
             case op.ATOMIC_GROUP:
                 return self.atomic(value, flags, follow)
             case op.POSSESSIVE_REPEAT:
                 return self.atomic([(op.MAX_REPEAT, value)], flags, follow)
-        raise self.refusal({op.GROUPREF: "a backreference"}.get(kind, "a conditional group"))
+        if kind is op.GROUPREF:
+            raise self.refusal("a backreference")
+        raise self.refusal("a conditional group")
 
     def repeat(self, value: Any, greedy: bool, flags: int, follow: int) -> int:
         least, most, body = value
         if not body.getwidth()[1]:                  # what reads nothing is the same however often it is repeated
-            least, most = min(least, 1), min(most, 1)
+            least = min(least, 1)
+            most = min(most, 1)
 
         def once(after: int) -> int:
             return self.sequence(body, flags, after)
@@ -179,39 +196,54 @@ class _Builder:
 
         state = follow
         if most is op.MAXREPEAT:
+            build = self.nfa.plus if least else self.nfa.star
             with self.incomplete():
-                state = self.nfa.plus(once, follow, greedy) if least else self.nfa.star(once, follow, greedy)
-            most = least = max(least - 1, 0)
-        for one, number in ((perhaps, most - least), (once, least)):
-            before = len(self.nfa)
-            for i in range(number):
-                state, last = one(state), state
-                if state == last:                   # an iteration reads nothing
-                    break
-                if i == 0:                          # the size is known before the copies are built
-                    self.nfa.reserve((len(self.nfa) - before) * (number - 1))
+                state = build(once, follow, greedy)
+            least = max(least - 1, 0)
+            most = least
+        state = self.copies(perhaps, most - least, state)
+        return self.copies(once, least, state)
+
+    def copies(self, body: Callable[[int], int], number: int, follow: int) -> int:
+        """Return the state that matches a number of copies of `body` and becomes `follow`."""
+        before = len(self.nfa)
+        state = follow
+        for i in range(number):
+            last = state
+            state = body(last)
+            if state == last:                       # an iteration reads nothing
+                break
+            if i == 0:                              # the size is known before the copies are built
+                self.nfa.reserve((len(self.nfa) - before) * (number - 1))
         return state
 
     def at(self, place: Any, flags: int, follow: int) -> int:
         """Translate anchors and word boundaries to conditions on the text before and after."""
-        multiline, ascii_only = flags & op.SRE_FLAG_MULTILINE, flags & op.SRE_FLAG_ASCII
-        boundary = place is op.AT_BOUNDARY
         if place in (op.AT_END, op.AT_END_STRING):
             if follow == ACCEPT and self.to_end:
                 return follow
-            # at the end or before a newline; the last one only, unless re.M
-            rest = "(?s:.)" if place is op.AT_END_STRING else r"[^\n]" if multiline else r"[^\n]|\n(?s:.)"
+            rest = r"[^\n]|\n(?s:.)"                # no `$` stands before these texts
+            if place is op.AT_END_STRING:
+                rest = "(?s:.)"
+            elif flags & op.SRE_FLAG_MULTILINE:
+                rest = r"[^\n]"
             return self.ahead(_tree(rest), 0, False, follow)
         if place in (op.AT_BEGINNING, op.AT_BEGINNING_STRING):
-            before = _texts(r"(?s:.*\n)?" if multiline and place is op.AT_BEGINNING else "")
-            return self.nfa.guard(Behind(before, True), follow)
+            before = ""
+            if place is op.AT_BEGINNING and flags & op.SRE_FLAG_MULTILINE:
+                before = r"(?s:.*\n)?"
+            return self.nfa.guard(Behind(_texts(before), True), follow)
+        ascii_only = flags & op.SRE_FLAG_ASCII
+        boundary = place is op.AT_BOUNDARY
         if boundary and self.marks is not None:
             self.marks.add(bool(ascii_only))
             return self.nfa.read(MARK_READ, follow)
         word = _tree(r"\w")
-        after_word, after_other = (self.ahead(word, ascii_only, sign, follow) for sign in (not boundary, boundary))
+        after_word = self.ahead(word, ascii_only, not boundary, follow)
+        after_other = self.ahead(word, ascii_only, boundary, follow)
         if not boundary and sys.version_info < (3, 14):     # before 3.14, \B does not match in an empty text
-            after_other = self.after(_texts(""), self.ahead(_tree("(?s:.)"), 0, True, after_other), after_other)
+            not_empty = self.ahead(_tree("(?s:.)"), 0, True, after_other)
+            after_other = self.after(_texts(""), not_empty, after_other)
         return self.after(_texts(r"(?s:.*)\w", ascii_only), after_word, after_other)
 
     def shared(self, key: tuple[Any, ...], build: Callable[..., Any], *arguments: Any) -> Any:
@@ -222,8 +254,9 @@ class _Builder:
 
     def after(self, tracker: DFA, follow: int, other: int) -> int:
         """Return a state that becomes `follow` where `tracker` accepts the text before, and `other` elsewhere."""
-        nfa = self.nfa
-        return nfa.split([nfa.guard(Behind(tracker, True), follow), nfa.guard(Behind(tracker, False), other)])
+        holds = self.nfa.guard(Behind(tracker, True), follow)
+        fails = self.nfa.guard(Behind(tracker, False), other)
+        return self.nfa.split([holds, fails])
 
     def intersection(self, looks: Sequence[Any], flags: int, follow: int) -> int | None:
         """Return a state for `follow` intersected with all lookaheads `looks`, or None where guards are needed.
@@ -232,27 +265,32 @@ class _Builder:
         on the text before, unless the lookaheads stand at the start of the text.
         """
         leading = id(looks[0][1]) in self.leading
+        budget = self.intersection_budget
         view = copy.copy(self.nfa)
-        view.start, view.budget = follow, self.intersection_budget
+        view.start = follow
+        view.budget = budget
         factors = [(view, True)]
         try:
-            self.intersection_budget.spend(steps=INTERSECTION_STEPS)
+            budget.spend(steps=INTERSECTION_STEPS)
             for kind, (_, inner) in looks:
-                with self.apart(self.intersection_budget) as nfa:
+                with self.apart(budget) as nfa:
                     nfa.start = self.sequence(inner, flags, nfa.anything(ACCEPT))
                 factors.append((nfa, kind is op.ASSERT))
-            guards = itertools.chain(*(nfa.guards.values() for nfa, _ in factors))
-            if self.marks or (not leading and any(isinstance(guard, Behind) for guard in guards)):
+            if self.marks:
                 return None
+            for nfa, _ in factors:
+                if not leading and any(isinstance(guard, Behind) for guard in nfa.guards.values()):
+                    return None
             dfas = [(DFA(nfa).explore(), sign) for nfa, sign in factors]
-            return include_intersection(self.nfa, dfas, self.intersection_budget)
+            return include_intersection(self.nfa, dfas, budget)
         except TooLarge:
             return None
 
     @contextmanager
     def apart(self, budget: Budget) -> Iterator[NFA]:
         """Build the content of the `with` block into an NFA of its own."""
-        outer, self.nfa = self.nfa, NFA(budget)
+        outer = self.nfa
+        self.nfa = NFA(budget)
         try:
             yield self.nfa
         finally:
@@ -261,7 +299,8 @@ class _Builder:
     @contextmanager
     def incomplete(self) -> Iterator[None]:
         """Mark that in the `with` block the next state is unfinished or not the end of the text."""
-        outer, self.complete = self.complete, False
+        outer = self.complete
+        self.complete = False
         yield
         self.complete = outer
 
@@ -271,7 +310,8 @@ class _Builder:
         return self.nfa.guard(Ahead(entry, positive), follow)
 
     def behind(self, inner: Any, flags: int, positive: bool, follow: int) -> int:
-        return self.nfa.guard(Behind(self.shared((id(inner), flags), self.before, inner, flags), positive), follow)
+        tracker = self.shared((id(inner), flags), self.before, inner, flags)
+        return self.nfa.guard(Behind(tracker, positive), follow)
 
     def before(self, inner: Any, flags: int) -> DFA:
         """Return the texts that end with a match of `inner`."""
@@ -289,33 +329,41 @@ class _Builder:
         The leftmost-first automaton of `inner` is included twice: once to be read, and once as a lookahead from the end
         of a match, which excludes that a preferred (here: longer) match follows.
         """
-        to_end, self.to_end = self.to_end, False    # the order of choices matters inside
+        to_end = self.to_end
+        self.to_end = False                         # the order of choices matters inside
         with self.apart(self.nfa.budget) as nfa, self.incomplete():
             nfa.start = self.sequence(inner, flags, ACCEPT)
         self.to_end = to_end
         if nfa.guards:
             raise self.refusal("look-around, an anchor, \\b or atomic group inside an atomic or possessive group")
-        if nfa.start == DEAD:
-            return DEAD
         machine = Leftmost(nfa).explore()
         rows = machine.edges()
         ends = [state for state in range(len(rows)) if machine.matched(state) is not None]
         first, _ = self.nfa.graph(rows, dict.fromkeys(ends, FOUND))
-        exits = {end: self.nfa.guard(Ahead(first + end if rows[end] else DEAD, False), follow) for end in ends}
-        return self.nfa.graph(rows, exits)[1][machine.start]
+        exits = {}
+        for end in ends:
+            longer = first + end if rows[end] else DEAD
+            exits[end] = self.nfa.guard(Ahead(longer, False), follow)
+        _, entries = self.nfa.graph(rows, exits)
+        return entries[machine.start]
 
     def characters(self, kind: Any, value: Any, flags: int) -> Ranges:
         """Return the characters that one item matches."""
         if kind is op.ANY:
             return negated(NOTHING if flags & op.SRE_FLAG_DOTALL else NEWLINE)
         items = value if kind is op.IN else [(op.LITERAL, value)]
-        negate = kind is op.NOT_LITERAL or items[0][0] is op.NEGATE
-        items = [item for item in items if item[0] is not op.NEGATE]
-        rest = tuple(item for item in items if item not in self.properties)
-        names = filter(None, map(self.properties.get, items))
-        inside = [properties(name, bool(flags & op.SRE_FLAG_IGNORECASE)) for name in names]
-        inside.append(characters(rest, flags & (op.SRE_FLAG_IGNORECASE | op.SRE_FLAG_ASCII)))
-        return negated(merged(itertools.chain(*inside)), negate)
+        negate = kind is op.NOT_LITERAL
+        inside: list[tuple[int, int]] = []
+        rest = []
+        for item in items:
+            if item[0] is op.NEGATE:
+                negate = True
+            elif item in self.properties:
+                inside += properties(self.properties[item], bool(flags & op.SRE_FLAG_IGNORECASE))
+            else:
+                rest.append(item)
+        inside += characters(tuple(rest), flags & (op.SRE_FLAG_IGNORECASE | op.SRE_FLAG_ASCII))
+        return negated(merged(inside), negate)
 
     def refusal(self, construct: str) -> ValueError:
         """Return the error for an unsupported construct."""
@@ -347,14 +395,14 @@ def _without_marks(marked: NFA, ascii_only: bool) -> NFA:
     for row in rows:
         if row and row[-1][0] == MARK:
             row.pop()
-    after = dfa.table[:, MARK].tolist()
     exits = {state: nfa.add(()) for state in range(1, len(rows))}
     _, entries = nfa.graph(rows, exits)
     for state, exit in exits.items():
         if dfa.accepts(state):
             nfa.epsilon[exit] += (ACCEPT,)
-        if after[state]:
-            nfa.epsilon[exit] += (entries[after[state]],)
+        after = dfa.step(state, MARK)
+        if after:
+            nfa.epsilon[exit] += (entries[after],)
     nfa.start = entries[dfa.start]
     return nfa
 
@@ -363,17 +411,23 @@ def _without_marks(marked: NFA, ascii_only: bool) -> NFA:
 def _boundaries(ascii_only: bool) -> DFA:
     """Return the texts that may have marks where a word begins or ends."""
     nfa = NFA()
-    after_word, after_other = nfa.add(()), nfa.add(())
+    after_word = nfa.add(())
+    after_other = nfa.add(())
     inside = category("w", ascii_only)
-    word, other = nfa.read(utf8(inside), after_word), nfa.read(utf8(negated(inside)), after_other)
+    word = nfa.read(utf8(inside), after_word)
+    other = nfa.read(utf8(negated(inside)), after_other)
+
+    def mark(follow: int) -> int:
+        return nfa.read(MARK_READ, follow)
+
     for state, ways in ((after_word, [ACCEPT, other]), (after_other, [word])):
-        marks = nfa.plus(lambda again: nfa.read(MARK_READ, again), nfa.split(ways))
-        nfa.epsilon[state] = ACCEPT, word, other, marks
+        nfa.epsilon[state] = ACCEPT, word, other, nfa.plus(mark, nfa.split(ways))
     nfa.start = after_other
     return DFA(nfa)
 
 
-_tree, _texts = cache(_parser.parse), cache(Regex)   # of the patterns that stand for anchors and word boundaries
+_tree = cache(_parser.parse)                         # of the patterns that stand for anchors and word boundaries
+_texts = cache(Regex)
 
 
 def _without_properties(pattern: str) -> tuple[str, Properties]:

@@ -24,7 +24,7 @@ import numpy as np
 
 from llmppl.constraints.automata.budget import MAX_PARTS, Budget, TooLarge
 from llmppl.constraints.automata.dfa import DFA
-from llmppl.constraints.automata.nfa import ACCEPT, ANY, DEAD, NFA, Fragment
+from llmppl.constraints.automata.nfa import ACCEPT, DEAD, NFA, Fragment
 from llmppl.constraints.automata.operations import trie_of
 from llmppl.constraints.automata.regex import Regex
 from llmppl.support.arguments import count, shown
@@ -84,35 +84,42 @@ def within(
     costs = _checked(language, insert, delete, substitute)
     characters = _fragment(_alphabet(alphabet))
     k = count("k", k, least=0)
-    what = f"k={k} edits of {shown(language)}"
-    remedy = "a smaller k, or fewer states (language.minimise()), would work"
-    nfa = NFA(Budget(f"the language of the strings within {what}", remedy=remedy))
+    what = f"the language of the strings within k={k} edits of {shown(language)}"
+    nfa = NFA(Budget(what, "a smaller k, or fewer states (language.minimise()), would work"))
     if language.is_empty():
         return DFA(nfa)
     nfa.reserve((k + 1) * language.explore().num_states)        # known before it is built
     rows = language.edges()
-
-    def next_characters(state: int) -> dict[int, str]:
+    nexts = _next_characters(language)
+    between = []                                    # the states between characters
+    for state in reachable([language.start], nexts.__getitem__):
         nfa.budget.spend(steps=STEPS_PER_STATE)
-        return _next_characters(language, state)
-
-    nexts = Memo(next_characters)
-    between = list(reachable([language.start], nexts.__getitem__))        # the states between characters
+        between.append(state)
     layers: list[list[int]] = []                    # layers[left][state]: the NFA state with `left` to spend
 
-    def layer_above(cost: float, states: Iterable[int]) -> list[int]:
+    def after(cost: float, states: Iterable[int]) -> list[int]:
         """Return the states of the layer with `cost` less to spend; empty if there is none."""
-        return [layers[-int(cost)][state] for state in states] if cost <= len(layers) else []
+        if cost > len(layers):
+            return []
+        layer = layers[-int(cost)]
+        return [layer[state] for state in states]
 
     for _ in range(k + 1):
         exits = {}
         for state in between:
+            ways = []
+            if language.accepts(state):
+                ways.append(ACCEPT)
+            ways += after(costs.delete, nexts[state])
             edits = {costs.insert: [state]}         # cost of reading a character of the alphabet -> next states
             edits.setdefault(costs.substitute, []).extend(nexts[state])
-            reads = [nfa.read(characters, nfa.split(layer_above(cost, states))) for cost, states in edits.items()]
-            deletions = layer_above(costs.delete, nexts[state])
-            exits[state] = nfa.split([*[ACCEPT] * language.accepts(state), *deletions, *reads])
-        layers.append(nfa.graph(rows, {state: entry for state, entry in exits.items() if entry != DEAD})[1])
+            for cost, states in edits.items():
+                ways.append(nfa.read(characters, nfa.split(after(cost, states))))
+            entry = nfa.split(ways)
+            if entry != DEAD:
+                exits[state] = entry
+        _, entries = nfa.graph(rows, exits)
+        layers.append(entries)
     nfa.start = layers[k][language.start]
     return DFA(nfa)
 
@@ -134,66 +141,81 @@ def alignment(
     costs = _checked(language, insert, delete, substitute)
     characters = _alphabet(alphabet)
     try:
-        encoded = list(map(str.encode, text))
+        encoded = [char.encode() for char in text]
     except UnicodeEncodeError:                      # a lone surrogate is in no language
         return None
-    may_come = [characters is None or char in characters for char in text] + [False]
-    nexts: Memo[int, dict[int, str]] = Memo(lambda state: _next_characters(language, state))
-    least: dict[tuple[int, int], float] = {(0, language.start): 0}
+    nexts = _next_characters(language)
+    least: dict[tuple[int, int], float] = {}
     order = itertools.count()                       # breaks ties, independently of the states' numbers
-    todo: list[tuple[float, int, int, int, tuple[Edit, ...]]] = [(0, next(order), 0, language.start, ())]
+    todo: list[tuple[float, int, int, int, list[Edit]]] = []
 
-    def reach(place: int, state: int, cost: float, *edits: Edit) -> None:
+    def reach(place: int, state: int, cost: float, edits: list[Edit]) -> None:
         if state and cost <= most and cost < least.get((place, state), math.inf):
             least[place, state] = cost
             heappush(todo, (cost, next(order), place, state, edits))
 
+    reach(0, language.start, 0, [])
     while todo:                                     # Dijkstra's search over (characters read, state)
         cost, _, place, state, edits = heappop(todo)
         if cost > least[place, state]:
             continue
-        if place == len(text) and language.accepts(state):
-            return list(edits)
-        if place < len(text):
-            reach(place + 1, language.after(state, encoded[place]), cost, *edits)
-        if may_come[place]:
-            reach(place + 1, state, cost + costs.insert, *edits, Edit("insert", place, "", text[place]))
-        for target, char in nexts[state].items():
-            reach(place, target, cost + costs.delete, *edits, Edit("delete", place, char, ""))
-            if may_come[place]:
-                edit = Edit("substitute", place, char, text[place])
-                reach(place + 1, target, cost + costs.substitute, *edits, edit)
+        char = text[place : place + 1]              # "" at the end
+        if not char and language.accepts(state):
+            return edits
+        may_come = char in characters and char != ""
+        if char:
+            reach(place + 1, language.after(state, encoded[place]), cost, edits)
+        if may_come:
+            insertion = Edit("insert", place, "", char)
+            reach(place + 1, state, cost + costs.insert, [*edits, insertion])
+        for target, wanted in nexts[state].items():
+            deletion = Edit("delete", place, wanted, "")
+            reach(place, target, cost + costs.delete, [*edits, deletion])
+            if may_come:
+                substitution = Edit("substitute", place, wanted, char)
+                reach(place + 1, target, cost + costs.substitute, [*edits, substitution])
     return None
 
 
-def _next_characters(language: DFA, state: int) -> dict[int, str]:
-    """Return the states one character after `state` -> the lowest character that leads there, ordered by it."""
-    found: dict[int, bytes] = {}
-    todo = [(state, b"")]
-    for at, read in todo:                           # grows
-        targets, first = np.unique(language.row(at), return_index=True)
-        for target, byte in zip(targets.tolist(), first.tolist(), strict=True):
-            text = read + bytes((byte,))
-            if target and len(text) < SIZES[text[0] >> 4]:
-                todo.append((target, text))
-            elif target:
-                found[target] = min(found.get(target, text), text)
-    return {target: text.decode() for target, text in sorted(found.items(), key=lambda pair: pair[1])}
+def _next_characters(language: DFA) -> Memo[int, dict[int, str]]:
+    """Return state -> states one character later -> the lowest character that leads there, ordered by it."""
+
+    def find(state: int) -> dict[int, str]:
+        found: dict[int, bytes] = {}
+        todo = [(state, b"")]
+        for at, read in todo:                       # grows
+            targets, first = np.unique(language.row(at), return_index=True)
+            for target, byte in zip(targets.tolist(), first.tolist(), strict=True):
+                text = read + bytes((byte,))
+                if not target:
+                    continue
+                if len(text) < SIZES[text[0] >> 4]:
+                    todo.append((target, text))
+                else:
+                    found[target] = min(found.get(target, text), text)
+        lowest = sorted((text, target) for target, text in found.items())
+        return {target: text.decode() for text, target in lowest}
+
+    return Memo(find)
 
 
 def _checked(language: DFA, insert: int | None, delete: int | None, substitute: int | None) -> _Costs:
     """Check the language and the costs, and return the costs."""
     if not isinstance(language, DFA):
         raise TypeError(f"edits are made to a DFA, such as Regex({str(language)!r}), not a {type(language).__name__}")
-    costs = {"insert": insert, "delete": delete, "substitute": substitute}
-    return _Costs(**{name: math.inf if cost is None else count(name, cost) for name, cost in costs.items()})
+    costs = []
+    for name, cost in zip(_Costs._fields, (insert, delete, substitute), strict=True):
+        costs.append(math.inf if cost is None else count(name, cost))
+    return _Costs(*costs)
 
 
-def _alphabet(alphabet: str | Iterable[str] | None) -> DFA | None:
-    """Return the language of the single characters of an alphabet, None if all are allowed."""
+def _alphabet(alphabet: str | Iterable[str] | None) -> DFA:
+    """Return the language of the single characters of an alphabet; None is all characters."""
     if alphabet is None:
-        return None
-    return _characters(alphabet if isinstance(alphabet, str) else tuple(alphabet))
+        alphabet = "(?s)."
+    elif not isinstance(alphabet, str):
+        alphabet = tuple(alphabet)
+    return _characters(alphabet)
 
 
 @lru_cache(64)
@@ -207,12 +229,15 @@ def _characters(alphabet: str | tuple[str, ...]) -> DFA:
     return chars.minimise()
 
 
-def _fragment(alphabet: DFA | None) -> Fragment:
+def _fragment(alphabet: DFA) -> Fragment:
     """Return one character of the alphabet as a graph over bytes."""
-    if alphabet is None:
-        return ANY
-    node = np.where(alphabet.accepting, -1, np.arange(-1, alphabet.num_states)).tolist()
-    return tuple(tuple((lo, hi, node[target]) for lo, hi, target in row) for row in alphabet.edges()[1:])
+    nodes = []
+    for row in alphabet.edges()[1:]:
+        edges = []
+        for lo, hi, target in row:
+            edges.append((lo, hi, -1 if alphabet.accepts(target) else target - 1))
+        nodes.append(tuple(edges))
+    return tuple(nodes)
 
 
 STEPS_PER_PAIR = 5                                  # that a pair (state, state of the keys) costs
@@ -244,7 +269,8 @@ def rewrite(language: DFA, rules: Iterable[tuple[DFA, DFA]]) -> DFA:
             raise ValueError(f"{what!r} has the empty string, which occurs everywhere; only others can be replaced")
         if not by.is_empty():
             rows = _rows(what)
-            keys.append(_Keys(rows, what.start, dict.fromkeys(np.flatnonzero(what.accepting).tolist(), by)))
+            ends = np.flatnonzero(what.accepting).tolist()
+            keys.append(_Keys(rows, what.start, dict.fromkeys(ends, by)))
     return _rewritten(language, keys)
 
 
@@ -308,50 +334,63 @@ def optional_punctuation(language: DFA) -> DFA:
 def _rewritten(language: DFA, keys: Sequence[_Keys]) -> DFA:
     """Return the language with paths added beside those that read a key; each reads a replacement of the key."""
     remedy = "fewer states (language.minimise()) or fewer and shorter replacements would work"
-    nfa = NFA(Budget(f"the language of the rewrites of {shown(language)}", remedy=remedy))
+    nfa = NFA(Budget(f"the language of the rewrites of {shown(language)}", remedy))
     if language.is_empty():
         return DFA(nfa)
     arcs = language.edges()
-    spelled = Memo[frozenset[str], DFA](lambda words: DFA.from_strings(words).minimise())
     jumps = {}                                          # state -> state after a key -> replacements
     for state in range(1, len(arcs)):
-        found: dict[int, list[By]] = {}
-        for target, by in itertools.chain(*(_occurrences(language, state, some, nfa.budget) for some in keys)):
-            found.setdefault(target, []).append(by)
+        found = _occurrences(language, state, keys, nfa.budget)
         if found or language.accepts(state):
             jumps[state] = found
     exits = {state: nfa.add(()) for state in jumps}
     _, entries = nfa.graph(arcs, exits)
+    spelled = Memo[frozenset[str], DFA](lambda words: DFA.from_strings(words).minimise())
     for state, found in jumps.items():
-        choices = [ACCEPT] * language.accepts(state)
+        choices = []
+        if language.accepts(state):
+            choices.append(ACCEPT)
         for target, some in found.items():
-            words = frozenset(itertools.chain(*(by for by in some if isinstance(by, tuple))))
-            replacements = [by for by in some if isinstance(by, DFA)] + [spelled[words]] * bool(words)
-            choices += [nfa.include(by, entries[target]) for by in replacements]
+            words: set[str] = set()
+            for by in some:
+                if isinstance(by, DFA):
+                    choices.append(nfa.include(by, entries[target]))
+                else:
+                    words.update(by)
+            if words:
+                choices.append(nfa.include(spelled[frozenset(words)], entries[target]))
         nfa.epsilon[exits[state]] = tuple(choices)
     nfa.start = entries[language.start]
     return DFA(nfa)
 
 
-def _occurrences(language: DFA, state: int, keys: _Keys, budget: Budget) -> list[tuple[int, By]]:
-    """Return (state after the key, replacements) for the keys that can be read from `state`."""
+def _occurrences(language: DFA, state: int, several: Sequence[_Keys], budget: Budget) -> dict[int, list[By]]:
+    """Return the states after the keys that can be read from `state`, each with the replacements."""
+    found: dict[int, list[By]] = {}
     table = language.table
-    found = [(state, keys.start)]
-    seen = set(found)
-    for at, key in found:                           # grows
-        row = keys.rows[key]
-        for pair in zip(table[at, list(row)].tolist(), row.values(), strict=True):
-            if pair[0] and pair not in seen:
-                seen.add(pair)
-                found.append(pair)
-    budget.spend(steps=STEPS_PER_PAIR * len(found))
-    return [(after, keys.by[key]) for after, key in found if key in keys.by]
+    for keys in several:
+        pairs = [(state, keys.start)]
+        seen = set(pairs)
+        for at, key in pairs:                           # grows
+            row = keys.rows[key]
+            for pair in zip(table[at, list(row)].tolist(), row.values(), strict=True):
+                if pair[0] and pair not in seen:
+                    seen.add(pair)
+                    pairs.append(pair)
+        budget.spend(steps=STEPS_PER_PAIR * len(pairs))
+        for after, key in pairs:
+            if key in keys.by:
+                found.setdefault(after, []).append(keys.by[key])
+    return found
 
 
 def _rows(dfa: DFA) -> Rows:
     if np.count_nonzero(dfa.explore().table) > 3 * MAX_PARTS:
         raise TooLarge(shown(dfa), f"more than {3 * MAX_PARTS:,} edges to replace", "fewer states would work")
-    return [{byte: t for lo, hi, t in row for byte in range(lo, hi + 1)} for row in dfa.edges()]
+    rows = []
+    for row in dfa.table.tolist():
+        rows.append({byte: target for byte, target in enumerate(row) if target})
+    return rows
 
 
 def _trie(table: Mapping[str, Sequence[str]]) -> _Keys:
@@ -361,13 +400,19 @@ def _trie(table: Mapping[str, Sequence[str]]) -> _Keys:
         if isinstance(alternatives, str):
             raise TypeError(f"the alternatives of {key!r} are the str {alternatives!r}; a list is [{alternatives!r}]")
     rows, ends = trie_of(map(str.encode, table))
-    by: dict[int, By] = {node: tuple(some) for node, some in zip(ends, table.values(), strict=True) if some}
+    by: dict[int, By] = {}
+    for node, alternatives in zip(ends, table.values(), strict=True):
+        if alternatives:
+            by[node] = tuple(alternatives)
     return _Keys(rows, 1, by)
 
 
 @cache
 def _case_pairs() -> _Keys:
-    letters = map(chr, range(0x20000))              # planes 2 and above have no letters with case
-    upper = [c for c in letters if len(c.lower()) == 1 and c.lower() != c == c.lower().upper()]
-    lower = list(map(str.lower, upper))
-    return _trie({c: [other] for c, other in zip(upper + lower, lower + upper, strict=True)})
+    table = {}
+    for upper in map(chr, range(0x20000)):          # planes 2 and above have no letters with case
+        lower = upper.lower()
+        if len(lower) == 1 and lower != upper == lower.upper():
+            table[upper] = [lower]
+            table[lower] = [upper]
+    return _trie(table)
