@@ -44,6 +44,7 @@ class Frames:
         self._open: set[int] = set()
         self._left: dict[Local, float] = {}
         self._least: dict[Lazy, float] = {}
+        self._are_written: Memo[bytes, bool] = Memo(lambda alone: all(alone[byte] for byte in WRITTEN))
         self.starts = Memo(self._find_starts)
 
     def forget(self) -> None:
@@ -115,7 +116,9 @@ class Frames:
 
     def least_bytes(self, local: Local, alone: Bools) -> float:
         """Return the same bound; inf if some bytes of JSON texts are no tokens by themselves."""
-        return self.bytes_left(local) if alone[WRITTEN].all() else math.inf
+        if not self._are_written[alone.tobytes()]:
+            return math.inf
+        return self.bytes_left(local)
 
     # ---- frames of shapes
 
