@@ -21,7 +21,8 @@ if TYPE_CHECKING:                                       # the same names again, 
         SMC, Particles, beam_search, enumerate_exact, importance_sampling, repeat, smc_standard, smc_steer,
     )  # fmt: skip
     from llmppl.lm import CachedTransformer, ConstraintLogitsProcessor
-    from llmppl.models import ConstrainedText, Infilling, Model, PromptIntersection, batched
+    from llmppl.models import ConstrainedText, Infilling, Model, PromptIntersection
+    from llmppl.models.batched import batched
     from llmppl.queries import Query, choose, search
     from llmppl.tasks import Result, generate, load_results, run_many
 
