@@ -25,9 +25,9 @@ from llmppl.constraints.automata.budget import Budget
 from llmppl.constraints.automata.nfa import (  # isort: skip
     ACCEPT, DEAD, LEAD_BYTES, LEADS, MAX_CODE_POINT, NFA, Fragment, Ranges, merged, utf8,
 )  # fmt: skip
-from llmppl.constraints.automata.operations import joined, merging, trimmed
-from llmppl.constraints.constraint import Ints, TabledRecognizer
-from llmppl.support.graphs import Memo, Numbering, reachable, reversed_edges
+from llmppl.constraints.automata.operations import Edge, Table, joined, merging, trimmed
+from llmppl.constraints.constraint import Bools, Ints, TabledRecognizer
+from llmppl.support.graphs import Memo, Numbering, reachable
 
 op: Any = import_module("re._constants")            # of Python's own pattern parser, which has no types
 
@@ -36,14 +36,20 @@ def negated(ranges: Ranges, negate: bool = True) -> Ranges:
     """Return all other code points, or `ranges` itself unless `negate`."""
     if not negate:
         return ranges
-    ends = [-1, *itertools.chain(*ranges), MAX_CODE_POINT + 1]
-    return tuple((last + 1, first - 1) for last, first in zip(ends[::2], ends[1::2], strict=True) if first - last > 1)
+    found = []
+    after = 0
+    for first, last in ranges:
+        if first > after:
+            found.append((after, first - 1))
+        after = last + 1
+    if after <= MAX_CODE_POINT:
+        found.append((after, MAX_CODE_POINT))
+    return tuple(found)
 
 
 def points(chars: Iterable[str]) -> Ranges:
     """Return the code points of some characters."""
-    codes = list(map(ord, chars))
-    return merged(zip(codes, codes, strict=True))
+    return merged([(ord(char), ord(char)) for char in chars])
 
 
 def _characters_of(*planes: int) -> str:
@@ -135,12 +141,17 @@ def _categories() -> dict[str, Ranges]:
 def properties(name: tuple[str, bool], ignore_case: bool) -> Ranges:
     """Return the code points of a general category; `ignore_case` adds those that a change of case brings into it."""
     short, negate = name
-    parts = {"LC": ("Lu", "Ll", "Lt")}.get(short, (short,))
-    ranges = merged(pair for key, some in _categories().items() if key.startswith(parts) for pair in some)
+    parts = ("Lu", "Ll", "Lt") if short == "LC" else (short,)
+    ranges: list[tuple[int, int]] = []
+    for key, some in _categories().items():
+        if key.startswith(parts):
+            ranges += some
     if ignore_case:
-        inside = {chr(code) for lo, hi in ranges for code in range(lo, hi + 1)}
-        ranges = merged([*ranges, *points(c for c in cased() if {c.lower(), c.upper()} & inside)])
-    return negated(ranges, negate)
+        inside = set[str]()
+        for lo, hi in ranges:
+            inside.update(map(chr, range(lo, hi + 1)))
+        ranges += points([char for char in cased() if char.lower() in inside or char.upper() in inside])
+    return negated(merged(ranges), negate)
 
 
 Piece = tuple[int, int, bytes]                      # code point bits lo..hi, and the states (as bytes) they lead to
@@ -152,39 +163,51 @@ def include_intersection(nfa: NFA, factors: Sequence[tuple[TabledRecognizer, boo
     A factor is an automaton and a bool; False stands for its complement. If the budget does not suffice (TooLarge),
     nothing is added to `nfa`.
     """
-    dfas, signs = zip(*factors, strict=True)
-    classes, steps = _over_characters(dfas, budget)
-    numbers = Numbering([(), tuple(dfa.start for dfa in dfas)])         # 0 is dead
-    rows = [[0] * len(classes)]                     # state -> class -> next state
-    for state in itertools.islice(numbers.keys_in_order, 1, None):                # grows
+    signs = [sign for _, sign in factors]
+    table, ends, starts = _stacked([dfa for dfa, _ in factors])
+    between = _between(table, starts, budget)
+    classes, targets = _classes(table, np.array(between, np.int64), budget)
+    step = dict(zip(between, targets.T.tolist(), strict=True))
+    step[0] = [0] * len(classes)
+    numbers = Numbering([(), tuple(starts)])        # 0 is dead
+    rows = [step[0]]                                # state -> class -> next state
+    for state in itertools.islice(numbers.keys_in_order, 1, None):      # grows
         budget.spend(states=1, steps=10 * len(classes))
-        targets = zip(*(step[q] for step, q in zip(steps, state, strict=True)), strict=True)
-        rows.append([numbers[target] if all(itertools.compress(target, signs)) else 0 for target in targets])
-    columns = np.array(numbers.keys_in_order[1:]).T           # (factors, states)
-    ends = [dfa.accepting[column] == inside for column, (dfa, inside) in zip(columns, factors, strict=True)]
-    accepting = np.append(False, np.logical_and.reduce(ends))
+        row = []
+        for target in zip(*[step[q] for q in state], strict=True):
+            is_alive = all(itertools.compress(target, signs))
+            row.append(numbers[target] if is_alive else 0)
+        rows.append(row)
+    states = np.array(numbers.keys_in_order[1:])    # (S, factors)
+    accepting = np.append(False, (ends[states] == signs).all(axis=1))
     table, accepting, start = trimmed(np.array(rows, np.int32), accepting, 1)
     if not start:
         return DEAD
-    edges = [[(c, c, t) for c, t in enumerate(row) if t] for row in table.tolist()]
+    edges: list[list[Edge]] = []
+    for row in table.tolist():
+        edges.append([(c, c, target) for c, target in enumerate(row) if target])
     number, kept = merging(edges, accepting, budget)
     return _include(nfa, classes, number[table[kept[1:]]].tolist(), accepting[kept[1:]].tolist())
 
 
-def _over_characters(
-    dfas: Sequence[TabledRecognizer], budget: Budget
-) -> tuple[list[Ranges], list[dict[int, list[int]]]]:
-    """Return the classes of characters, and for each automaton: state between characters -> class -> next state."""
-    between = [_between(dfa, budget) for dfa in dfas]
-    sizes = np.cumsum(list(map(len, between)))
-    table = np.zeros((0, 256), np.int32)
-    offsets = []                                        # of each automaton's rows in `table`
+def _stacked(dfas: Sequence[TabledRecognizer]) -> tuple[Table, Bools, list[int]]:
+    """Return one table of all automata, with one dead state, its accepting states and the starts."""
+    table = np.zeros((1, 256), np.int32)
+    accepting = np.zeros(1, bool)
+    starts = []
     for dfa in dfas:
-        offsets.append(len(table))
-        table = np.concatenate([table, np.where(dfa.table > 0, dfa.table + len(table), 0)])
-    everywhere = np.concatenate([np.array(some, np.int64) + at for some, at in zip(between, offsets, strict=True)])
+        before = len(table) - 1
+        rows = dfa.table[1:]
+        starts.append(dfa.start and before + dfa.start)
+        table = np.concatenate([table, np.where(rows > 0, before + rows, 0)])
+        accepting = np.append(accepting, dfa.accepting[1:])
+    return table, accepting, starts
+
+
+def _classes(table: Table, states: Ints, budget: Budget) -> tuple[list[Ranges], Table]:
+    """Return the C classes of characters, and the states that each leads to: (C, len(states)) array."""
     ranges: dict[bytes, list[tuple[int, int]]] = {}
-    known = {}
+    known: dict[tuple[int, bytes], list[Piece]] = {}
 
     def pieces(vector: Ints, pending: int) -> list[Piece]:
         """Return the ranges that `pending` more bytes encode, each with the states after them, from states `vector`."""
@@ -193,40 +216,39 @@ def _over_characters(
         key = pending, vector.tobytes()
         if key not in known:
             budget.spend(steps=16 * len(vector))
-            shift = 6 * (pending - 1)
-            known[key] = joined(
-                ((byte << shift) + lo, (byte << shift) + hi, end)
-                for byte in range(64)
-                for lo, hi, end in pieces(table[vector, 0x80 + byte], pending - 1)
-            )
+            found = []
+            for byte in range(64):
+                first = byte << 6 * (pending - 1)
+                for lo, hi, end in pieces(table[vector, 0x80 + byte], pending - 1):
+                    found.append((first + lo, first + hi, end))
+            known[key] = joined(found)
         return known[key]
 
     for low, high, pending in LEADS:
         shift = 6 * pending
+        lead, _ = LEAD_BYTES[pending]
         for number in range(low >> shift, (high >> shift) + 1):
-            for lo, hi, key in pieces(table[everywhere, LEAD_BYTES[pending][0] + number], pending):
-                lo, hi = max(low, (number << shift) + lo), min(high, (number << shift) + hi)
+            first = number << shift
+            for lo, hi, key in pieces(table[states, lead + number], pending):
+                lo = max(low, first + lo)
+                hi = min(high, first + hi)
                 if lo <= hi:
                     ranges.setdefault(key, []).append((lo, hi))
-    ends = np.array([np.frombuffer(key, np.int32) for key in ranges])           # (C, states of all)
-    steps = []
-    for states, at, columns in zip(between, offsets, np.split(ends, sizes[:-1], axis=1), strict=True):
-        targets = np.where(columns > 0, columns - at, 0).T.tolist()
-        steps.append({0: [0] * len(ends)} | dict(zip(states, targets, strict=True)))
-    return list(map(merged, ranges.values())), steps
+    targets = [np.frombuffer(key, np.int32) for key in ranges]
+    return list(map(merged, ranges.values())), np.array(targets)
 
 
-def _between(dfa: TabledRecognizer, budget: Budget) -> list[int]:
+def _between(table: Table, starts: list[int], budget: Budget) -> list[int]:
     """Return the states between characters, without the dead state."""
 
     def after(state: int) -> list[int]:
         budget.spend(steps=50)
         ends = np.zeros(0, np.int32)
         for lo, hi in reversed(LEAD_BYTES):
-            ends = np.union1d(dfa.table[ends, 0x80:0xC0], dfa.table[state, lo : hi + 1])
+            ends = np.union1d(table[ends, 0x80:0xC0], table[state, lo : hi + 1])
         return ends.tolist()
 
-    return [state for state in reachable([dfa.start], after) if state]
+    return [state for state in reachable(starts, after) if state]
 
 
 def _include(nfa: NFA, classes: list[Ranges], rows: list[list[int]], accepting: list[bool]) -> int:
@@ -234,13 +256,23 @@ def _include(nfa: NFA, classes: list[Ranges], rows: list[list[int]], accepting: 
 
     def halves(some: tuple[int, ...]) -> list[Fragment]:
         """Return the characters of one byte, and the others, which more states have in common."""
-        others = negated(merged(itertools.chain(*map(classes.__getitem__, some))))
-        return [utf8(negated(merged([*others, half]))) for half in ((0x80, MAX_CODE_POINT), (0, 0x7F))]
+        inside: list[tuple[int, int]] = []
+        for number in some:
+            inside += classes[number]
+        others = negated(merged(inside))
+        found = [utf8(negated(merged([*others, half]))) for half in ((0x80, MAX_CODE_POINT), (0, 0x7F))]
+        return [half for half in found if half]
 
     fragments = Memo(halves)
     entries = [nfa.add(()) for _ in rows]
     for entry, row, accepts in zip(entries, rows, accepting, strict=True):
-        classes_to = reversed_edges((c, [target]) for c, target in enumerate(row) if target)
-        reads = [(half, entries[t - 1]) for t, some in classes_to.items() for half in fragments[tuple(some)] if half]
-        nfa.defer(entry, reads, (ACCEPT,) * accepts)
+        classes_to: dict[int, list[int]] = {}
+        for number, target in enumerate(row):
+            if target:
+                classes_to.setdefault(target, []).append(number)
+        reads = []
+        for target, some in classes_to.items():
+            for half in fragments[tuple(some)]:
+                reads.append((half, entries[target - 1]))
+        nfa.defer(entry, reads, (ACCEPT,) if accepts else ())
     return entries[0]

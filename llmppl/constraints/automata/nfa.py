@@ -153,9 +153,10 @@ class NFA:
 
     def split(self, choices: Iterable[int]) -> int:
         """Return a state that becomes each of `choices`, in order of preference."""
-        alive = tuple(dict.fromkeys(choice for choice in choices if choice != DEAD))
+        alive = dict.fromkeys(choices)
+        alive.pop(DEAD, None)
         if len(alive) > 1:
-            return self.add(alive)
+            return self.add(tuple(alive))
         return next(iter(alive), DEAD)
 
     def plus(self, body: Callable[[int], int], follow: int, greedy: bool = True) -> int:
@@ -169,13 +170,15 @@ class NFA:
         entry = body(again)
         if entry == DEAD:
             return DEAD
-        if not greedy:
-            self.epsilon[again] = (follow, entry)
-        elif again in (choices := self.unread(entry)) and not self.guards.keys() & set(choices):
+        choices: tuple[int, ...] = ()
+        if greedy:
+            choices = self.unread(entry)
+        if again in choices and self.guards.keys().isdisjoint(choices):
             # An iteration that reads nothing is the last: `re` continues after the loop before it tries other choices.
-            self.epsilon[again] = tuple(dict.fromkeys(follow if q == again else q for q in [*choices, follow]))
+            order = [follow if state == again else state for state in choices]
+            self.epsilon[again] = tuple(dict.fromkeys([*order, follow]))
         else:
-            self.epsilon[again] = (entry, follow)
+            self.epsilon[again] = (entry, follow) if greedy else (follow, entry)
         return entry
 
     def star(self, body: Callable[[int], int], follow: int, greedy: bool = True) -> int:
@@ -196,9 +199,10 @@ class NFA:
 
     def guard(self, condition: Behind | Ahead, follow: int) -> int:
         """Return a state that becomes `follow` where `condition` holds."""
-        if isinstance(condition, Ahead) and condition.entry == DEAD:
-            return DEAD if condition.positive else follow
-        if follow == DEAD:
+        never = isinstance(condition, Ahead) and condition.entry == DEAD
+        if never and not condition.positive:
+            return follow
+        if never or follow == DEAD:
             return DEAD
         state = self.add((follow,))
         self.guards[state] = condition
@@ -214,7 +218,10 @@ class NFA:
         entries = [DEAD, *range(first + 1, first + size)]
         for rank, i in enumerate(exits):
             entries[i] = first + size + rank
-        self.read(tuple(tuple((lo, hi, entries[t] - first - 1) for lo, hi, t in row) for row in rows[1:]), ACCEPT)
+        fragment = []
+        for row in rows[1:]:
+            fragment.append(tuple([(lo, hi, entries[target] - first - 1) for lo, hi, target in row]))
+        self.read(tuple(fragment), ACCEPT)
         for i, follow in exits.items():
             self.add((first + i, follow) if rows[i] else (follow,))
         return first, entries
@@ -223,8 +230,10 @@ class NFA:
         """Return a state that reads a string of `dfa` and becomes `follow`; reading on is preferred to stopping."""
         if not dfa.start or follow == DEAD:
             return DEAD
-        start: int = dfa.start
-        return self.graph(dfa.edges(), dict.fromkeys(np.flatnonzero(dfa.accepting).tolist(), follow))[1][start]
+        rows = dfa.edges()
+        ends = np.flatnonzero(dfa.accepting).tolist()
+        _, entries = self.graph(rows, dict.fromkeys(ends, follow))
+        return entries[dfa.start]
 
     def add(self, choices: tuple[int, ...]) -> int:
         """Add a state that becomes exactly `choices`, which the caller may still change in `epsilon`."""
@@ -243,20 +252,26 @@ class NFA:
         self.epsilon[state] = (state,)              # until then
         self._deferred[state] = reads, others
 
+    @property
+    def has_deferred(self) -> bool:
+        """True if a part is not built yet."""
+        return bool(self._deferred)
+
     def settle(self) -> None:
         """Build everything that was deferred."""
         for state in list(self._deferred):
             self._choices(state)
 
-    def _read_once(self, read: tuple[Fragment, int]) -> int:
-        return self.read(*read)
-
     def _choices(self, state: int) -> tuple[int, ...]:
         if state in self._deferred:
             reads, others = self._deferred[state]
-            self.epsilon[state] = (*map(self._made.__getitem__, reads), *others)
+            built = [self._made[read] for read in reads]
+            self.epsilon[state] = (*built, *others)
             del self._deferred[state]
         return self.epsilon[state]
+
+    def _read_once(self, read: tuple[Fragment, int]) -> int:
+        return self.read(*read)
 
     def reserve(self, size: int) -> None:
         """Check that there is room for `size` more states. Raises TooLarge."""
@@ -268,11 +283,6 @@ class NFA:
         base = self._base[state]
         follow = self._follow[state]
         return [(lo, hi, base + target if target >= 0 else follow) for lo, hi, target in self._rows[state]]
-
-    @property
-    def has_deferred(self) -> bool:
-        """True if a part is not built yet."""
-        return bool(self._deferred)
 
     def edge_arrays(self) -> EdgeArrays:
         """Return all edges as arrays."""
@@ -300,10 +310,11 @@ class NFA:
             return (state,)
         found = self._closures.get(state)
         if found is None:
-            found = self._closures[state] = tuple(self.unread(state))
+            found = self.unread(state)
+            self._closures[state] = found
         return found
 
-    def unread(self, state: int) -> list[int]:
+    def unread(self, state: int) -> tuple[int, ...]:
         """Return the same states as `closure`, computed anew, also while an epsilon edge may still be added."""
         seen = set()
         stack = [state]
@@ -316,6 +327,6 @@ class NFA:
             if not self.epsilon[q] or q in self.guards:
                 order.append(q)
             else:
-                stack.extend(reversed(self._choices(q)))
+                stack += reversed(self._choices(q))
         self.budget.spend(steps=2 * len(seen))
-        return order
+        return tuple(order)
