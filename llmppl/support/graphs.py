@@ -1,15 +1,17 @@
-"""Graphs and growing tables: searches along edges, dicts that compute missing values, and numberings.
+"""Graphs and growing tables: searches along edges, dicts that compute missing values, numberings, and unique objects.
 
 An entry is complete before it can be looked up. So other threads and interrupts never leave a partial entry.
 """
 
 import math
+import weakref
 from collections import defaultdict
 from collections.abc import Callable, Hashable, Iterable, Iterator
 from typing import Any, TypeVar
 
 K = TypeVar("K", bound=Hashable)
 V = TypeVar("V")
+LEAST_ROOM = 1 << 12  # objects before those that nothing holds are dropped
 
 
 class Memo(dict[K, V]):
@@ -27,6 +29,34 @@ class Memo(dict[K, V]):
         if len(self) >= self.most:
             self.clear()
         return self.setdefault(key, found)              # two threads get the same value, that of the first
+
+
+class Interned(dict[tuple[Any, ...], weakref.ref[V]]):
+    """Objects by their contents, for as long as something else holds them. Equal ones are one object."""
+
+    __slots__ = ("_make", "_room")
+
+    def __init__(self, make: Callable[..., V]) -> None:
+        super().__init__()
+        self._make = make
+        self._room = LEAST_ROOM
+
+    def of(self, *content: Any) -> V:
+        """Return the object that `make(*content)` returns."""
+        ref = self.get(content)
+        found = None if ref is None else ref()
+        if found is None:
+            found = self._make(*content)
+            if len(self) >= self._room:
+                self._drop_dead()
+            self[content] = weakref.ref(found)
+        return found
+
+    def _drop_dead(self) -> None:
+        for content, ref in list(self.items()):
+            if ref() is None:
+                del self[content]
+        self._room = max(LEAST_ROOM, 2 * len(self))
 
 
 class Numbering(dict[K, int]):

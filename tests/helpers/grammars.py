@@ -178,7 +178,8 @@ def content(state):
             yield stack.state, stack.layout
             stack = stack.below
 
-    return {(tuple(below(stack)), scan) for stack, scan in state.hypotheses}, state.accepting
+    found = {(tuple(below(after.stack)), unit.states[number]) for unit, number, after in state.hypotheses}
+    return found, state.accepts
 
 
 def masks_agree(grammar, vocab, rng, walks, length):

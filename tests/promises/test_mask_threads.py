@@ -10,12 +10,13 @@ from helpers.fire import Interrupt, impatience, in_threads
 from helpers.masks import CASES, walks
 
 from llmppl.constraints.json import frames
-from llmppl.constraints.lark import grammar, unit
+from llmppl.constraints.lark import unit
 from llmppl.constraints.machine import distances, effects, machine, pairs
 from llmppl.constraints.machine import index as machine_index
 from llmppl.constraints.masks import index, mask_store
 from llmppl.constraints.vocabulary import canonical
 from llmppl.constraints.vocabulary.trie_walk import MemoGraph
+from llmppl.support import graphs
 
 COMPOSED = {"composed", "both"}                         # their walks take longest
 FILES = {str(path) for room in ("constraints", "distributions") for path in (ROOT / "llmppl" / room).rglob("*.py")}
@@ -33,8 +34,8 @@ def room(request, monkeypatch):
     if request.param == "tight":
         for module, name, most in [
             (mask_store, "MASK_BYTES", 300), (index, "MAX_STEPS", 8), (MemoGraph, "room", 8),
-            (canonical, "MASK_BYTES", 1500), (canonical, "MAX_STATES", 6), (grammar, "MAX_STATES", 6),
-            (grammar, "MAX_MASKS", 6), (machine, "MAX_STATES", 6),
+            (canonical, "MASK_BYTES", 1500), (canonical, "MAX_STATES", 6), (graphs, "LEAST_ROOM", 6),
+            (machine, "MAX_STEPS", 6),
             (machine_index, "MAX_MASKS", 6), (machine_index, "MAX_STEPS", 8), (effects, "MAX_EFFECTS", 6),
             (effects, "MAX_GROUPED", 4), (pairs, "MAX_KEPT", 200), (unit, "MAX_KEPT", 6), (frames, "MAX_LOCALS", 6),
             (distances, "MAX_KEPT", 6), (distances.Nearer, "room", 8),

@@ -94,7 +94,7 @@ def _check_ends(rules: Sequence[Rule], start: str, ignored: set[str]) -> None:
     """Raise GrammarError if the start rule has no finite sequence of terminals that reach the parser."""
     symbols = {symbol for rule in rules for symbol in rule.expansion}
     read = [symbol for symbol in symbols if symbol.is_term and symbol.name not in ignored]
-    if NonTerminal(start) not in derived(rules, read):
+    if NonTerminal(start) not in derived(rules, dict.fromkeys(read, 0)):
         used = sorted(ignored.intersection(symbol.name for symbol in symbols))
         why = f": its rules want {', '.join(used)}, which %ignore drops" if used else ": its rules never end"
         raise GrammarError(f"lark parses no text at all with this grammar (start rule {start!r}){why}")

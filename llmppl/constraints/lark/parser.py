@@ -1,8 +1,7 @@
 """Lark's LALR(1) parser on stacks that all texts share.
 
 A stack is a linked list of unique nodes: texts that lead to equal stacks share one object, which also stores the
-answers found for it. `Parser.lowest` is the least height read of a stack since it was last set: an answer holds for
-all stacks that are equal down to that height.
+answers found for it. A stack is dropped when nothing else holds it.
 
 A set of terminals is an int with one bit for each. The bit IGNORED stands for ignored text.
 
@@ -12,10 +11,11 @@ Source: the parser of lark 1.3, whose analysis makes the tables.
 from __future__ import annotations
 
 import functools
+import heapq
 import itertools
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from importlib import import_module
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple
 
 from lark import grammar as lark_grammar
 from lark.common import ParserConf
@@ -25,16 +25,15 @@ from lark.parsers.grammar_analysis import RulePtr
 from lark.parsers.lalr_analysis import LALR_Analyzer, Shift
 from lark.utils import classify
 
-from llmppl.support.graphs import reversed_edges
+from llmppl.support.graphs import Interned, reversed_edges
 
 _untyped: Any = import_module("lark.parsers.lalr_analysis")
 END = "$END"
+NOWHERE = -1                                        # no state of the parser
 IGNORED = 1                                         # the bit of ignored text
 MAX_ITEMS = 300_000                                 # of lark's parser; a rule after a state is two, a lookahead 1/5
 MAX_CHAIN = 500                                     # reductions before a token, by the parser's states and symbols
 
-K = TypeVar("K")
-T = TypeVar("T")
 Symbol = str | tuple[str, int]                      # a terminal; one that ends a line with the next line's column
 
 
@@ -57,9 +56,13 @@ class Rule(lark_grammar.Rule):
     __eq__ = object.__eq__
 
 
-def derived(rules: Sequence[Rule], given: Iterable[Any]) -> set[Any]:
-    """Return the given symbols, and those of which some rule has only such symbols: every rule without any, too."""
-    todo = list(given)
+def derived(rules: Iterable[Rule], given: Mapping[Any, float]) -> dict[Any, float]:
+    """Return the least costs of symbols, from those of the given ones; only of symbols that some rules make of these.
+
+    The cost of a rule is the sum of those of its symbols.
+    """
+    order = itertools.count()
+    todo = [(cost, next(order), symbol) for symbol, cost in given.items()]
     uses: dict[Any, list[Rule]] = {}
     missing = {}
     for rule in rules:
@@ -68,17 +71,19 @@ def derived(rules: Sequence[Rule], given: Iterable[Any]) -> set[Any]:
         for symbol in symbols:
             uses.setdefault(symbol, []).append(rule)
         if not symbols:
-            todo.append(rule.origin)
-    found = set()
+            todo.append((0, next(order), rule.origin))
+    heapq.heapify(todo)
+    found = dict[Any, float]()
     while todo:
-        symbol = todo.pop()
+        cost, _, symbol = heapq.heappop(todo)
         if symbol in found:
             continue
-        found.add(symbol)
+        found[symbol] = cost
         for rule in uses.get(symbol, ()):
             missing[rule] -= 1
             if not missing[rule]:
-                todo.append(rule.origin)
+                total = sum(found[each] for each in rule.expansion)
+                heapq.heappush(todo, (total, next(order), rule.origin))
     return found
 
 
@@ -96,7 +101,7 @@ class _Analyzer(LALR_Analyzer):
         self.lr0_rules_by_origin = classify([*rules, root], lambda rule: rule.origin)
         closure = self.expand_rule(root.origin, self.lr0_rules_by_origin)
         self.lr0_start_states = {start: _untyped.LR0ItemSet([RulePtr(root, 0)], closure)}
-        self.NULLABLE = derived(rules, ())
+        self.NULLABLE = set(derived(rules, {}))
 
     def expand_rule(self, source_rule: Any, rules_by_origin: Any = None) -> Any:
         if source_rule not in self._expanded:
@@ -152,23 +157,24 @@ class Layout(NamedTuple):
 class Stack:
     """A parser stack, shared by all texts that lead to it: a state, the stack below, and the layout (if indented)."""
 
-    __slots__ = ("state", "below", "layout", "height", "pushed", "fed", "complete", "admits")
+    __slots__ = (
+        "state", "below", "layout", "height", "all", "shifted", "lines", "complete", "admits", "lefts", "__weakref__"
+    )  # fmt: skip
 
     def __init__(self, state: int, below: Stack | None, layout: Layout | None):
         self.state = state
         self.below = below
         self.layout: Any = layout                       # a Layout, or None
         self.height: int = below.height + 1 if below else 1
-        self.pushed: dict[tuple[int, Layout | None], Stack] = {}
-        self.fed: dict[Symbol, tuple[Stack | None, int]] = {}   # by the symbol; with the least height that was read
+        self.all: Interned[Stack] = below.all if below else Interned(Stack)
+        self.shifted: dict[str, tuple[Stack | None, int]] = {}  # by terminal; None stands for the stack itself
+        self.lines: dict[Symbol, Stack | None] = {}     # by the terminal that ends a line
         self.complete: bool | None = None               # whether the text may end here
-        self.admits: dict[int, tuple[int, int]] = {}    # bits -> those that may be fed
+        self.admits: dict[int, int] = {}                # bits -> those that may be fed
+        self.lefts: dict[int, float] = {}               # by a state on top, bytes to the end (`lengths.py`)
 
     def push(self, state: int, layout: Layout | None) -> Stack:
-        stack = self.pushed.get((state, layout))
-        if stack is None:
-            stack = self.pushed[state, layout] = Stack(state, self, layout)
-        return stack
+        return self.all.of(state, self, layout)
 
     def pop(self, size: int) -> Stack | None:
         stack: Stack | None = self
@@ -176,6 +182,9 @@ class Stack:
             stack = stack.below
             size = size - 1
         return stack
+
+
+Place = tuple[Stack, int]                           # a stack, and a state on top of it
 
 
 class Parser:
@@ -188,6 +197,8 @@ class Parser:
     shift_bits : by state, the terminals among these symbols
     reductions : by state, pairs of terminals and the (length, rule's name) that is reduced before these
     reduced : by state, the same by the name of a terminal
+    begun : by state, the rules that are begun there, with the number of symbols so far
+    rules : those of the grammar
 
     Raises lark's GrammarError where two rules may be reduced before the same terminal.
     """
@@ -199,6 +210,8 @@ class Parser:
         analyzer: Any = _Analyzer(rules, start)
         analyzer.compute_lalr()
         table = analyzer.parse_table
+        self.rules = rules
+        self.begun = [[(each.rule, each.index) for each in state.kernel] for state in analyzer.lr0_itemsets]
         names = {rule.origin.name for rule in rules}
         terminals = dict.fromkeys(name for row in table.states.values() for name in row if name not in names)
         terminals.pop(END, None)
@@ -206,7 +219,6 @@ class Parser:
         self._start_state = table.start_states[start]
         self.end_state = table.end_states[start]
         self.bottom = Stack(self._start_state, None, self.layout)
-        self.lowest = 0
         self.shifts: list[dict[str, int]] = []
         self.reductions: list[list[tuple[int, tuple[int, str]]]] = []
         self.reduced: list[dict[str, tuple[int, str]]] = []
@@ -224,58 +236,25 @@ class Parser:
         states = sorted(after | {self._start_state})
         return {q: self.shift_bits[q] | union(bits for bits, _ in self.reductions[q]) for q in states}
 
-    # ---- answers that hold for many stacks
-
-    def recall(self, memo: dict[K, tuple[T, int]], key: K, stack: Stack, find: Callable[[Stack, K], T]) -> T:
-        """Return `find(stack, key)`, kept in a memo with the least height that it reads."""
-        known = memo.get(key)
-        if known is None:
-            before = self.lowest
-            self.lowest = stack.height
-            known = memo[key] = find(stack, key), self.lowest
-            self.lowest = before
-        found, lowest = known
-        if lowest < self.lowest:
-            self.lowest = lowest
-        return found
-
-    def recall_by_tops(self, tops: dict[Any, Any], stack: Stack, find: Callable[[Stack], T]) -> T:
-        """Return `find(stack)`, which is no dict, kept for all stacks with equal states down to the lowest read.
-
-        An answer that reads the whole stack is kept for this stack alone.
-        """
-        known: Any = tops.get(stack)
-        top: Any = None
-        if known is None:
-            known = tops
-            top = stack
-        while type(known) is dict:
-            known = known.get(top.state)
-            top = top.below
-        if known is None:
-            before = self.lowest
-            self.lowest = stack.height
-            known = find(stack)
-            top = stack
-            for _ in range(stack.height - self.lowest if self.lowest else 0):
-                tops = tops.setdefault(top.state, {})
-                top = top.below
-            tops[top.state if self.lowest else stack] = known
-            self.lowest = min(self.lowest, before)
-        elif (lowest := top.height + 1 if top else 0) < self.lowest:
-            self.lowest = lowest
-        return known  # type: ignore[no-any-return]
-
     # ---- tokens
 
     def feed(self, stack: Stack, symbol: Symbol | None) -> Stack | None:
         """Return the stack after a token (None: an ignored one), or None if the parser refuses it."""
         if symbol is None:
             return stack
-        top = self.recall(stack.fed, symbol, stack, self._reduce)
-        assert top is not None
-        state = self.shifts[top.state].get(symbol)  # type: ignore[arg-type]
-        return None if state is None else top.push(state, None)
+        place = self.shifted(stack, symbol)
+        return None if place is None else place[0].push(place[1], None)
+
+    def shifted(self, stack: Stack, symbol: Any) -> Place | None:
+        """Return the state after a terminal, and the stack below it; None if the parser refuses the terminal."""
+        found = stack.shifted.get(symbol)
+        if found is None:
+            base = self._reduce(stack, symbol)
+            assert base is not None
+            state = self.shifts[base.state].get(symbol, NOWHERE)
+            found = stack.shifted[symbol] = (None if base is stack else base), state
+        below, state = found
+        return None if state == NOWHERE else (below or stack, state)
 
     def after(self, stack: Stack, ends: Iterable[tuple[Symbol | None, int]]) -> Iterator[tuple[Stack, int]]:
         """Yield the stack after each way in which a token may end, and its obligation, unless the parser refuses."""
@@ -286,11 +265,12 @@ class Parser:
 
     def admitted(self, stack: Stack, among: int) -> int:
         """Return those `among` some bits whose terminals may be fed to a stack, and that of ignored text."""
-        return self.recall(stack.admits, among, stack, self._admitted)
+        if among not in stack.admits:
+            stack.admits[among] = self._admitted(stack, among)
+        return stack.admits[among]
 
     def _admitted(self, stack: Stack, among: int) -> int:
         found = among & IGNORED
-        lowest = self.lowest
         most = stack.height + len(self.shifts)
         shift_bits = self.shift_bits
         reductions = self.reductions
@@ -311,9 +291,7 @@ class Parser:
                     raise _endless(name, "a token")
                 if not size:
                     empty.add((base, bits & among))
-                lowest = min(lowest, base.height)
                 todo.append((base, self.shifts[base.state][name], bits & among))
-        self.lowest = lowest
         return found
 
     def line_fits(self, stack: Stack, least: int) -> bool:
@@ -322,7 +300,6 @@ class Parser:
 
     def complete(self, stack: Stack) -> bool:
         """Check whether the text may end after the tokens that led to `stack`."""
-        self.lowest = 0
         if stack.complete is None:
             top = self._outdented(stack)
             stack.complete = top is not None and self._reduce(top, END) is None
@@ -343,7 +320,6 @@ class Parser:
             seen.add(stack)
             base = stack.pop(size)
             assert base is not None
-            self.lowest = min(self.lowest, base.height)
             state = self.shifts[base.state][name]
             if symbol == END and state == self.end_state:
                 return None
@@ -357,8 +333,6 @@ class IndentedParser(Parser):
     The lexer gives the token that ends a line with the column at which the next line begins: (name, column). The
     parser receives this token, then an INDENT, or a DEDENT for each block that the column closes. Within brackets it
     receives nothing.
-
-    A layout counts as part of a stack's bottom: an answer that reads it sets `lowest` to 0 and is for that stack alone.
     """
 
     layout = Layout(0, (0,))
@@ -376,33 +350,31 @@ class IndentedParser(Parser):
         open = list(itertools.accumulate((self._opened.get(symbol.name, 0) for symbol in rule.expansion), initial=0))
         return min(open) == open[-1] == 0
 
-    def feed(self, stack: Stack, symbol: Symbol | None) -> Stack | None:
-        return stack if symbol is None else self.recall(stack.fed, symbol, stack, self._feed)
-
     def admitted(self, stack: Stack, among: int) -> int:
         """Return the same, and the terminal that ends a line; `line_fits` decides where it may stand."""
         found = super().admitted(stack, among) | (among & self.bits[self.indenter.NL_type])
         if self._nested or stack.layout.brackets:
             return found
-        self.lowest = 0
         return found & ~union(self.bits.get(name, 0) for name in self.indenter.CLOSE_PAREN_types)
 
     def line_fits(self, stack: Stack, least: int) -> bool:
         """Check whether a line may end on `stack`, with the next one at column `least` or to the right of it."""
-        self.lowest = 0
         columns = *stack.layout.columns, max(stack.layout.columns[-1] + 1, least)
         return any(self.feed(stack, (self.indenter.NL_type, c)) is not None for c in columns if c >= least)
 
-    def _feed(self, stack: Stack, symbol: Symbol) -> Stack | None:
+    def feed(self, stack: Stack, symbol: Symbol | None) -> Stack | None:
         layout = stack.layout
+        if symbol is None or (isinstance(symbol, tuple) and layout.brackets):
+            return stack
         if isinstance(symbol, tuple):
-            self.lowest = 0
-            return stack if layout.brackets else self._feed_line_end(stack, layout.columns, *symbol)
+            if symbol not in stack.lines:
+                stack.lines[symbol] = self._feed_line_end(stack, layout.columns, *symbol)
+            return stack.lines[symbol]
         brackets = layout.brackets + self._opened.get(symbol, 0)
-        if not self._nested and symbol in self._opened:
-            self.lowest = 0
-        top = self._shift(stack, symbol)
-        return _on_top(top, Layout(brackets, layout.columns)) if brackets >= 0 else None
+        place = self.shifted(stack, symbol)
+        if place is None or brackets < 0:
+            return None
+        return place[0].push(place[1], Layout(brackets, layout.columns))
 
     def _feed_line_end(self, stack: Stack, columns: tuple[int, ...], name: str, column: int) -> Stack | None:
         """Return the stack after a line's end and its blocks, or None if no line may follow there."""
@@ -416,19 +388,18 @@ class IndentedParser(Parser):
             return None
         return top if top and (super().admitted(top, self._in_lines) or self.complete(top)) else None
 
-    def _outdented(self, stack: Stack) -> Stack | None:
-        return self._shift(stack, *[self.indenter.DEDENT_type] * (len(stack.layout.columns) - 1))
-
     def _shift(self, stack: Stack, *symbols: str) -> Stack | None:
         """Return the stack after some tokens, with its layout as before."""
         for symbol in symbols:
-            top = self._reduce(stack, symbol)
-            assert top is not None
-            state = self.shifts[top.state].get(symbol)
-            if state is None:
+            place = self.shifted(stack, symbol)
+            if place is None:
                 return None
-            stack = top.push(state, top.layout)
+            below, state = place
+            stack = below.push(state, below.layout)
         return stack
+
+    def _outdented(self, stack: Stack) -> Stack | None:
+        return self._shift(stack, *[self.indenter.DEDENT_type] * (len(stack.layout.columns) - 1))
 
 
 def _on_top(stack: Stack | None, layout: Layout) -> Stack | None:

@@ -15,15 +15,16 @@ import numpy as np
 
 from llmppl.constraints.constraint import Bools, Ints
 from llmppl.constraints.lark.completion import Completion
+from llmppl.constraints.lark.lengths import Lengths
 from llmppl.constraints.lark.lexer import Outcome
 from llmppl.constraints.lark.parser import Stack
 from llmppl.constraints.machine.machine import Continuation, Exit, Hypothesis, Item
 from llmppl.constraints.machine.units import StateUnit
 from llmppl.support.graphs import Memo
+from llmppl.support.locks import cached_property
 
-MAX_VISITED = 3_000  # partial tokens on stacks that a search for an end visits
+MAX_READ = 300  # partial tokens on stacks that a search for an end reads
 MAX_KEPT = 1 << 14  # results of searches that are kept
-MAX_STACKS = 100_000  # that searches meet before all are dropped
 Place = tuple[Stack, int]  # a partial token on a stack
 
 
@@ -52,9 +53,12 @@ class LarkUnit(StateUnit):
         self._completion = completion
         self._partials = completion.partials
         self._parser = completion.parser
-        self._num_stacks = 0  # that searches have met
         self._left: Memo[bytes, dict[Place, float]] = Memo(lambda alone: {})
         self._outcomes: Memo[tuple[int, bytes], list[Outcome]] = Memo(self._find_outcomes)
+
+    @cached_property
+    def _lengths(self) -> Lengths:
+        return Lengths(self._parser, self._partials)
 
     def begin_token(self, stack: Stack, obligation: int, after: Continuation) -> list[Item]:
         """Return the items after a token that led to a stack and left an obligation: other tokens, or the end."""
@@ -126,6 +130,11 @@ class LarkUnit(StateUnit):
             lefts.append(self.least_after(stack, obligation, alone))
         return min(lefts, default=math.inf) + after.rest.bytes_left(alone)
 
+    def is_far(self, number: int, after: Continuation, most: float) -> bool:
+        assert isinstance(after, OnStack)
+        tokens, ends = self.states[number]
+        return not ends and all(self._lengths.of_token(after.stack, token) > most for token in tokens)
+
     def least_after(self, stack: Stack, obligation: int, alone: Bools) -> float:
         """Return a bound of the bytes after a token that led to a stack and left an obligation."""
         if self._completion.may_end(stack, obligation):
@@ -140,32 +149,29 @@ class LarkUnit(StateUnit):
         if len(known) > MAX_KEPT:
             known.clear()
         if (stack, token) not in known:
-            if self._num_stacks > MAX_STACKS:
-                self.forget()
             known[stack, token] = self._search((stack, token), alone)
         return known[stack, token]
 
-    def forget(self) -> None:
-        """Drop all stacks. Those that a caller holds stay valid."""
-        self._num_stacks = 0
-        bottom = self._parser.bottom
-        for memo in (bottom.pushed, bottom.fed, bottom.admits):
-            memo.clear()
-
     def _search(self, start: Place, alone: Bools) -> float:
-        """Return the bytes of one way to an end: low stacks first, and short ways. It depends on `start` alone."""
+        """Return the least bytes to an end; inf if a search finds none. It depends on `start` alone."""
         order = itertools.count()
-        todo = [(0, next(order), 0, start)]
+        todo = [(0.0, 0, next(order), start)]  # bound of the bytes in all, less those so far, order
         seen = {start}
-        while todo and len(seen) < MAX_VISITED:
-            _, _, depth, place = heapq.heappop(todo)
+        num_read = 0
+        while todo and num_read < MAX_READ:
+            bound, depth, _, place = heapq.heappop(todo)
+            whole = self._lengths.of_token(*place) - depth
+            if whole > bound:
+                if whole < math.inf:
+                    heapq.heappush(todo, (whole, depth, next(order), place))
+                continue
+            num_read += 1
             for after in self._places_after(place, alone):
                 if after is None:
-                    return depth + 1
+                    return 1 - depth
                 if after not in seen:
                     seen.add(after)
-                    self._num_stacks += 1
-                    heapq.heappush(todo, (depth + 1 + after[0].height, next(order), depth + 1, after))
+                    heapq.heappush(todo, (whole, depth - 1, next(order), after))
         return math.inf
 
     def _places_after(self, place: Place, alone: Bools) -> Iterator[Place | None]:
@@ -182,4 +188,3 @@ class LarkUnit(StateUnit):
             for each in tokens:
                 if completion.completable(stack, each):
                     yield stack, each
-

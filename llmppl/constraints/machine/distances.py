@@ -71,6 +71,10 @@ class Distances:
         self._next: Memo[State, tuple[State, ...]] = Memo(self._find_next, MAX_KEPT)
         self._least: dict[State, float] = {}  # lower bounds
 
+    def near(self, states: set[State], most: float) -> set[State]:
+        """Return those states from which at most so many tokens lead to an end, as far as searches tell."""
+        return {state for state in states if self.is_within(state, most)}
+
     def is_within(self, state: State, most: float) -> bool:
         """Return True if at most so many tokens lead from a state to an end, as far as a search can tell.
 
@@ -78,7 +82,7 @@ class Distances:
         """
         if most == math.inf:
             return self.has_end(state)
-        return state.bytes_left(self.alone) <= most or self._search(state, most, True) <= most
+        return state.ends_within(self.alone, most) or self._search(state, most, True) <= most
 
     def of(self, state: State, most: float) -> float:
         """Return the distance of a state, inf if it is more than `most`. If a search gives up, it is the bound."""
@@ -109,9 +113,7 @@ class Distances:
         while level:
             if any(state.accepts for state in level):
                 return depth
-            if is_enough and any(
-                depth + state.bytes_left(self.alone) <= most for state in level
-            ):
+            if is_enough and any(state.ends_within(self.alone, most - depth) for state in level):
                 return most
             num_read += sum(len(state.hypotheses) for state in level)
             if depth >= most or num_read > MAX_READ:

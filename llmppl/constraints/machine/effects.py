@@ -20,7 +20,7 @@ from llmppl.constraints.vocabulary.trie_walk import read_tokens
 from llmppl.support.graphs import Memo
 
 MAX_EFFECTS = 1 << 14  # that are kept for a vocabulary
-MAX_GROUPED = 256  # effects whose tokens are kept by their last states
+MAX_GROUPED = 1 << 24  # tokens that are kept by their last states
 
 
 class Effect(NamedTuple):
@@ -49,7 +49,9 @@ class Effects:
         self.root = ROOT.tobytes()
         self.store = MaskStore(len(trie.tokens), np.zeros(0, np.int32), LOCK)
         self._effects: Memo[tuple[Unit, int, bytes], Effect] = Memo(self._find)
-        self._groups: Memo[tuple[Unit, int, bytes], list[Group]] = Memo(self._find_groups, MAX_GROUPED)
+        self._groups: Memo[tuple[Unit, int, bytes], list[Group]] = Memo(self._find_groups)
+        self._num_grouped = 0
+        self._ends: Memo[tuple[Unit, int, bytes], tuple[int, ...]] = Memo(self._find_ends, MAX_EFFECTS)
 
         self.matching: Memo[re.Pattern[bytes], list[int]] = Memo(self._find_matching)
 
@@ -67,6 +69,10 @@ class Effects:
         """Return the tokens that end in the unit, by their last states."""
         return self._groups[unit, number, nodes]
 
+    def ends(self, unit: Unit, number: int, nodes: bytes) -> tuple[int, ...]:
+        """Return the last states of the tokens that end in the unit."""
+        return self._ends[unit, number, nodes]
+
     def _find(self, key: tuple[Unit, int, bytes]) -> Effect:
         unit, number, nodes = key
         in_c = native_trie(self.trie)
@@ -80,11 +86,23 @@ class Effects:
         tokens = None
         if unit.is_always_viable:
             tokens = self.store.of_ids(found.ids, False)
+        else:
+            self._groups[key] = self._grouped(found)  # which are wanted next
         return Effect(tokens, exits_of(unit, found))
 
     def _find_groups(self, key: tuple[Unit, int, bytes]) -> list[Group]:
         unit, number, nodes = key
-        found = read_tokens(unit, self.trie, number, np.frombuffer(nodes, np.int32))
+        return self._grouped(read_tokens(unit, self.trie, number, np.frombuffer(nodes, np.int32)))
+
+    def _find_ends(self, key: tuple[Unit, int, bytes]) -> tuple[int, ...]:
+        return tuple([group.number for group in self._groups[key]])
+
+    def _grouped(self, found: Found) -> list[Group]:
+        """Return tokens by their last states."""
+        self._num_grouped += found.ids.size
+        if self._num_grouped > MAX_GROUPED:
+            self._groups.clear()
+            self._num_grouped = found.ids.size
         order = found.ends.argsort(kind="stable")
         ends, begin = np.unique(found.ends[order], return_index=True)
         return list(map(Group, ends.tolist(), np.split(found.ids[order], begin[1:])))

@@ -10,6 +10,7 @@ from __future__ import annotations
 import difflib
 import math
 import re
+from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
@@ -18,6 +19,7 @@ import numpy as np
 from llmppl.constraints.constraint import Bools, Index, VocabularyLike, bytes_of, without_bytes
 from llmppl.constraints.machine.distances import Distances
 from llmppl.constraints.machine.effects import effects_of
+from llmppl.constraints.machine.ends import Ends
 from llmppl.constraints.machine.machine import LOCK, Continuation, Hypothesis, Item, Machine, State
 from llmppl.constraints.machine.values import Symbol, value_of
 from llmppl.constraints.masks.index import END, expected, refusal, refused_text
@@ -63,7 +65,9 @@ class MachineIndex(Index):
         self._within: Memo[tuple[Any, float], PackedMask] = Memo(self._find_within, MAX_MASKS)
         self._steps: Memo[tuple[Any, int], Any] = Memo(self._advance, MAX_STEPS)
         self._closed: Memo[Hypothesis, State | None] = Memo(lambda each: self.recognizer.closed([each]), MAX_STEPS)
-        self._distances = Distances(self.recognizer, self.trie, self._states_after_specials)
+        self._distances: Distances | Ends = Distances(self.recognizer, self.trie, self._states_after_specials)
+        if part.is_wide:
+            self._distances = Ends(self._reached, self._distances.alone)
         self.start: Any = self.recognizer.start
         if self.start is None:
             raise ValueError(f"{self.name} accepts no string at all: widen it, or drop one of its parts")
@@ -202,22 +206,28 @@ class MachineIndex(Index):
     def _find_within(self, key: tuple[Any, float]) -> PackedMask:
         state, n = key
         mask = np.zeros(len(self.trie.tokens), bool)
+        groups = defaultdict[State | None, list[Any]](list)
         patterns = set[re.Pattern[bytes]]()
         for (unit, number, after), nodes in self._crossed(checked(state).hypotheses):
             if unit.doubtful is not None:
                 patterns.add(unit.doubtful)
             for group in self._effects.groups(unit, number, nodes):
-                if self._is_within(self._closed[Hypothesis(unit, group.number, after)], n - 1):
-                    mask[group.ids] = True
-        for token in self._doubtful(patterns, mask):
-            mask[token] = self._is_within(self._after_token(state, token), n - 1)
+                groups[self._closed[Hypothesis(unit, group.number, after)]].append(group.ids)
+                mask[group.ids] = True
+        doubtful = {token: self._after_token(state, token) for token in self._doubtful(patterns, mask)}
+        specials = self._specials_after(state)
+        reached = {*groups, *doubtful.values(), *specials.values()}
+        near = self._distances.near({each for each in reached if each is not None}, n - 1)
+        mask[:] = False
+        for each in near:
+            for ids in groups.get(each, ()):
+                mask[ids] = True
+        for token, after_it in doubtful.items():
+            mask[token] = after_it in near
         mask[self._eos] = state.accepts
-        for token, after_it in self._specials_after(state).items():
-            mask[token] = mask[token] or self._is_within(after_it, n - 1)
+        for token, after_it in specials.items():
+            mask[token] |= after_it in near
         return self.store.of_mask(mask, False)
-
-    def _is_within(self, state: State | None, most: float) -> bool:
-        return state is not None and self._distances.is_within(state, most)
 
     def _crossed(self, hypotheses: Iterable[Hypothesis]) -> Iterator[tuple[Hypothesis, bytes]]:
         """Yield the hypotheses that tokens reach, each with the nodes of the trie below which they are read."""
@@ -249,6 +259,16 @@ class MachineIndex(Index):
 
     def _states_after_specials(self, state: State) -> list[State]:
         return [after for after in self._specials_after(state).values() if after is not None]
+
+    def _reached(self, state: State, is_over: bool) -> Iterator[State]:
+        """Yield states after one token on the way to every end; with `is_over`, only those that may be ends."""
+        for (unit, number, after), nodes in self._crossed(state.hypotheses):
+            for end in self._effects.ends(unit, number, nodes):
+                if unit.exits[end] or not is_over:
+                    reached = self._closed[Hypothesis(unit, end, after)]
+                    if reached is not None:
+                        yield reached
+        yield from self._states_after_specials(state)
 
     def _doubtful(self, patterns: Iterable[re.Pattern[bytes]], mask: Bools) -> list[int]:
         """Return the tokens of a mask that must be read byte by byte, since a unit remembers more than its table."""

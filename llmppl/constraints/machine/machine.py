@@ -14,6 +14,7 @@ Masks, distances and values of parts are derived from these alone, once for all 
 from __future__ import annotations
 
 import re
+import sys
 from collections import defaultdict
 from collections.abc import Hashable, Iterable
 from typing import Any, NamedTuple, Protocol
@@ -22,11 +23,11 @@ import numpy as np
 
 from llmppl.constraints.constraint import Bools, Ints
 from llmppl.constraints.vocabulary.trie_walk import Graph
-from llmppl.support.graphs import Memo
+from llmppl.support.graphs import Interned, Memo
 from llmppl.support.locks import Lock, locked
 from llmppl.support.shared import Shared
 
-MAX_STATES = 1 << 16  # that are kept
+MAX_STEPS = 1 << 16  # that are kept
 LOCK = Lock()  # one thread at a time uses machines, which share units
 MAX_HYPOTHESES = 20_000  # of one state
 
@@ -75,6 +76,9 @@ class Unit(Graph, Protocol):
         `alone` are the bytes that are tokens by themselves, (256,) bool. Only these may be used.
         """
 
+    def is_far(self, number: int, after: Continuation, most: float) -> bool:
+        """Return True if the end is known to be more than `most` bytes away."""
+
 
 class Beginning(Protocol):
     """Part as a machine sees it."""
@@ -84,9 +88,6 @@ class Beginning(Protocol):
 
     def least_bytes(self, alone: Bools, /) -> float:
         """Return a bound of the bytes of a shortest text; inf if none is known."""
-
-    def forget(self) -> None:
-        """Drop all results for texts so far."""
 
 
 class Hypothesis(NamedTuple):
@@ -105,19 +106,16 @@ class Continuation:
 
     def __init__(self, after: Continuation | None) -> None:
         self.after = after
-        self._before: dict[Any, Continuation] = {}
+        self._all: Interned[Continuation]
+        if after is None:
+            self._all = Interned(lambda kind, *arguments: kind(*arguments))
+        else:
+            self._all = after._all
         self._left: dict[bytes, float] = {}
 
     def before(self, kind: type[Continuation], *arguments: Any) -> Any:
         """Return the continuation of a kind that this one follows."""
-        found = self._before.get((kind, arguments))
-        if found is None:
-            found = self._before.setdefault((kind, arguments), kind(self, *arguments))
-        return found
-
-    def forget(self) -> None:
-        """Drop the continuations that this one follows."""
-        self._before.clear()
+        return self._all.of(kind, self, *arguments)
 
     def begin(self) -> Iterable[Item]:
         """Return the items that follow: hypotheses, and continuations that begin at the same place."""
@@ -185,13 +183,11 @@ class Resume(Continuation):
 class State(Shared):
     """State of a machine. Equal ones are one object, and a copy is the object. `accepts`: the text may end."""
 
-    __slots__ = ("accepts", "hypotheses", "next", "next_by_table")
+    __slots__ = ("accepts", "hypotheses", "__weakref__")
 
     def __init__(self, hypotheses: frozenset[Hypothesis], accepts: bool) -> None:
         self.hypotheses = tuple(hypotheses)
         self.accepts = accepts
-        self.next: dict[int, State | None] = {}  # by byte
-        self.next_by_table: dict[int, State | None] = {}
 
     def __repr__(self) -> str:
         return f"<state of {len(self.hypotheses)} hypotheses>"
@@ -201,6 +197,13 @@ class State(Shared):
         if self.accepts:
             return 0.0
         return min(each.bytes_left(alone) for each in self.hypotheses)
+
+    def ends_within(self, alone: Bools, most: float) -> bool:
+        """Return True if the text may end after at most so many bytes, as far as bounds tell."""
+        if self.accepts:
+            return most >= 0
+        near = [each for each in self.hypotheses if not each.unit.is_far(each.number, each.after, most)]
+        return any(each.bytes_left(alone) <= min(most, sys.float_info.max) for each in near)
 
 
 class Machine:
@@ -214,21 +217,14 @@ class Machine:
         self._has_specials = has_specials
         self._lock = LOCK
         self._end = End()
-        self._states: Memo[tuple[frozenset[Hypothesis], bool], State] = Memo(lambda key: State(*key))
+        self._states = Interned(State)
+        self._next: Memo[tuple[State, int], State | None] = Memo(self._step, MAX_STEPS)
+        self._next_by_table: Memo[tuple[State, int], State | None] = Memo(self._step_by_table, MAX_STEPS)
         self.start = self._begin()
 
     @locked
     def _begin(self) -> State | None:
         return self.closed(self._part.begin(self._end))
-
-    def _forget(self) -> None:
-        """Drop all states and continuations. Those that a caller holds stay valid."""
-        self._states.clear()
-        self._end.forget()
-        self._part.forget()
-        if self.start is not None:
-            self.start.next.clear()
-            self.start.next_by_table.clear()
 
     def closed(self, items: Iterable[Item]) -> State | None:
         """Return the state of some items and all that follow them without a byte; None if no text continues."""
@@ -261,32 +257,34 @@ class Machine:
                 f"{self._part!r}: a text can be read in more than {MAX_HYPOTHESES:,} ways; "
                 "parts that begin differently, or end with a separator, would work"
             )
-        if len(self._states) > MAX_STATES:
-            self._forget()
-        return self._states[frozenset(hypotheses), accepts]
+        return self._states.of(frozenset(hypotheses), accepts)
 
     @locked
     def step(self, state: State, byte: int) -> State | None:
         """Return the state after one more byte, or None if no text continues so."""
-        if byte not in state.next:
-            items = list[Item]()
-            for unit, number, after in state.hypotheses:
-                target = unit.step(number, byte)
-                if target:
-                    items.append(Hypothesis(unit, target, after))
-            state.next[byte] = self.closed(items)
-        return state.next[byte]
+        return self._next[state, byte]
+
+    def _step(self, key: tuple[State, int]) -> State | None:
+        state, byte = key
+        items = list[Item]()
+        for unit, number, after in state.hypotheses:
+            target = unit.step(number, byte)
+            if target:
+                items.append(Hypothesis(unit, target, after))
+        return self.closed(items)
 
     def step_by_table(self, state: State, byte: int) -> State | None:
         """Return the state after one more byte by the tables of the units, which may remember less than their steps."""
-        if byte not in state.next_by_table:
-            items = list[Item]()
-            for unit, number, after in state.hypotheses:
-                target = unit.row(number).item(byte)
-                if target:
-                    items.append(Hypothesis(unit, target, after))
-            state.next_by_table[byte] = self.closed(items)
-        return state.next_by_table[byte]
+        return self._next_by_table[state, byte]
+
+    def _step_by_table(self, key: tuple[State, int]) -> State | None:
+        state, byte = key
+        items = list[Item]()
+        for unit, number, after in state.hypotheses:
+            target = unit.row(number).item(byte)
+            if target:
+                items.append(Hypothesis(unit, target, after))
+        return self.closed(items)
 
     @locked
     def moves_by_table(self, state: State) -> list[tuple[Ints, State]]:

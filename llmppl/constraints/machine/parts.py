@@ -107,6 +107,11 @@ class Part(Shared):
         return any(part.is_opaque for part in self.inner_parts)
 
     @property
+    def is_wide(self) -> bool:
+        """True if tokens lead to many states, so that one search finds the ends of all (`machine.ends`)."""
+        return any(part.is_wide for part in self.inner_parts)
+
+    @property
     def as_dfa(self) -> Any:
         """The part itself as a DFA, if it is one, or one with a name; else None."""
         return None
@@ -130,11 +135,6 @@ class Part(Shared):
     def warnings(self) -> list[str]:
         """Remarks: restrictions that are checked on the finished text, and intersections that may have dead ends."""
         return [line for part in self.inner_parts for line in part.warnings]
-
-    def forget(self) -> None:
-        """Drop all results for texts so far."""
-        for part in self.inner_parts:
-            part.forget()
 
     # ---- the algebra: of automata, the results are automata
 

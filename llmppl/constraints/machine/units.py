@@ -50,6 +50,9 @@ class TableUnit(TableGraph):
     def is_viable(self, number: int, after: Continuation) -> bool:
         return True
 
+    def is_far(self, number: int, after: Continuation, most: float) -> bool:
+        return False
+
     def bytes_left(self, number: int, after: Continuation, alone: Bools) -> float:
         return self.least_bytes(number, alone) + after.bytes_left(alone)
 
@@ -110,6 +113,9 @@ class StateUnit(MemoGraph):
 
     def is_viable(self, number: int, after: Continuation) -> bool:
         return True
+
+    def is_far(self, number: int, after: Continuation, most: float) -> bool:
+        return False
 
     def bytes_left(self, number: int, after: Continuation, alone: Bools) -> float:
         return math.inf

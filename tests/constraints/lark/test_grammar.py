@@ -22,8 +22,7 @@ from lark.exceptions import GrammarError, LarkError
 from lark.indenter import PythonIndenter
 
 from llmppl.constraints import Grammar, Vocabulary
-from llmppl.constraints.lark import masks
-from llmppl.constraints.masks.index import TokenIndex
+from llmppl.constraints.machine import effects
 from llmppl.lm.embedded import PATH
 
 SHARED = ROOT.parent / "shared"
@@ -355,15 +354,15 @@ def test_masks_agree_with_reading_the_tokens(known):
     tokens = {text.encode()[i : i + rng.randrange(1, 7)] for text in texts for i in range(0, len(text.encode()), 3)}
     tokens |= {bracket * n for bracket in (b"(", b")", b"[", b"]", b"{", b"}", b")]") for n in range(1, 6)}
     tokens = [*sorted(tokens - {b""}), b""]
-    index = TokenIndex(recognizer, SimpleNamespace(tokens=tokens, eos_ids=[len(tokens) - 1]))
+    index = recognizer.index(SimpleNamespace(tokens=tokens, eos_ids=[len(tokens) - 1]))
     for _ in range(repetitions(12, 2)):
         state, text = index.start, b""
         for _ in range(rng.randrange(60)):
             mask = index.mask(state)
-            for token, allowed in zip(tokens[:-1], mask[:-1], strict=True):
+            for i, token in enumerate(tokens[:-1]):
                 after = read(recognizer, text + token)
-                assert allowed == (after is not None), (text, token)
-                assert recognizer.token_step(state, token) is after, (text, token)
+                assert mask[i] == (after is not None), (text, token)
+                assert not mask[i] or index.advance(state, i) is after, (text, token)
             assert mask[-1] == recognizer.accepts(state)
             opening = [i for i in index.allowed(state) if tokens[i][:1] in b"([{" and tokens[i]]
             token = int(rng.choice(opening if opening and rng.random() < 0.4 else index.allowed(state)))
@@ -384,8 +383,8 @@ def test_masks_of_random_grammars_agree_with_reading_the_tokens(monkeypatch):
         except (ValueError, AttributeError):
             continue
         for large, least in ((500, 8), (0, 1)):
-            monkeypatch.setattr(masks, "LARGE", large)
-            monkeypatch.setattr(masks, "LEAST", least)
+            monkeypatch.setattr(effects, "LARGE", large)
+            monkeypatch.setattr(effects, "LEAST_LOOP", least)
             seen += masks_agree(Grammar(grammar.text), vocab, shuffled, 2, 8)
         done += 1
     assert seen > 4 * done

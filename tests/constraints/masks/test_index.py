@@ -21,7 +21,7 @@ from lark.indenter import Indenter
 
 from llmppl import native
 from llmppl.constraints import END, Grammar, JsonSchema, Regex, TabledRecognizer, TokenIndex, Vocabulary
-from llmppl.constraints.lark.grammar import GrammarIndex
+from llmppl.constraints.machine import effects
 from llmppl.constraints.masks import distances, mask_store
 from llmppl.constraints.masks import index as index_module
 from llmppl.constraints.vocabulary import trie_walk
@@ -349,11 +349,11 @@ def test_tokens_to_accept_is_the_shortest_way(walk, generic):
 
 def test_searches_for_an_end_walk_from_a_state_once(embedded, monkeypatch):
     index = Grammar('start: "f(" NAME ("," NAME)* "): " NAME\nNAME: /[a-z]{1,4}/').index(embedded.vocab)
-    walked, walk = [], index.walk
-    monkeypatch.setattr(index, "walk", lambda state: walked.append(state) or walk(state))
+    walked, find = [], effects.Effects._find
+    monkeypatch.setattr(effects.Effects, "_find", lambda self, key: walked.append(key) or find(self, key))
     for text in ("", "f(", "f(a", "f(ab,c", "f(ab,cd): ", "f(abc"):
         index.mask_within(index.after(text), 4)
-    assert len(walked) < 6 + 2 * len({*walked})         # each mask, and each state on the way to an end
+    assert len(walked) == len({*walked}) < 60
 
 
 def test_distances_in_bytes_decide_where_they_can(monkeypatch):
@@ -417,6 +417,7 @@ GAPS = Vocabulary([*(b"%c" % byte for byte in range(256) if byte not in b"\4\6\x
 )  # fmt: skip
 def test_no_token_is_read_to_learn_that_tokens_of_one_byte_suffice(constraint, monkeypatch):
     monkeypatch.setattr(TokenIndex, "walk", None)
+    monkeypatch.setattr(effects.Effects, "of", None)
     constraint.index(GAPS)
 
 
@@ -625,52 +626,6 @@ def test_an_unbounded_recognizer_forgets_old_sets_and_steps(monkeypatch):
         state = index.advance(state, 0)
         assert state == (depth + 1, False)
     assert max(len(index._masks), len(index._steps), len(index.graph.states)) <= 30
-
-
-class BitsIndex(GrammarIndex):
-    """Index of a recognizer that computes its own masks, and has no partial tokens."""
-
-    _begin = TokenIndex._begin
-
-
-class Packed(Nested):
-    """Recognizer of the same language that computes its own masks, as bits."""
-
-    def token_mask(self, state, trie):
-        bits = [bool(token) and read(self, token, state) is not None for token in trie.tokens]
-        return np.packbits(bits).tobytes()
-
-    def token_step(self, state, data):
-        return read(self, data, state)
-
-
-def test_a_recognizers_own_bits_become_masks_with_eos():
-    vocab = Vocabulary([b"(", b"", b")", b"x", b"((", b")))", b""], eos_ids=[1, 6])
-    index = BitsIndex(Packed(), vocab)
-    states = [index.start, *map(index.after, ("(", "x", "(x", "((x", "(x)", "((x)"))]
-    for state in states + states[::-1]:
-        np.testing.assert_array_equal(index.mask(state), brute_force(index.recognizer, vocab, state))
-        assert index.accepts(state) == index.mask(state)[1] == index.mask(state)[6]
-    assert not index.mask(index.after("(x)")).flags.writeable
-
-
-@pytest.mark.parametrize("first", ["even", "odd"])
-def test_equal_bits_of_states_that_differ_in_accepting_are_two_masks(first):
-    class Even:
-        start = "even"
-
-        def step(self, state, byte):
-            return {"even": "odd", "odd": "even"}[state] if byte == ord("a") else None
-
-        def accepts(self, state):
-            return state == "even"
-
-        def token_mask(self, state, trie):
-            return np.packbits([True, False, False]).tobytes()
-
-    index = BitsIndex(Even(), Vocabulary([b"a", b"b", b""], eos_ids=[2]))
-    for state in sorted(["even", "odd"], key=lambda state: state != first):
-        assert index.mask(state).tolist() == [True, False, state == "even"]
 
 
 def test_states_that_are_false_are_states_where_there_is_no_table():
