@@ -60,9 +60,7 @@ class Nearer(MemoGraph):
 class Distances:
     """Distances in a machine over a vocabulary. `specials_after(state)` are the states after special tokens."""
 
-    def __init__(
-        self, machine: Machine, trie: Trie, specials_after: Callable[[State], Iterable[State]]
-    ) -> None:
+    def __init__(self, machine: Machine, trie: Trie, specials_after: Callable[[State], Iterable[State]]) -> None:
         self._trie = trie
         self._specials_after = specials_after
         self.alone = np.zeros(256, bool)

@@ -45,7 +45,6 @@ class MaskStore:
         self.eos = eos
         self._lock = turn
         self._by_key: dict[bytes, PackedMask] = {}
-        self._by_bits: dict[tuple[bytes, bool], PackedMask] = {}
         self._kept: deque[PackedMask] = deque()
         self.nbytes = 0                             # of all kept arrays
 
@@ -77,15 +76,6 @@ class MaskStore:
         if ids is None or ids.size * 32 >= self.size:
             return self._of_mask(np.packbits(mask).tobytes(), mask)
         return self._of_mask(np.sort(ids).tobytes(), mask)
-
-    def of_bits(self, bits: bytes, accepts: bool) -> PackedMask:
-        """Return the mask of some bits, in which eos is not set yet."""
-        found = self._by_bits.get((bits, accepts))
-        if found is None:
-            mask = np.unpackbits(np.frombuffer(bits, np.uint8), count=self.size).view(bool)
-            mask[self.eos] = accepts
-            found = self._by_bits[bits, accepts] = self._of_mask(np.packbits(mask).tobytes() if accepts else bits, mask)
-        return found
 
     def _of_key(self, key: bytes) -> PackedMask:
         return self._by_key.get(key) or self._by_key.setdefault(key, PackedMask(key))
