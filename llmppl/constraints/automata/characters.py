@@ -65,8 +65,9 @@ PLANES = {"s": 1, "d": 2, "w": 4}                   # whose characters may be in
 @cache
 def category(letter: str, ascii_only: bool) -> Ranges:
     """Return the code points of `\\w`, `\\d` or `\\s`."""
-    found = re.finditer(rf"\{letter}+", _characters_of(*range(PLANES[letter])), re.ASCII if ascii_only else 0)
-    return tuple((run.start(), run.end() - 1) for run in found)
+    flags = re.ASCII if ascii_only else 0
+    text = _characters_of(*range(PLANES[letter]))
+    return tuple([(run.start(), run.end() - 1) for run in re.finditer(rf"\{letter}+", text, flags)])
 
 
 @cache
@@ -94,7 +95,8 @@ def characters(items: tuple[Any, ...], flags: int) -> Ranges:
     for kind, value in items:
         if kind is op.CATEGORY:
             letter = _CATEGORY[value]
-            inside += negated(category(letter.lower(), bool(flags & op.SRE_FLAG_ASCII)), letter.isupper())
+            positive = category(letter.lower(), bool(flags & op.SRE_FLAG_ASCII))
+            inside += negated(positive, letter.isupper())
             text += "\\" + letter
         else:
             lo, hi = value if kind is op.RANGE else (value, value)
@@ -117,7 +119,10 @@ _NAMES = """
     Z Separator, Zs Space_Separator, Zl Line_Separator, Zp Paragraph_Separator, C Other, Cc Control cntrl, Cf Format,
     Cs Surrogate, Co Private_Use, Cn Unassigned
 """
-_SHORT = {name.lower().replace("_", ""): pair.split()[0] for pair in _NAMES.split(",") for name in pair.split()}
+_SHORT = {}
+for _line in _NAMES.split(","):
+    for _name in _line.split():
+        _SHORT[_name.lower().replace("_", "")] = _line.split()[0]
 
 
 def general_category(name: str) -> str | None:
@@ -130,10 +135,11 @@ def _categories() -> dict[str, Ranges]:
     """Return the code points of each two-letter general category."""
     ranges: dict[str, list[tuple[int, int]]] = {}
     code = 0
-    for name, run in itertools.groupby(map(unicodedata.category, _characters_of(*range(17)))):
-        size = sum(1 for _ in run)
-        ranges.setdefault(name, []).append((code, code + size - 1))
-        code += size
+    names = map(unicodedata.category, _characters_of(*range(17)))
+    for name, run in itertools.groupby(names):
+        end = code + len(list(run))
+        ranges.setdefault(name, []).append((code, end - 1))
+        code = end
     return {name: tuple(some) for name, some in ranges.items()}
 
 
@@ -187,7 +193,8 @@ def include_intersection(nfa: NFA, factors: Sequence[tuple[TabledRecognizer, boo
     for row in table.tolist():
         edges.append([(c, c, target) for c, target in enumerate(row) if target])
     number, kept = merging(edges, accepting, budget)
-    return _include(nfa, classes, number[table[kept[1:]]].tolist(), accepting[kept[1:]].tolist())
+    alive = kept[1:]
+    return _include(nfa, classes, number[table[alive]].tolist(), accepting[alive].tolist())
 
 
 def _stacked(dfas: Sequence[TabledRecognizer]) -> tuple[Table, Bools, list[int]]:
@@ -260,8 +267,12 @@ def _include(nfa: NFA, classes: list[Ranges], rows: list[list[int]], accepting: 
         for number in some:
             inside += classes[number]
         others = negated(merged(inside))
-        found = [utf8(negated(merged([*others, half]))) for half in ((0x80, MAX_CODE_POINT), (0, 0x7F))]
-        return [half for half in found if half]
+        found = []
+        for other_half in ((0x80, MAX_CODE_POINT), (0, 0x7F)):
+            half = utf8(negated(merged([*others, other_half])))
+            if half:
+                found.append(half)
+        return found
 
     fragments = Memo(halves)
     entries = [nfa.add(()) for _ in rows]

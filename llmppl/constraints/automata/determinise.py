@@ -63,12 +63,10 @@ class Subsets:
         return ACCEPT in _states(key)
 
     def moves(self, key: Key) -> list[tuple[int, int, Key]]:
-        found = [edges for q in _states(key) if (edges := self.nfa.edges(q))]
+        found = [edges for edges in map(self.nfa.edges, _states(key)) if edges]
         if len(found) == 1:
             epsilon = self.nfa.epsilon
             return [(lo, hi, self._unions[(t,)] if epsilon[t] else t) for lo, hi, t in found[0]]
-        if not found:
-            return []
         self.nfa.budget.spend(steps=8 * len(found) + 3 * sum(map(len, found)))
         events: dict[int, list[tuple[int, int]]] = {}       # byte -> targets that start (1) or stop (-1) there
         for lo, hi, target in itertools.chain(*found):
@@ -79,7 +77,8 @@ class Subsets:
         moves = []
         for byte in sorted(events):
             if active:
-                moves.append((before, byte - 1, self._unions[tuple(sorted(active))]))
+                targets = tuple(sorted(active))
+                moves.append((before, byte - 1, self._unions[targets]))
             for target, sign in events[byte]:
                 active[target] = active.get(target, 0) + sign
                 if not active[target]:
@@ -124,13 +123,14 @@ class Threads:
 
     def closure(self, state: int, context: Context) -> tuple[Thread, ...]:
         """Return the threads that `state` becomes without reading, after text that led to `context`, in order."""
-        return self._closures[state, tuple(t.accepts(at) for t, at in zip(self.trackers, context, strict=True))]
+        facts = [tracker.accepts(at) for tracker, at in zip(self.trackers, context, strict=True)]
+        return self._closures[state, tuple(facts)]
 
     def _close(self, key: tuple[int, Facts]) -> tuple[Thread, ...]:
         state, facts = key
         seen = set()
         order = []
-        stack = [Thread(state)] * (state != DEAD)
+        stack = [] if state == DEAD else [Thread(state)]
         while stack:
             thread = stack.pop()
             self.nfa.budget.spend(steps=50 + 5 * len(thread.pending_lookaheads))
@@ -147,9 +147,11 @@ class Threads:
                 if added is None:
                     continue
                 pending |= added
-            elif not self.nfa.epsilon[thread.state]:
+            choices = self.nfa.epsilon[thread.state]
+            if not choices:
                 order.append(thread)
-            stack.extend(Thread(choice, pending) for choice in reversed(self.nfa.epsilon[thread.state]))
+            for choice in reversed(choices):
+                stack.append(Thread(choice, pending))
         return tuple(order)
 
     def _lookahead(self, positive: bool, threads: Iterable[Thread]) -> Lookaheads | None:
@@ -160,8 +162,10 @@ class Threads:
         kept = self._prune(threads)
         found = Thread(FOUND) in kept
         if kept and not found:
-            return frozenset(((positive, frozenset(kept)),))
-        return frozenset() if found == positive else None
+            return frozenset([(positive, frozenset(kept))])
+        if found == positive:
+            return frozenset()
+        return None
 
     def _prune(self, threads: Iterable[Thread]) -> list[Thread]:
         """Drop threads whose lookaheads include those of another thread in the same state."""
@@ -178,28 +182,34 @@ class Threads:
         """Return the threads worth following: a pruned set, or in order up to the first match that has no lookahead."""
         if not self.ordered:
             return frozenset(self._prune(threads))
-        kept = tuple(dict.fromkeys(threads))
-        ends = (end for end, (state, pending, _) in enumerate(kept, 1) if state == ACCEPT and not pending)
-        return kept[: next(ends, None)]
+        kept = []
+        for thread in dict.fromkeys(threads):
+            kept.append(thread)
+            if thread.state == ACCEPT and not thread.pending_lookaheads:
+                break
+        return tuple(kept)
 
     def _advance(self, threads: Iterable[Thread], byte: int, context: Context) -> Iterator[Thread]:
         """Yield the threads after one more byte, where `context` is the trackers' state after that byte."""
         for state, pending, since in threads:
             self.nfa.budget.spend(steps=30)
-            if state == FOUND or (state == ACCEPT and self.ordered):    # it only waits for its lookaheads
-                after = (Thread(state, since=since + (state == ACCEPT)),) * bool(pending)
-            else:
-                after = ()
-                for lo, hi, target in self.nfa.edges(state):
-                    if lo <= byte <= hi:
-                        after = self.closure(target, context)
-                        break
-            rest = self._advance_lookaheads(pending, byte, context) if after else None
+            after = self._read(state, byte, context)
+            if pending and (state == FOUND or (state == ACCEPT and self.ordered)):      # it waits for its lookaheads
+                after = (Thread(state, since=since + (state == ACCEPT)),)
+            if not after:
+                continue
+            rest = self._advance_lookaheads(pending, byte, context)
             if rest is None:
                 continue
             self.nfa.budget.spend(steps=len(after) * (10 + 5 * len(rest)))
             for target, new, count in after:
                 yield Thread(target, new | rest, count)
+
+    def _read(self, state: int, byte: int, context: Context) -> tuple[Thread, ...]:
+        for lo, hi, target in self.nfa.edges(state):
+            if lo <= byte <= hi:
+                return self.closure(target, context)
+        return ()
 
     def _advance_lookaheads(self, pending: Lookaheads, byte: int, context: Context) -> Lookaheads | None:
         """Return the lookaheads after one more byte, or None if one of them failed."""
@@ -213,10 +223,11 @@ class Threads:
 
     def holds(self, pending: Lookaheads) -> bool:
         """Return whether the lookaheads are satisfied if the text ends here."""
-        return all(
-            positive == any(thread.state == FOUND and self.holds(thread.pending_lookaheads) for thread in threads)
-            for positive, threads in pending
-        )
+        for positive, threads in pending:
+            found = [thread for thread in threads if thread.state == FOUND]
+            if positive != any(self.holds(thread.pending_lookaheads) for thread in found):
+                return False
+        return True
 
     def accepts(self, key: Any) -> bool:
         pending = [thread.pending_lookaheads for thread in key[0] if thread.state == ACCEPT]
@@ -232,7 +243,8 @@ class Threads:
         for tracker, state in zip(self.trackers, context, strict=True):
             cuts.update((np.flatnonzero(np.diff(tracker.row(state))) + 1).tolist())
         for lo, hi in itertools.pairwise(sorted(cuts)):
-            after = tuple(tracker.step(state, lo) or 0 for tracker, state in zip(self.trackers, context, strict=True))
+            steps = [tracker.step(state, lo) or 0 for tracker, state in zip(self.trackers, context, strict=True)]
+            after = tuple(steps)
             rest = self._settle(self._advance(threads, lo, after))
             if rest:
                 yield lo, hi - 1, (rest, after)
@@ -247,10 +259,12 @@ def unguarded(nfa: NFA, threads: Collection[Thread]) -> bool:
     """Return whether the threads have no pending lookahead and can reach no guard."""
 
     def after(state: int) -> list[int]:
-        return [*nfa.epsilon[state], *(target for _, _, target in nfa.edges(state))]
+        return [*nfa.epsilon[state], *[target for _, _, target in nfa.edges(state)]]
 
-    nothing_pending = not any(thread.pending_lookaheads for thread in threads)
-    return nothing_pending and nfa.guards.keys().isdisjoint(reachable((thread.state for thread in threads), after))
+    if any(thread.pending_lookaheads for thread in threads):
+        return False
+    states = reachable([thread.state for thread in threads], after)
+    return nfa.guards.keys().isdisjoint(states)
 
 
 class Machine(Shared):
@@ -260,29 +274,24 @@ class Machine(Shared):
     """
 
     def __init__(self, source: Any) -> None:
-        self._source = source
+        self._fix(np.zeros((16, 256), np.int32), np.zeros(16, bool), 0)
+        self._source: Any = source
         self._budget = source.nfa.budget
-        self._lock = Lock()
         self._keys: list[Any] = [None]
-        self._numbers: dict[Any, int] = {}
-        self._table = np.zeros((16, 256), np.int32)
-        self._ready = np.zeros(16, bool)
-        self._ready[0] = True
-        self._accepting = np.zeros(16, bool)
+        self._ready[1:] = False
         self.start = self._add(source.start)
-        self._rows: NativeRows | None = None        # if C makes the rows
 
     def _fix(self, table: Table, accepting: Bools, start: int) -> None:
         """Set the complete arrays of an automaton, so that nothing remains to be computed."""
         self._source = None
         self._keys = [None] * len(table)
-        self._numbers = {}
+        self._numbers: dict[Any, int] = {}
         self._table = table
         self._accepting = accepting
         self._ready = np.ones(len(table), bool)
         self.start = start
         self._lock = Lock()
-        self._rows = None
+        self._rows: NativeRows | None = None        # if C makes the rows
 
     def __getstate__(self) -> dict[str, Any]:       # C begins anew in another process, with the same states
         state: dict[str, Any] = dict(super().__getstate__())  # type: ignore[call-overload]
@@ -293,7 +302,8 @@ class Machine(Shared):
             state["_rows"] = None
             state["_keys"] = [None, *keys]
             state["_numbers"] = {key: number for number, key in enumerate(keys, 1)}
-            state |= {name: state[name][:size].copy() for name in ("_table", "_ready", "_accepting")}
+            for name in ("_table", "_ready", "_accepting"):
+                state[name] = state[name][:size].copy()
         return state
 
     def native_rows(self) -> MachineBeside | None:
@@ -381,7 +391,8 @@ class Machine(Shared):
         self._budget.spend(states=1)
         number = len(self._keys)
         if number == len(self._ready):
-            self._accepting, self._table = _doubled(self._accepting), _doubled(self._table)
+            self._accepting = _doubled(self._accepting)
+            self._table = _doubled(self._table)
             self._ready = _doubled(self._ready)
         self._accepting[number] = self._source.accepts(key)
         self._keys.append(key)
@@ -456,9 +467,11 @@ class Machine(Shared):
         if self._ready[state]:
             row = self._table[state]
             cuts = [0, *((row[1:] != row[:-1]).nonzero()[0] + 1).tolist(), 256]
-            return [(lo, end - 1, target) for lo, end in itertools.pairwise(cuts) if (target := row.item(lo))]
-        known = self._numbers
-        return [(lo, hi, known.get(key) or self._add(key)) for lo, hi, key in self._source.moves(self._keys[state])]
+            return [(lo, end - 1, row.item(lo)) for lo, end in itertools.pairwise(cuts) if row.item(lo)]
+        edges = []
+        for lo, hi, key in self._source.moves(self._keys[state]):
+            edges.append((lo, hi, self._numbers.get(key) or self._add(key)))
+        return edges
 
     def step(self, state: int, byte: int) -> int | None:
         """Return the state after one more byte, or None if no accepted string continues so."""

@@ -29,7 +29,9 @@ Magnitude = Callable[[float, float, bool, bool], str]               # low, high,
 def either(patterns: Iterable[str]) -> str:
     """Return the pattern of the texts that match one of `patterns`; a single one has no | outside groups."""
     found = list(patterns)
-    return f"(?:{'|'.join(found)})" if len(found) > 1 else found[0]
+    if len(found) == 1:
+        return found[0]
+    return f"(?:{'|'.join(found)})"
 
 
 def signed(low: float, high: float, low_in: bool, high_in: bool, magnitude: Magnitude) -> str:
@@ -49,21 +51,25 @@ def digits_between(first: int, last: int, decimals: int = 0) -> list[str]:
     """
     if first > last:
         return []
-    low, high = (str(end).zfill(decimals + 1) for end in (first, last))
-    point = len(low) - decimals, len(high) - decimals
-    if point[0] == point[1]:
+    low = str(first).zfill(decimals + 1)
+    high = str(last).zfill(decimals + 1)
+    if len(low) == len(high):
         return [_between(low, high, decimals)]
-    found = [_between(low, "9" * len(low), decimals), _between("1".ljust(len(high), "0"), high, decimals)]
-    if point[1] - point[0] > 1:
+    found = [
+        _between(low, "9" * len(low), decimals),
+        _between("1".ljust(len(high), "0"), high, decimals),
+    ]
+    if len(high) - len(low) > 1:
         rest = rf"\.[0-9]{{{decimals}}}" if decimals else ""
-        found.append(f"[1-9][0-9]{{{point[0]},{point[1] - 2}}}{rest}")
+        found.append(f"[1-9][0-9]{{{len(low) - decimals},{len(high) - decimals - 2}}}{rest}")
     return found
 
 
 def _between(low: str, high: str, decimals: int) -> str:
     """Return the pattern of the numbers between two numerals of one length, with a point before the last digits."""
     if decimals:
-        low, high = (f"{digits[:-decimals]}.{digits[-decimals:]}" for digits in (low, high))
+        low = f"{low[:-decimals]}.{low[-decimals:]}"
+        high = f"{high[:-decimals]}.{high[-decimals:]}"
     return same_length(low, high)
 
 
@@ -75,9 +81,14 @@ def same_length(low: str, high: str) -> str:
         return re.sub("[0-9]+", lambda run: f"[0-9]{{{len(run[0])}}}", re.escape(low))
     if low[0] == high[0]:
         return re.escape(low[0]) + same_length(low[1:], high[1:])
-    choices = [low[0] + same_length(low[1:], nines[1:]), high[0] + same_length(zeros[1:], high[1:])]
-    if int(low[0]) + 1 < int(high[0]):
-        choices.append(f"[{int(low[0]) + 1}-{int(high[0]) - 1}]" + same_length(zeros[1:], nines[1:]))
+    choices = [
+        low[0] + same_length(low[1:], nines[1:]),
+        high[0] + same_length(zeros[1:], high[1:]),
+    ]
+    first = int(low[0]) + 1
+    last = int(high[0]) - 1
+    if first <= last:
+        choices.append(f"[{first}-{last}]" + same_length(zeros[1:], nines[1:]))
     return either(choices)
 
 
@@ -268,7 +279,8 @@ def numerals(least: int, most: int, decimals: int, zero: bool = False) -> DFA:
 
 def _exact(name: str, bound: Bound) -> Fraction:
     """Return the bound as it is written: 0.1 is a tenth."""
-    if math.isinf(arguments.number(name, float(bound) if isinstance(bound, Fraction) else bound)):
+    number = float(bound) if isinstance(bound, Fraction) else bound
+    if math.isinf(arguments.number(name, number)):
         raise ValueError(f"{name} must be finite, or None for no bound, not {bound!r}")
     return Fraction(str(bound))
 
@@ -302,7 +314,8 @@ def ipv6() -> str:
     short = [f"{first}::(?:{_GROUP}(?::{_GROUP}){{0,{5 - n}}})?" for n, first in enumerate(before[:6])]
     mixed = [f"{first}::(?:{_GROUP}:){{0,{4 - n}}}" for n, first in enumerate(before[:5])]
     plain = [f"::(?:{_GROUP}(?::{_GROUP}){{0,6}})?", f"{before[6]}(?:::|:{_GROUP})", *short]
-    return f"(?:{'|'.join(plain)}|(?:(?:{_GROUP}:){{6}}|::(?:{_GROUP}:){{0,5}}|{'|'.join(mixed)}){IPV4})"
+    with_ipv4 = f"(?:(?:{_GROUP}:){{6}}|::(?:{_GROUP}:){{0,5}}|{'|'.join(mixed)}){IPV4}"
+    return f"(?:{'|'.join(plain)}|{with_ipv4})"
 
 
 def _uri(ucs: str = "", reference: bool = False) -> str:
@@ -314,7 +327,9 @@ def _uri(ucs: str = "", reference: bool = False) -> str:
     rooted = f"{authority}(?:/{some(':@')})*|/(?:{some(':@', '+')}(?:/{some(':@')})*)?"
     after = rf"(?:\?{some(':@/?')})?(?:#{some(':@/?')})?"
     absolute = rf"[A-Za-z][A-Za-z0-9+.\-]*:(?:{rooted}|{some(':@', '+')}(?:/{some(':@')})*)?{after}"
-    return f"{absolute}|(?:{rooted}|{some('@', '+')}(?:/{some(':@')})*)?{after}" if reference else absolute
+    if not reference:
+        return absolute
+    return f"{absolute}|(?:{rooted}|{some('@', '+')}(?:/{some(':@')})*)?{after}"
 
 
 @lru_cache(32)
@@ -341,5 +356,8 @@ def format_language(name: str) -> DFA | None:
     if name == "ipv6":
         found[name] = ipv6()
     if name in ("uri", "uri-reference", "iri", "iri-reference"):
-        found[name] = _uri(_UCS * name.startswith("iri"), name.endswith("reference"))
-    return Regex(found[name]).minimise() if name in found else None
+        ucs = _UCS if name.startswith("iri") else ""
+        found[name] = _uri(ucs, name.endswith("reference"))
+    if name not in found:
+        return None
+    return Regex(found[name]).minimise()

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from llmppl import native
-from llmppl.constraints.automata.nfa import NFA
+from llmppl.constraints.automata.nfa import NFA, begins
 
 ROOM = 64  # states at first
 MOST = 1 << 18  # states of an NFA: of a larger one, few are used
@@ -86,15 +86,13 @@ def first_rows(library: Any, nfa: NFA, start: Iterable[int], left: tuple[int, in
     begun = np.array(sorted(start), np.int32)
     subsets = native.Subsets(num_states=size, num_edges=len(edges.to), max_members=4 * size)
     epsilon = np.fromiter(chain.from_iterable(nfa.epsilon), np.int32)
-    epsilon_begin = np.zeros(size + 1, np.int32)
-    np.cumsum(np.fromiter(map(len, nfa.epsilon), np.int32, size), out=epsilon_begin[1:])
     targets = np.zeros(len(edges.to) + size, np.int32)
     targets[: begun.size] = begun
     for states in (edges.to, epsilon, begun):
         if states.size and not 0 <= states.min() <= states.max() < size:
             return None
     subsets.put(edge_begin=edges.begin, edge_to=edges.to, edge_low=edges.low, edge_high=edges.high)
-    subsets.put(epsilon_begin=epsilon_begin, epsilon_to=epsilon, targets=targets)
+    subsets.put(epsilon_begin=begins(nfa.epsilon), epsilon_to=epsilon, targets=targets)
     scratch = np.zeros((8, size), np.int32)
     subsets.put(members=scratch[4:].ravel(), seen=scratch[0], state_of=scratch[1], stack=scratch[2], found=scratch[3])
     subsets.states_left, subsets.steps_left = left

@@ -9,7 +9,7 @@ Source: Thompson (1968), "Regular expression search algorithm".
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence, Sized
 from functools import lru_cache
 from itertools import chain
 from typing import Any, NamedTuple
@@ -65,7 +65,8 @@ def utf8(ranges: Ranges) -> Fragment:
         for lo, hi, target in edges:
             first = lo >> 6
             last = hi >> 6
-            head = 0x80 | lo & 63, 0xBF if first < last else 0x80 | hi & 63, target
+            tail = 0x80 | hi & 63
+            head = 0x80 | lo & 63, 0xBF if first < last else tail, target
             if blocks and blocks[-1][1] == first:
                 blocks[-1][2].append(head)
             else:
@@ -73,7 +74,7 @@ def utf8(ranges: Ranges) -> Fragment:
             if last > first + 1:
                 blocks.append((first + 1, last - 1, [(0x80, 0xBF, target)]))
             if last > first:
-                blocks.append((last, last, [(0x80, 0x80 | hi & 63, target)]))
+                blocks.append((last, last, [(0x80, tail, target)]))
         return joined((first, last, nodes[tuple(row)]) for first, last, row in blocks)
 
     root = []
@@ -82,8 +83,11 @@ def utf8(ranges: Ranges) -> Fragment:
         for _ in range(pending):
             edges = folded(edges)
         least, _ = LEAD_BYTES[pending]
-        root += [(least + lo, least + hi, target) for lo, hi, target in edges]
-    return (tuple(root), *nodes.keys_in_order[1:]) if root else ()
+        for lo, hi, target in edges:
+            root.append((least + lo, least + hi, target))
+    if not root:
+        return ()
+    return (tuple(root), *nodes.keys_in_order[1:])
 
 
 ANY = utf8(((0, MAX_CODE_POINT),))                  # one character
@@ -110,6 +114,13 @@ class EdgeArrays(NamedTuple):
     low: npt.NDArray[np.uint8]
     high: npt.NDArray[np.uint8]
     to: Ids
+
+
+def begins(rows: Collection[Sized]) -> Ids:
+    """Return where each row begins if all stand in one array, and the end of the last one."""
+    found = np.zeros(len(rows) + 1, np.int32)
+    np.cumsum(np.fromiter(map(len, rows), np.int32, len(rows)), out=found[1:])
+    return found
 
 
 class NFA:
@@ -228,12 +239,13 @@ class NFA:
 
     def include(self, dfa: Any, follow: int) -> int:
         """Return a state that reads a string of `dfa` and becomes `follow`; reading on is preferred to stopping."""
-        if not dfa.start or follow == DEAD:
+        start: int = dfa.start
+        if not start or follow == DEAD:
             return DEAD
         rows = dfa.edges()
         ends = np.flatnonzero(dfa.accepting).tolist()
         _, entries = self.graph(rows, dict.fromkeys(ends, follow))
-        return entries[dfa.start]
+        return entries[start]
 
     def add(self, choices: tuple[int, ...]) -> int:
         """Add a state that becomes exactly `choices`, which the caller may still change in `epsilon`."""
@@ -288,18 +300,17 @@ class NFA:
         """Return all edges as arrays."""
         keys = list(map(id, self._rows))
         rows = dict(zip(keys, self._rows, strict=True))     # copies of a fragment share theirs
-        place = dict(zip(rows, range(len(rows)), strict=True))
+        place = {key: number for number, key in enumerate(rows)}
         which = np.fromiter(map(place.__getitem__, keys), np.int64, len(keys))
-        numbers = np.fromiter(chain.from_iterable(chain.from_iterable(rows.values())), np.int32).reshape(-1, 3)
-        size = np.fromiter(map(len, rows.values()), np.int64, len(rows))
-        number = size[which]
-        begin = np.zeros(number.size + 1, np.int32)
-        np.cumsum(number, out=begin[1:])
-        low, high, to = numbers[ranges((np.cumsum(size) - size)[which], number)].T
-        base = np.array(self._base, np.int32).repeat(number)
-        follow = np.array(self._follow, np.int32).repeat(number)
-        to = np.where(to < 0, follow, base + to)
-        return EdgeArrays(begin, low.astype(np.uint8), high.astype(np.uint8), to)
+        flat = chain.from_iterable(chain.from_iterable(rows.values()))
+        numbers = np.fromiter(flat, np.int32).reshape(-1, 3)
+        first = begins(rows.values())
+        size = np.diff(first)[which]
+        low, high, target = numbers[ranges(first[which], size)].T
+        base = np.array(self._base, np.int32).repeat(size)
+        follow = np.array(self._follow, np.int32).repeat(size)
+        to = np.where(target < 0, follow, base + target)
+        return EdgeArrays(begins(self._rows), low.astype(np.uint8), high.astype(np.uint8), to)
 
     def closure(self, state: int) -> tuple[int, ...]:
         """Return the states that `state` becomes without reading, most preferred first.
