@@ -24,7 +24,7 @@ from llmppl import native
 from llmppl.constraints.automata.budget import MAX_PARTS, MAX_STATES, TooLarge
 from llmppl.constraints.automata.native_rows import NativeRows, first_rows
 from llmppl.constraints.automata.nfa import ACCEPT, DEAD, FOUND, NFA, Behind
-from llmppl.constraints.automata.operations import Edge, Table, runs
+from llmppl.constraints.automata.operations import Edge, Table, first_bytes, runs
 from llmppl.constraints.constraint import Bools
 from llmppl.support.arguments import shown
 from llmppl.support.graphs import Memo, reachable
@@ -67,7 +67,8 @@ class Subsets:
         if len(found) == 1:
             epsilon = self.nfa.epsilon
             return [(lo, hi, self._unions[(t,)] if epsilon[t] else t) for lo, hi, t in found[0]]
-        self.nfa.budget.spend(steps=8 * len(found) + 3 * sum(map(len, found)))
+        number = sum(map(len, found))
+        self.nfa.budget.spend(steps=8 * len(found) + 3 * number)
         events: dict[int, list[tuple[int, int]]] = {}       # byte -> targets that start (1) or stop (-1) there
         for lo, hi, target in itertools.chain(*found):
             events.setdefault(lo, []).append((target, 1))
@@ -241,7 +242,7 @@ class Threads:
             for lo, hi, _ in self.nfa.edges(state):
                 cuts |= {lo, hi + 1}
         for tracker, state in zip(self.trackers, context, strict=True):
-            cuts.update((np.flatnonzero(np.diff(tracker.row(state))) + 1).tolist())
+            cuts.update(first_bytes(tracker.row(state)))
         for lo, hi in itertools.pairwise(sorted(cuts)):
             steps = [tracker.step(state, lo) or 0 for tracker, state in zip(self.trackers, context, strict=True)]
             after = tuple(steps)
@@ -466,7 +467,7 @@ class Machine(Shared):
             self._work_out(state)
         if self._ready[state]:
             row = self._table[state]
-            cuts = [0, *((row[1:] != row[:-1]).nonzero()[0] + 1).tolist(), 256]
+            cuts = [*first_bytes(row), 256]
             return [(lo, end - 1, row.item(lo)) for lo, end in itertools.pairwise(cuts) if row.item(lo)]
         edges = []
         for lo, hi, key in self._source.moves(self._keys[state]):

@@ -20,7 +20,7 @@ import numpy as np
 from llmppl.constraints.automata.budget import Budget
 from llmppl.constraints.automata.determinise import Machine, Subsets, Threads, unguarded
 from llmppl.constraints.automata.nfa import ACCEPT, DEAD, LEAD_BYTES, NFA
-from llmppl.constraints.automata.operations import Arrays, Edge, Table, automaton_of, merging, product, trimmed
+from llmppl.constraints.automata.operations import Arrays, Table, automaton_of, clipped, merging, product, trimmed
 from llmppl.constraints.constraint import Bools, VocabularyLike, bytes_of
 from llmppl.constraints.machine.machine import Continuation, Hypothesis, Item
 from llmppl.constraints.machine.parts import Concatenation, Literal, Part, part_of
@@ -41,7 +41,9 @@ class Counts:
         rows = machine.edges()
         self._start = machine.start
         self._lock = Lock()
-        self._arcs = [[_within(row, low, high) for row in rows] for low, high in BYTES]
+        self._arcs = []
+        for low, high in BYTES:
+            self._arcs.append([clipped(row, low, high) for row in rows])
         self._counts = [self._inside(machine.accepting.astype(int).tolist())]
 
     @locked
@@ -96,11 +98,6 @@ class Counts:
                     for byte in range(lo, hi + 1):
                         following.append((target, left_then, pending_then, text + bytes((byte,))))
             stack += reversed(following)
-
-
-def _within(row: list[Edge], low: int, high: int) -> list[Edge]:
-    """Return the edges of `row` for the bytes low..high."""
-    return [(max(lo, low), min(hi, high), t) for lo, hi, t in row if lo <= high and hi >= low]
 
 
 class DFA(Machine, Part):
@@ -355,7 +352,8 @@ class DFA(Machine, Part):
             return self
         budget = Budget(f"{arguments.shown(self)}.minimise()", remedy="a language of fewer states would work")
         number, kept = merging(rows, self.accepting, budget)
-        return DFA.from_table(number[self.table[kept]], self.accepting[kept], int(number[self.start]))
+        table = number[self.table[kept]]
+        return DFA.from_table(table, self.accepting[kept], int(number[self.start]))
 
 
 @cache

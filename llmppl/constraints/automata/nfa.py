@@ -18,7 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from llmppl.constraints.automata.budget import MAX_PARTS, Budget
-from llmppl.constraints.automata.operations import Edge, joined
+from llmppl.constraints.automata.operations import Edge, clipped, joined
 from llmppl.constraints.constraint import TabledRecognizer
 from llmppl.constraints.vocabulary.trie import Ids, ranges
 from llmppl.support.graphs import Memo, Numbering
@@ -29,6 +29,7 @@ ACCEPT = 0                                              # NFA state: the text is
 FOUND = 1                                               # NFA state: a lookahead is satisfied
 
 Ranges = tuple[tuple[int, int], ...]                # sorted, disjoint, inclusive
+Body = Callable[[int], int]                         # the state that follows -> the state that enters
 Fragment = tuple[tuple[Edge, ...], ...]             # node -> edges; target -1 leaves the fragment; node 0 is the entry
 LEADS = (                                           # code points by the bytes after the first; no surrogates
     (0x0, 0x7F, 0),
@@ -78,8 +79,9 @@ def utf8(ranges: Ranges) -> Fragment:
         return joined((first, last, nodes[tuple(row)]) for first, last, row in blocks)
 
     root = []
+    whole = [(lo, hi, -1) for lo, hi in ranges]
     for low, high, pending in LEADS:
-        edges = [(max(lo, low), min(hi, high), -1) for lo, hi in ranges if lo <= high and hi >= low]
+        edges = clipped(whole, low, high)
         for _ in range(pending):
             edges = folded(edges)
         least, _ = LEAD_BYTES[pending]
@@ -127,12 +129,10 @@ class NFA:
     """An ordered automaton with epsilon edges, built from its end: every method takes the state that comes next.
 
     `epsilon[q]` are the states that q becomes without reading, first choice first. `edges(q)` are the bytes it reads.
-    `guards[q]`, if present, must hold for q to become its epsilon target. `accept` ends a match, `start` begins one
+    `guards[q]`, if present, must hold for q to become its epsilon target. ACCEPT ends a match, `start` begins one
     (DEAD if nothing matches). A state that would lead to DEAD only is never built, so every state can reach the end if
     its guards allow it. The `budget` limits it and the deterministic automaton made from it.
     """
-
-    accept = ACCEPT
 
     def __init__(self, budget: Budget | None = None) -> None:
         self.budget = budget or Budget("the automaton")
@@ -170,11 +170,8 @@ class NFA:
             return self.add(tuple(alive))
         return next(iter(alive), DEAD)
 
-    def plus(self, body: Callable[[int], int], follow: int, greedy: bool = True) -> int:
-        """Return a state that reads `body` once or more and becomes `follow`.
-
-        `body` is a function from the state that follows to the entry state.
-        """
+    def plus(self, body: Body, follow: int, greedy: bool = True) -> int:
+        """Return a state that reads `body` once or more and becomes `follow`."""
         if follow == DEAD:
             return DEAD
         again = self.add(())
@@ -192,7 +189,7 @@ class NFA:
             self.epsilon[again] = (entry, follow) if greedy else (follow, entry)
         return entry
 
-    def star(self, body: Callable[[int], int], follow: int, greedy: bool = True) -> int:
+    def star(self, body: Body, follow: int, greedy: bool = True) -> int:
         """Return a state that reads `body` any number of times and becomes `follow`.
 
         It is built as x+ or nothing, so that (|a)* prefers to stop at once, as in `re`.
@@ -315,7 +312,7 @@ class NFA:
     def closure(self, state: int) -> tuple[int, ...]:
         """Return the states that `state` becomes without reading, most preferred first.
 
-        They read bytes, or are `accept`, or have a guard, which stops the search because it depends on the text.
+        They read bytes, or are ACCEPT, or have a guard, which stops the search because it depends on the text.
         """
         if not self.epsilon[state] and state not in self.guards:
             return (state,)

@@ -99,6 +99,21 @@ def joined(edges: Iterable[tuple[int, int, T]]) -> list[tuple[int, int, T]]:
     return found
 
 
+def clipped(edges: Iterable[Edge], low: int, high: int) -> list[Edge]:
+    """Return the edges for the bytes low..high."""
+    found = []
+    for lo, hi, target in edges:
+        if lo <= high and hi >= low:
+            found.append((max(lo, low), min(hi, high), target))
+    return found
+
+
+def first_bytes(row: Table) -> list[int]:
+    """Return the first byte of each run of bytes with one target."""
+    changes = (row[1:] != row[:-1]).nonzero()[0] + 1
+    return [0, *changes.tolist()]
+
+
 def runs(table: Table) -> tuple[Ints, Ints]:
     """Return the states and first bytes of all runs of bytes with one target, in order."""
     begins = np.ones(table.shape, bool)
@@ -152,7 +167,8 @@ def merging(rows: list[list[Edge]], accepting: Bools, budget: Budget) -> tuple[T
         parts: dict[int, dict[Signature, set[int]]] = {}
         for state in unsettled:
             budget.spend(steps=2 * len(rows[state]))
-            found = tuple(joined([(lo, hi, classes[target]) for lo, hi, target in rows[state]]))
+            edges = [(lo, hi, classes[target]) for lo, hi, target in rows[state]]
+            found = tuple(joined(edges))
             signatures[state] = found
             parts.setdefault(classes[state], {}).setdefault(found, set()).add(state)
         changed: list[int] = []

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from llmppl.constraints.automata.budget import Budget, TooLarge
 from llmppl.constraints.automata.determinise import Leftmost
 from llmppl.constraints.automata.dfa import DFA, anything
-from llmppl.constraints.automata.nfa import ANY, DEAD, NFA, merged, utf8
+from llmppl.constraints.automata.nfa import ACCEPT, ANY, DEAD, NFA, merged, utf8
 from llmppl.constraints.automata.regex import Regex, parse
 
 LETTERS = "abé"
@@ -259,7 +259,7 @@ def test_an_NFA_does_not_build_dead_ends():
 ])  # fmt: skip
 def test_choices_are_ordered_as_re_tries_them(pattern, order):
     nfa = parse(pattern)
-    assert "".join("$" if q == nfa.accept else chr(nfa.edges(q)[0][0]) for q in nfa.closure(nfa.start)) == order
+    assert "".join("$" if q == ACCEPT else chr(nfa.edges(q)[0][0]) for q in nfa.closure(nfa.start)) == order
 
 
 @pytest.mark.parametrize("pattern", ["(?!).*", "(?!)", "a(?!)|(?!)b", r"(?=a)(?!a).*"])
