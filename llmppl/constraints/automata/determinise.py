@@ -67,8 +67,7 @@ class Subsets:
         if len(found) == 1:
             epsilon = self.nfa.epsilon
             return [(lo, hi, self._unions[(t,)] if epsilon[t] else t) for lo, hi, t in found[0]]
-        number = sum(map(len, found))
-        self.nfa.budget.spend(steps=8 * len(found) + 3 * number)
+        self.nfa.budget.spend(steps=8 * len(found) + 3 * sum(map(len, found)))
         events: dict[int, list[tuple[int, int]]] = {}       # byte -> targets that start (1) or stop (-1) there
         for lo, hi, target in itertools.chain(*found):
             events.setdefault(lo, []).append((target, 1))

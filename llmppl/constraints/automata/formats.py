@@ -15,7 +15,7 @@ import math
 import re
 from collections.abc import Callable, Iterable
 from fractions import Fraction
-from functools import lru_cache
+from functools import cache, lru_cache
 
 from llmppl.constraints.automata.dfa import DFA
 from llmppl.constraints.automata.regex import Regex
@@ -125,7 +125,7 @@ _QUERY = "(?:[A-Za-z0-9._~!$&'()*+,;=:@/?-]|%[0-9A-Fa-f]{2})"
 FORMATS = {"date": DATE, "time": TIME, "date-time": DATETIME, "uuid": UUID, "ipv4": IPV4}
 
 
-@lru_cache(1)
+@cache
 def iso_date() -> DFA:
     """Return the dates such as 2024-02-29, in the years 0001 to 9999, with leap years.
 
@@ -137,7 +137,7 @@ def iso_date() -> DFA:
     return Regex(DATE)
 
 
-@lru_cache(1)
+@cache
 def iso_time() -> DFA:
     """Return the times of day such as 23:59, 23:59:59 and 23:59:59.5, with at most six digits of a second.
 
@@ -149,7 +149,7 @@ def iso_time() -> DFA:
     return Regex(TIME)
 
 
-@lru_cache(1)
+@cache
 def iso_datetime() -> DFA:
     """Return a date, T and a time, with Z, an offset such as +02:00, or neither.
 
@@ -161,7 +161,7 @@ def iso_datetime() -> DFA:
     return Regex(DATETIME)
 
 
-@lru_cache(1)
+@cache
 def uuid() -> DFA:
     """Return UUIDs of any version, with hyphens, in capitals or small letters.
 
@@ -173,7 +173,7 @@ def uuid() -> DFA:
     return Regex(UUID)
 
 
-@lru_cache(1)
+@cache
 def ipv4() -> DFA:
     """Return addresses such as 192.168.0.1, without leading zeros.
 
@@ -185,7 +185,7 @@ def ipv4() -> DFA:
     return Regex(IPV4)
 
 
-@lru_cache(1)
+@cache
 def email() -> DFA:
     """Return a local part of at most 64 characters without quotes, @, and a domain of two labels or more.
 
@@ -197,7 +197,7 @@ def email() -> DFA:
     return Regex(rf"(?=[^@]{{1,64}}@){_LOCAL_PART}@{_DOMAIN}")
 
 
-@lru_cache(1)
+@cache
 def url() -> DFA:
     """Return ASCII web addresses, http and https, with a domain, localhost or an IPv4 address.
 
@@ -210,7 +210,7 @@ def url() -> DFA:
     return Regex(rf"https?://{host}(?::{_PORT})?(?:/{_PATH}*)?(?:\?{_QUERY}*)?(?:#{_QUERY}*)?")
 
 
-@lru_cache(1)
+@cache
 def phone() -> DFA:
     """Return international numbers of 7 to 15 digits: +, no leading zero, optional blanks or hyphens between digits.
 

@@ -35,11 +35,6 @@ class Arrays(NamedTuple):
     start: int
 
 
-def nothing() -> Arrays:
-    """Return the automaton without texts."""
-    return Arrays(np.zeros((1, 256), np.int32), np.zeros(1, bool), 0)
-
-
 def product(
     left: TabledRecognizer,
     right: TabledRecognizer,
@@ -211,7 +206,7 @@ def automaton_of(words: Iterable[str]) -> Arrays:
     """Return the table of exactly these strings, with equal ends shared; every state leads to the end."""
     rows, ends = trie_of(map(str.encode, words))
     if not ends:
-        return nothing()
+        return Arrays(np.zeros((1, 256), np.int32), np.zeros(1, bool), 0)
     final = set(ends)
     number = [0] * len(rows)
     distinct = Numbering[tuple[bool, tuple[tuple[int, int], ...]]]([(False, ())])
