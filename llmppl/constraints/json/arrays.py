@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from typing import NamedTuple
 
-from llmppl.constraints.json.frames import Container, Expansion, Whitespace
+from llmppl.constraints.json.frames import Between, Container, Expansion, Whitespace
 from llmppl.constraints.json.shapes import Array, Constants, Lazy, both, values_of
 from llmppl.support.locks import cached_property
 
@@ -30,30 +29,49 @@ class Items(Container):
         super().__init__(blank)
         self._shape = shape
         self._is_live = is_live
-        self._values = [Lazy.of(Constants((value,))) for value in shape.unique and values_of(shape.rest) or ()]
-        self._most = min(shape.most, len(self._values) if shape.unique else math.inf)
+        self._most = shape.most
+        self._values = list[Lazy]()
+        if shape.unique:
+            values = values_of(shape.rest) or []
+            self._values = [Lazy.of(Constants((value,))) for value in values]
+            self._most = min(shape.most, len(values))
         self._some = both(shape.rest, shape.some)
 
     @property
     def is_possible(self) -> bool:
         """True if the shape has instances. Items that need not be there are not read."""
         shape = self._shape
-        needed = (*shape.first, shape.rest)[: shape.least] + (self._some,) * (shape.wanted > 0)
-        return max(shape.least, shape.wanted) <= self._most and all(map(self._is_live, needed))
+        if max(shape.least, shape.wanted) > self._most:
+            return False
+        needed = [*shape.first, shape.rest][: shape.least]
+        if shape.wanted:
+            needed.append(self._some)
+        return all(map(self._is_live, needed))
 
     @cached_property
     def _begin(self) -> Progress:
         shape = self._shape
-        live = next((i for i, item in enumerate((*shape.first, shape.rest)) if not self._is_live(item)), math.inf)
-        return Progress(0, shape.least, min(live, self._most), 0, shape.wanted)
+        room = self._most
+        for i, item in enumerate((*shape.first, shape.rest)):
+            if not self._is_live(item):
+                room = min(room, i)
+        return Progress(0, shape.least, room, 0, shape.wanted)
 
     def parts(self, at: Progress) -> tuple[Expansion, bool]:
-        after = at._replace(place=min(at.place + 1, len(self._shape.first)), need=max(0, at.need - 1), room=at.room - 1)
-        items = [(self._shape.item(at.place), after)]
-        if at.wanted:
-            items.insert(0, (self._some, after._replace(wanted=at.wanted - 1)))
-        if self._shape.unique:
-            left = ((i, part) for i, part in enumerate(self._values) if not at.used >> i & 1)
-            items = [(part, after._replace(used=at.used | 1 << i)) for i, part in left]
-        calls = [(part, ("after", 0, then)) for part, then in items if max(then.need, then.wanted) <= then.room]
+        shape = self._shape
+        place = min(at.place + 1, len(shape.first))
+        after = Progress(place, max(0, at.need - 1), at.room - 1, at.used, at.wanted)
+        items = list[tuple[Lazy, Progress]]()
+        if shape.unique:
+            for i, part in enumerate(self._values):
+                if not at.used >> i & 1:
+                    items.append((part, after._replace(used=at.used | 1 << i)))
+        else:
+            if at.wanted:
+                items.append((self._some, after._replace(wanted=at.wanted - 1)))
+            items.append((shape.item(at.place), after))
+        calls = list[tuple[Lazy, Between]]()
+        for part, then in items:
+            if max(then.need, then.wanted) <= then.room:
+                calls.append((part, Between("after", 0, then)))
         return Expansion([], calls), max(at.need, at.wanted) == 0

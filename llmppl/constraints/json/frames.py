@@ -105,12 +105,21 @@ class Frame:
         return next((target for lo, hi, target in local.expanded[0] if lo <= byte <= hi), None)
 
 
-class Container(Frame):
-    """Arrays and objects: parts with commas between them, in brackets.
+class Between(NamedTuple):
+    """Key between two tokens of JSON: whitespace so far, the progress, and the shape of a value that must follow.
 
-    A key (kind, blank, at) has whitespace and the progress; the next token of JSON is the `first` part or the end, the
-    `next` part after a comma, or the comma or end `after` a part.
+    The next token is the `first` part or the end, the `next` part after a comma, or the comma or end `after` a part.
+    Objects have a `colon` and a `value`, too.
     """
+
+    kind: str
+    blank: int
+    at: Any
+    part: Lazy | None = None
+
+
+class Container(Frame):
+    """Arrays and objects: parts with commas between them, in brackets. Keys are `Between`, "open" and "end"."""
 
     brackets: tuple[int, int]
     _begin: Any                                     # the progress before the first part
@@ -125,26 +134,32 @@ class Container(Frame):
 
     def expand(self, key: Key) -> Expansion:
         if key == "open":
-            return Expansion([(self.brackets[0], self.brackets[0], ("first", 0, self._begin))])
+            first = Between("first", 0, self._begin)
+            return Expansion([(self.brackets[0], self.brackets[0], first)])
         if key == "end":
             return DONE
-        kind, blank, *rest = key
-        moves = [(lo, hi, (kind, to, *rest)) for lo, hi, to in self._blank.moves[blank]]
-        return self._after_blank(moves, kind, *rest) if self._blank.may_end(blank) else Expansion(moves)
+        moves = [(lo, hi, key._replace(blank=to)) for lo, hi, to in self._blank.moves[key.blank]]
+        if self._blank.may_end(key.blank):
+            return self._after_blank(moves, key)
+        return Expansion(moves)
 
-    def _after_blank(self, moves: list[Move], kind: str, at: Any) -> Expansion:
-        begun, may_end = self.parts(at)
-        if may_end and kind != "next":
+    def _after_blank(self, moves: list[Move], key: Between) -> Expansion:
+        begun, may_end = self.parts(key.at)
+        if may_end and key.kind != "next":
             moves.append((self.brackets[1], self.brackets[1], "end"))
-        if kind != "after":
+        if key.kind != "after":
             return Expansion(moves + begun.moves, begun.calls)
-        return Expansion(moves + [(COMMA, COMMA, ("next", 0, at))] * bool(begun.moves or begun.calls))
+        if begun.moves or begun.calls:
+            moves.append((COMMA, COMMA, Between("next", 0, key.at)))
+        return Expansion(moves)
 
     def closing(self, key: Key) -> Expansion:
         found = self.expand(key)
-        if any(after == "end" for *_, after in found.moves):
-            return Expansion([move for move in found.moves if move[2] == "end" or move[2][0] == key[0]])
-        return found
+        ends = [move for move in found.moves if move[2] == "end"]
+        if not ends:
+            return found
+        blanks = [move for move in found.moves if move[2][0] == key.kind]
+        return Expansion(ends + blanks)
 
 
 class Automaton(Frame):

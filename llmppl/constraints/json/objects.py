@@ -12,7 +12,7 @@ import itertools
 import json
 import math
 from bisect import bisect_left
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import lru_cache
 from typing import NamedTuple
 
@@ -22,7 +22,16 @@ from llmppl.constraints.automata.budget import TooLarge
 from llmppl.constraints.automata.dfa import DFA, anything
 from llmppl.constraints.constraint import Bools, Ints
 from llmppl.constraints.json.ecma import found
-from llmppl.constraints.json.frames import MAX_LOCALS, Container, Expansion, Key, Local, Move, Whitespace
+from llmppl.constraints.json.frames import (
+    MAX_LOCALS,
+    Between,
+    Container,
+    Expansion,
+    Key,
+    Local,
+    Move,
+    Whitespace,
+)
 from llmppl.constraints.json.scalars import ESCAPED, cut, escapes, texts_of
 from llmppl.constraints.json.shapes import Lazy, Object, Shape, String, both, fits, intersect
 from llmppl.constraints.masks.distances import bytes_to_accept
@@ -35,60 +44,105 @@ MAX_RESTS = 64                                      # names that are listed
 MAX_ORDERED = 5                                     # missing properties of which all orders are tried to find an end
 
 
+class NameMove(NamedTuple):
+    """Move of names that an object does not list: first and last byte, the state after them, a part of an escape."""
+
+    low: int
+    high: int
+    state: int
+    escape: str | None = None
+
+
 class Names:
     """Names that an object does not list, as an automaton over their bytes; `start` is 0 if there are none.
 
-    `part(state)` is the shape of the names that end there, None if none does. `rests(state)` lists the rests of the
-    names that continue there, and is None if they are many.
+    `parts` has the shapes of the names that end in a state. `moves` are those of a state and a part of an escape.
+    `rests` lists the rests of the names that continue in a state, and is None if they are many.
     """
 
     def __init__(self, shape: Object, is_live: Callable[[Lazy], bool]) -> None:
-        patterns = list(dict.fromkeys(pattern for others in shape.others for pattern, _ in others.patterns))
-        self.dfa = anything()
-        self._parts = dict[int, Lazy]()                 # by accepting state
-        self._endless = np.ones(len(self.dfa.accepting), bool)
-        self.is_endless = True
-        self.part, self.rests = self._parts.get, Memo(self._find_rests)
+        self.parts = dict[int, Lazy]()
+        self.rests = Memo(self._find_rests)
+        self.moves = Memo(self._find_moves)
+        patterns = dict[str, None]()
+        for others in shape.others:
+            patterns |= dict.fromkeys(pattern for pattern, _ in others.patterns)
         if shape.names == String() and not patterns:
-            part = both(*(others.additional for others in shape.others))
-            self.start = self.dfa.start if is_live(part) else 0
-            self._parts |= dict.fromkeys(np.flatnonzero(self.dfa.accepting).tolist(), part)
+            self._fill_with_any(both(*(others.additional for others in shape.others)), is_live)
             return
-        table, accepting, sets = classes(shape.names, tuple(patterns))
-        table = table.copy()
-        accepting = accepting.copy()
-        parts = {}
-        for state in np.flatnonzero(accepting).tolist():
-            if sets[state] not in parts:
-                matched = {pattern for pattern, is_in in zip(patterns, sets[state], strict=True) if is_in}
-                parts[sets[state]] = both(*(others.of_patterns(matched) for others in shape.others))
-            accepting[state] = is_live(parts[sets[state]])
+        table, matched = classes(shape.names, tuple(patterns))
+        parts = Memo[frozenset[str], Lazy](
+            lambda some: both(*(others.of_patterns(some) for others in shape.others))
+        )
+        accepting = np.zeros(len(table), bool)
+        for state, some in enumerate(matched):
+            if some is not None and is_live(parts[some]):
+                self.parts[state] = parts[some]
+                accepting[state] = True
         live = np.isfinite(bytes_to_accept(table, accepting))
-        table[~live[table]] = 0
         self.dfa = DFA.__new__(DFA)
-        self.dfa._fix(table.astype(np.int32), accepting, 1)
+        self.dfa._fix(np.where(live[table], table, 0).astype(np.int32), accepting, 1)
         self.start = int(live[1])
-        self._parts |= {state: parts[sets[state]] for state in np.flatnonzero(accepting).tolist()}
-        self._endless = live
-        while (less := self._endless & (self._endless[table] & (table > 0)).any(1)).sum() < self._endless.sum():
-            self._endless = less                    # the states that reach a cycle
-        self.is_endless = bool((self._endless == live).all())
+        self._is_endless = _endless(self.dfa.table, live)
+
+    def _fill_with_any(self, part: Lazy, is_live: Callable[[Lazy], bool]) -> None:
+        self.dfa = anything()
+        self.parts = dict.fromkeys(np.flatnonzero(self.dfa.accepting).tolist(), part)
+        self.start = self.dfa.start if is_live(part) else 0
+        self._is_endless = np.ones(len(self.dfa.accepting), bool)
 
     def _find_rests(self, state: int) -> frozenset[bytes] | None:
-        if self._endless[state]:
+        if self._is_endless[state]:
             return None
-        rests = {b""} if self.dfa.accepts(state) else set()
+        rests = set[bytes]()
+        if self.dfa.accepts(state):
+            rests.add(b"")
         for lo, hi, to in self.dfa.moves(state):
             inside = self.rests[to]
             if inside is None or len(rests) + len(inside) * (hi + 1 - lo) > MAX_RESTS:
                 return None
-            rests |= {bytes([byte]) + rest for byte in range(lo, hi + 1) for rest in inside}
+            for byte in range(lo, hi + 1):
+                rests.update(bytes([byte]) + rest for rest in inside)
         return frozenset(rests)
+
+    def _find_moves(self, key: tuple[int, str | None]) -> list[NameMove]:
+        state, escape = key
+        if not state:
+            return []
+        if escape is not None:
+            return self._moves_in_escape(state, escape)
+        moves = list[NameMove]()
+        for lo, hi, to in self.dfa.moves(state):
+            moves += [NameMove(first, last, to) for first, last in cut(lo, hi)]
+        if any(self.dfa.step(state, byte) for byte in ESCAPED):
+            moves.append(NameMove(BACKSLASH, BACKSLASH, state, ""))
+        return moves
+
+    def _moves_in_escape(self, state: int, escape: str) -> list[NameMove]:
+        moves = list[NameMove]()
+        for byte, to in escapes(escape, lambda byte: self.dfa.step(state, byte)):
+            if isinstance(to, str):
+                moves.append(NameMove(byte, byte, state, to))
+            else:
+                moves.append(NameMove(byte, byte, to))
+        return moves
+
+
+def _endless(table: Ints, live: Bools) -> Bools:
+    """Return the live states that reach a cycle of live states."""
+    found = live
+    while True:
+        less = found & found[table].any(1)
+        if less.sum() == found.sum():
+            return found
+        found = less
 
 
 @lru_cache(64)
-def classes(names: Shape, patterns: tuple[str, ...]) -> tuple[Ints, Bools, list[tuple[bool, ...]]]:
-    """Return the table of some names, whether its states accept, and which patterns are found there.
+def classes(
+    names: Shape, patterns: tuple[str, ...]
+) -> tuple[Ints, list[frozenset[str] | None]]:
+    """Return the table of some names, and the patterns found in a name that ends in a state (None if none ends there).
 
     Raises TooLarge if the table is.
     """
@@ -96,42 +150,52 @@ def classes(names: Shape, patterns: tuple[str, ...]) -> tuple[Ints, Bools, list[
     start = tuple(dfa.start for dfa in dfas)
     states = Numbering[tuple[int, ...]]([(), start])
     rows = [np.zeros(256, np.int32)]
-    for key in itertools.islice(states.keys_in_order, 1, None):         # grows
+    matched: list[frozenset[str] | None] = [None]
+    for key in itertools.islice(states.keys_in_order, 1, None):   # grows
         table = np.stack([dfa.row(state) for dfa, state in zip(dfas, key, strict=True)])
         columns, where = np.unique(table, axis=1, return_inverse=True)
         into = [states[tuple(column)] if column[0] else 0 for column in columns.T.tolist()]
-        rows.append(np.array(into, np.int32)[where.ravel()] if key[0] else rows[0])
+        rows.append(np.array(into, np.int32)[where.ravel()])
+        is_in = [dfa.accepts(state) for dfa, state in zip(dfas, key, strict=True)]
+        ends = frozenset(itertools.compress(patterns, is_in[1:]))
+        matched.append(ends if is_in[0] else None)
         if len(states) > MAX_STATES:
             raise TooLarge("the patterns of an object's names", f"more than {MAX_STATES:,} states")
-    keys = states.keys_in_order[1:]
-    accepting = [False, *(dfas[0].accepts(key[0]) for key in keys)]
-    sets = [(), *(tuple(dfa.accepts(at) for dfa, at in zip(dfas[1:], key[1:], strict=True)) for key in keys)]
-    return np.stack(rows), np.array(accepting), sets
+    return np.stack(rows), matched
 
 
 class Progress(NamedTuple):
     """Part of an object that is read: the properties so far.
 
     `left`: bits of the listed names that may still come. `need`, `room`: properties that are still needed, and still
-    possible. `used`: other names so far, None if not remembered.
+    possible. `used`: other names so far.
     """
 
     left: int
     need: int
     room: float
-    used: frozenset[bytes] | None
+    used: frozenset[bytes] = frozenset()
 
 
 class Name(NamedTuple):
-    """Part of a name that is read.
+    """Key of a name that is read.
 
-    `text`: the bytes, None if they are not remembered, since no listed or used name begins so. `other`: state of the
-    other names. `escape`: a part of an escape, or None.
+    `at`: the progress before it. `text`: the bytes, None if they are not remembered, since no listed or used name
+    begins so. `other`: state of the other names. `escape`: a part of an escape, or None.
     """
 
+    at: Progress
     text: bytes | None
     other: int
-    escape: str | None
+    escape: str | None = None
+
+
+class Choices(NamedTuple):
+    """Sorted names that may come next, as bits, the first state of other names, and whether the object may end."""
+
+    named: int
+    other: int
+    may_end: bool
 
 
 class Members(Container):
@@ -139,12 +203,20 @@ class Members(Container):
 
     brackets = ord("{"), ord("}")
 
-    def __init__(self, shape: Object, blank: Whitespace, is_live: Callable[[Lazy], bool], in_order: bool) -> None:
+    def __init__(
+        self,
+        shape: Object,
+        blank: Whitespace,
+        is_live: Callable[[Lazy], bool],
+        in_order: bool,
+    ) -> None:
         super().__init__(blank)
         self._shape = shape
         self._is_live_part = is_live
         self._listed = list(dict.fromkeys([*shape.properties, *shape.required]))
-        self._ordered = (1 << len(self._listed)) - 1 if in_order else 0        # bits of the names with an order
+        self._ordered = 0                           # bits of the names with an order
+        if in_order:
+            self._ordered = (1 << len(self._listed)) - 1
         self._parts = Memo(shape.of_name)
         self._choices = Memo(self._find_choices, MAX_LOCALS)
 
@@ -152,8 +224,8 @@ class Members(Container):
     def is_possible(self) -> bool:
         """True if the shape has instances. Often the required properties tell, and no other is read."""
         shape = self._shape
-        required = len(set(self._shape.required))
-        if not all(map(self._allows, shape.required)) or required > shape.most:
+        required = len(set(shape.required))
+        if required > shape.most or not all(map(self._allows, shape.required)):
             return False
         return shape.least <= required or self._can_end(self._begin)
 
@@ -161,188 +233,209 @@ class Members(Container):
         return fits(name, self._shape.names) and self._is_live_part(self._parts[name])
 
     @cached_property
-    def _others(self) -> Names | None:
-        """Names that are not listed. If they are few, they are listed too, without an order, and this is None."""
+    def _others(self) -> Names:
+        """Names that are not listed. If they are few, they are listed too, without an order."""
         names = Names(self._shape, self._is_live_part)
-        few = names.rests[names.start] if names.start else frozenset[bytes]()
-        if few is None:
+        if not names.start:
             return names
-        self._listed += sorted({name.decode() for name in few} - set(self._listed))
-        return None
+        few = names.rests[names.start]
+        if few is not None:
+            self._listed += sorted({name.decode() for name in few} - set(self._listed))
+            names.start = 0
+        return names
 
     @cached_property
-    def _number(self) -> dict[str, int]:
+    def _bit(self) -> dict[str, int]:
         self._others                                # noqa: B018  it may list more names
-        return {name: i for i, name in enumerate(self._listed)}
-
-    @cached_property
-    def _live(self) -> int:
-        """Bits of the listed names that an instance may have."""
-        return sum(1 << i for name, i in self._number.items() if self._allows(name))
+        return {name: 1 << i for i, name in enumerate(self._listed)}
 
     @cached_property
     def _required(self) -> int:
-        return sum(1 << self._number[name] for name in set(self._shape.required))
+        return sum(self._bit[name] for name in set(self._shape.required))
 
     @cached_property
     def _begin(self) -> Progress:
-        has_room = self._others is None and self._shape.most >= len(self._number)
-        used = None if self._others is None else frozenset[bytes]()
-        return Progress(self._live, self._shape.least, math.inf if has_room else self._shape.most, used)
+        most = self._shape.most
+        if not self._others.start and most >= len(self._bit):
+            most = math.inf
+        live = sum(bit for name, bit in self._bit.items() if self._allows(name))
+        return Progress(live, self._shape.least, most)
 
     @cached_property
-    def _order(self) -> tuple[list[bytes], list[int]]:
-        """Spellings of the listed names, sorted, and their numbers."""
-        pairs = sorted((json.dumps(name, ensure_ascii=False)[1:-1].encode(), i) for name, i in self._number.items())
-        return [name for name, _ in pairs], [i for _, i in pairs]
+    def _sorted(self) -> list[tuple[bytes, str]]:
+        """Spellings of the listed names, sorted, with the names."""
+        return sorted((json.dumps(name, ensure_ascii=False)[1:-1].encode(), name) for name in self._bit)
+
+    @cached_property
+    def _spellings(self) -> list[bytes]:
+        return [spelling for spelling, _ in self._sorted]
+
+    @cached_property
+    def _bits(self) -> list[int]:
+        """Bits of the names, in the order of their spellings."""
+        return [self._bit[name] for _, name in self._sorted]
 
     @property
     def remembers(self) -> bool:                    # type: ignore[override]
-        return self._others is not None
+        return bool(self._others.start)
 
     def step(self, local: Local, byte: int) -> Local | None:
         """Return the state after a byte. Only here are the names remembered that the object does not list."""
-        if local.key[0] != "name":
+        if not isinstance(local.key, Name):
             return super().step(local, byte)
-        _, at, name = local.key
-        found = self._read(at, name, byte)
-        return None if found is None else self.local(found)
+        after = self._read(local.key, byte)
+        return None if after is None else self.local(after)
 
     # ---- progress
 
-    def _after(self, at: Progress, bit: int = 0, name: bytes | None = None) -> Progress:
+    def _after(self, at: Progress, bit: int) -> Progress:
         """Return the progress after the property of a bit, or after one that is not listed (0)."""
-        over = (bit << 1) - 1 if bit & self._ordered else self._ordered | bit
-        used = at.used if name is None or at.used is None else at.used | {name}
-        return Progress(at.left & ~over, max(0, at.need - 1), at.room - 1, used)
+        over = self._ordered | bit
+        if bit & self._ordered:
+            over = (bit << 1) - 1                   # and the names before it
+        return Progress(at.left & ~over, max(0, at.need - 1), at.room - 1, at.used)
 
     def _can_end(self, at: Progress) -> bool:
         """Return whether the object can be completed, if no required property was left out."""
-        is_enough = self._others is not None or at.need <= at.left.bit_count()
-        return is_enough and at.room >= max(at.need, (at.left & self._required).bit_count())
+        if not self._others.start and at.need > at.left.bit_count():
+            return False
+        return at.room >= max(at.need, (at.left & self._required).bit_count())
 
-    def _find_choices(self, at: Progress) -> tuple[int, bool, bool]:
-        """Return the sorted names that may come next, as bits, and whether others may, and whether it may end."""
+    def _find_choices(self, at: Progress) -> Choices:
         missing = at.left & self._required
-        first = missing & self._ordered & -(missing & self._ordered)    # it precedes all that follow it
+        first = missing & self._ordered
+        first &= -first                             # it precedes all that follow it
         named = at.left & ((first << 1) - 1)
+        bits = [bit for bit in self._bits if bit & named]
         if at.need or at.room < math.inf:
-            bits = (1 << i for i in range(named.bit_length()) if named >> i & 1)
-            named = sum(bit for bit in bits if self._can_end(self._after(at, bit)))
-        others = self._others is not None and not first and self._can_end(self._after(at))
-        places = enumerate(self._order[1]) if named else ()
-        return sum(1 << i for i, place in places if named >> place & 1), others, not missing and not at.need
+            bits = [bit for bit in bits if self._can_end(self._after(at, bit))]
+        other = 0
+        if not first and self._can_end(self._after(at, 0)):
+            other = self._others.start
+        possible = set(bits)
+        named = sum(1 << i for i, bit in enumerate(self._bits) if bit in possible)
+        return Choices(named, other, not missing and not at.need)
 
     # ---- moves
 
     def expand(self, key: Key) -> Expansion:
-        return Expansion(self._in_name(*key[1:])) if key[0] == "name" else super().expand(key)
+        if isinstance(key, Name):
+            return Expansion(self._in_name(key))
+        return super().expand(key)
 
     def has_exits(self, key: Key) -> bool:
-        return bool(key[0] != "name")
+        return not isinstance(key, Name)
 
     def parts(self, at: Progress) -> tuple[Expansion, bool]:
-        named, others, may_end = self._choices[at]
-        begun = "name", at, Name(b"", self._others.start if others and self._others else 0, None)
-        return Expansion([(QUOTE, QUOTE, begun)] * bool(named or others)), may_end
+        choices = self._choices[at]
+        moves = list[Move]()
+        if choices.named or choices.other:
+            moves.append((QUOTE, QUOTE, Name(at, b"", choices.other)))
+        return Expansion(moves), choices.may_end
 
-    def _after_blank(self, moves: list[Move], kind: str, at: Progress, part: Lazy | None = None) -> Expansion:
-        if part is None:
-            return super()._after_blank(moves, kind, at)
-        if kind == "colon":
-            return Expansion([*moves, (COLON, COLON, ("value", 0, at, part))])
-        return Expansion(moves, [(part, ("after", 0, at))])
+    def _after_blank(self, moves: list[Move], key: Between) -> Expansion:
+        if key.part is None:
+            return super()._after_blank(moves, key)
+        if key.kind == "colon":
+            value = Between("value", 0, key.at, key.part)
+            return Expansion([*moves, (COLON, COLON, value)])
+        return Expansion(moves, [(key.part, Between("after", 0, key.at))])
 
-    def _like(self, name: Name) -> tuple[int, int]:
+    def _like(self, name: Name) -> range:
         """Return the range of the sorted listed names that begin so."""
         if name.text is None:
-            return 0, 0
-        low = bisect_left(self._order[0], name.text)
-        return low, bisect_left(self._order[0], name.text + b"\xff", low)
+            return range(0)
+        low = bisect_left(self._spellings, name.text)
+        return range(low, bisect_left(self._spellings, name.text + b"\xff", low))
 
-    def _rests(self, at: Progress, name: Name) -> list[tuple[bytes, int]]:
-        """Return the rests of the listed and used names that begin so, with the number of the listed ones, or -1."""
+    def _rests(self, name: Name) -> set[bytes]:
+        """Return the rests of the listed and used names that begin so."""
         if name.text is None:
-            return []
-        listed = ((self._order[0][i], i) for i in range(*self._like(name)))
-        used = ((each, -1) for each in at.used or () if each.startswith(name.text))
-        return [(each[len(name.text) :], i) for each, i in (*listed, *used)]
+            return set()
+        like = self._like(name)
+        names = self._spellings[like.start : like.stop]
+        names += [each for each in name.at.used if each.startswith(name.text)]
+        return {each[len(name.text) :] for each in names}
 
-    def _in_name(self, at: Progress, name: Name) -> list[Move]:
-        special = tuple(sorted({QUOTE, *(rest[0] for rest, _ in self._rests(at, name) if rest)}))
-        moves = [(byte, byte, key) for byte in special if (key := self._read(at, name, byte))]
-        for lo, hi, other, escape in self._other_moves(name):
-            after = Name(None, other, escape)
-            if self._may_end(at, after):
-                moves += [(first, last, ("name", at, after)) for first, last in cut(lo, hi, special)]
+    def _in_name(self, name: Name) -> list[Move]:
+        special = {QUOTE, *(rest[0] for rest in self._rests(name) if rest)}
+        ordered = tuple(sorted(special))
+        moves = list[Move]()
+        for byte in ordered:
+            after = self._read(name, byte)
+            if after is not None:
+                moves.append((byte, byte, after))
+        for move in self._others.moves[name.other, name.escape]:
+            after = Name(name.at, None, move.state, move.escape)
+            if self._may_end(after):
+                moves += [(low, high, after) for low, high in cut(move.low, move.high, ordered)]
         return moves
 
-    def _read(self, at: Progress, name: Name, byte: int) -> Key | None:
+    def _read(self, name: Name, byte: int) -> Key | None:
         """Return the key after one byte of a name."""
-        if byte == QUOTE and name.escape is None and (ended := self._ended(at, name)):
-            return ended                            # in a listed name, a quote may follow a backslash
+        if byte == QUOTE and name.escape is None:   # in a listed name, a quote may follow a backslash
+            ended = self._ended(name)
+            if ended is not None:
+                return ended
         other = 0
-        escape = name.escape
-        if escape is not None or byte == BACKSLASH:
-            some = ((to, part) for lo, hi, to, part in self._other_moves(name) if lo <= byte <= hi)
-            other, escape = next(some, (0, None))
-        elif self._others is not None and name.other and byte not in ESCAPED:
-            other = self._others.dfa.step(name.other, byte) or 0
-        after = Name(None if name.text is None else name.text + bytes([byte]), other, escape)
-        return ("name", at, after) if self._may_end(at, after) else None
+        escape = None
+        for move in self._others.moves[name.other, name.escape]:
+            if move.low <= byte <= move.high:
+                other, escape = move.state, move.escape
+        text = name.text
+        if text is not None:
+            text += bytes([byte])
+        after = Name(name.at, text, other, escape)
+        return after if self._may_end(after) else None
 
-    def _may_end(self, at: Progress, name: Name) -> bool:
+    def _may_end(self, name: Name) -> bool:
         """Return whether some allowed name begins so."""
-        low, high = self._like(name)
-        if self._choices[at][0] >> low & ((1 << high - low) - 1):
+        like = self._like(name)
+        if self._choices[name.at].named >> like.start & ((1 << len(like)) - 1):
             return True
-        if not name.other or self._others is None:
+        if not name.other:
             return False
         rests = self._others.rests[name.other]
-        return rests is None or name.escape is not None or not rests <= {rest for rest, _ in self._rests(at, name)}
+        if rests is None or name.escape is not None:
+            return True
+        return not rests <= self._rests(name)
 
-    def _ended(self, at: Progress, name: Name) -> Key | None:
+    def _ended(self, name: Name) -> Key | None:
         """Return the key after the closing quote; None if the name may not end here."""
-        low, high = self._like(name)
-        if low < high and self._order[0][low] == name.text:
-            return self._after_listed(at, low)
-        part = self._others.part(name.other) if self._others and name.other else None
-        if part is None or name.text in (at.used or ()):
+        like = self._like(name)
+        if like and self._spellings[like.start] == name.text:
+            return self._after_listed(name.at, like.start)
+        part = self._others.parts.get(name.other)
+        if part is None or name.text in name.at.used:
             return None
-        return "colon", 0, self._after(at, 0, name.text), part
+        after = self._after(name.at, 0)
+        if name.text is not None:
+            after = after._replace(used=after.used | {name.text})
+        return Between("colon", 0, after, part)
 
-    def _after_listed(self, at: Progress, number: int) -> Key | None:
+    def _after_listed(self, at: Progress, place: int) -> Key | None:
         """Return the key after a listed name; None if it may not stand there."""
-        if not self._choices[at][0] >> number & 1:
+        if not self._choices[at].named >> place & 1:
             return None
-        place = self._order[1][number]
-        return "colon", 0, self._after(at, 1 << place), self._parts[self._listed[place]]
-
-    def _other_moves(self, name: Name) -> Iterator[tuple[int, int, int, str | None]]:
-        """Yield the moves of the other names: first and last byte, state, and the part of an escape."""
-        others = self._others
-        state = name.other
-        if others is None or not state:
-            return
-        found = escapes(name.escape or "", lambda byte: others.dfa.step(state, byte))
-        if name.escape is not None:
-            for byte, to in found:
-                yield (byte, byte, state, to) if isinstance(to, str) else (byte, byte, to, None)
-            return
-        yield from ((a, b, to, None) for lo, hi, to in others.dfa.moves(state) for a, b in cut(lo, hi))
-        if any(others.dfa.step(state, byte) for byte in ESCAPED):
-            yield BACKSLASH, BACKSLASH, state, ""
+        part = self._parts[self._sorted[place][1]]
+        return Between("colon", 0, self._after(at, self._bits[place]), part)
 
     def closing(self, key: Key) -> Expansion:
-        if key[0] != "name":
+        if not isinstance(key, Name):
             return super().closing(key)
         found = self.expand(key)
-        missing = key[1].left & self._required
-        for some in (missing & -missing, missing) if missing.bit_count() > MAX_ORDERED else (missing,):
-            moves = [move for move in found.moves if move[2][0] == "colon" or self._leads_to(some, move[2][2])]
+        missing = key.at.left & self._required
+        wanted = [missing]
+        if missing.bit_count() > MAX_ORDERED:
+            wanted.insert(0, missing & -missing)
+        for some in wanted:
+            moves = [move for move in found.moves if self._leads_to(some, move[2])]
             if moves:
                 return Expansion(moves)
         return found
 
-    def _leads_to(self, missing: int, name: Name) -> bool:
-        return any(missing >> self._order[1][i] & 1 for i in range(*self._like(name)))
+    def _leads_to(self, bits: int, after: Key) -> bool:
+        """Return whether a key is after a name, or in a listed one of some bits."""
+        if not isinstance(after, Name):
+            return True
+        return any(self._bits[i] & bits for i in self._like(after))
