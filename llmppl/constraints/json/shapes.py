@@ -6,7 +6,7 @@ are read on first use, so shapes may refer to themselves.
 
 from __future__ import annotations
 
-import contextlib
+import itertools
 import math
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextvars import ContextVar
@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from decimal import Decimal
 from fractions import Fraction
 from functools import lru_cache, reduce
-from typing import Any, Literal, NamedTuple, TypeAlias, cast
+from typing import Any, Literal, NamedTuple, TypeAlias
 
 from llmppl.constraints.automata.budget import Budget
 from llmppl.constraints.automata.dfa import DFA
@@ -157,8 +157,9 @@ class Object:
 
     def of_name(self, name: str) -> Lazy:
         """Return the shape of a property."""
-        known = self.properties.get(name)
-        return both(*(others.of_name(name) for others in self.others)) if known is None else known
+        if name in self.properties:
+            return self.properties[name]
+        return both(*(others.of_name(name) for others in self.others))
 
 
 @dataclass(frozen=True, eq=False)
@@ -166,49 +167,64 @@ class Choice:
     options: tuple[Shape, ...]
 
 
+Sized: TypeAlias = String | Array | Object
 Shape: TypeAlias = Constants | Number | String | Array | Object | Choice
 TYPES: dict[str, Shape] = {
-    "null": Constants((None,)), "boolean": Constants((False, True)), "number": Number(), "string": String(),
-    "array": Array(), "object": Object(),
-}  # fmt: skip
-ANY: Choice = Choice(tuple(TYPES.values()))
-NEVER: Choice = Choice(())
+    "null": Constants((None,)),
+    "boolean": Constants((False, True)),
+    "number": Number(),
+    "string": String(),
+    "array": Array(),
+    "object": Object(),
+}
+ANY: Shape = Choice(tuple(TYPES.values()))
+NEVER: Shape = Choice(())
+_JSON = {String: str, Array: list, Object: dict}
 
 
 def choice(options: Iterable[Shape]) -> Shape:
     """Return the union of the options, without nested choices and with one list of constants."""
-    some: list[Shape] = []
+    some = list[Shape]()
+    values = dict[Any, Any]()
     for option in options:
         if option is ANY:
             return ANY
-        some += option.options if isinstance(option, Choice) else [option]
+        for each in option.options if isinstance(option, Choice) else [option]:
+            if isinstance(each, Constants):
+                values |= {key_of(value): value for value in each.values}
+            else:
+                some.append(each)
+    if values:
+        some.append(Constants(tuple(values.values())))
     if len(some) > MAX_OPTIONS:
         raise Inexact
-    values = {key_of(value): value for each in some if isinstance(each, Constants) for value in each.values}
-    if values:
-        some = [each for each in some if not isinstance(each, Constants)] + [Constants(tuple(values.values()))]
     return some[0] if len(some) == 1 else Choice(tuple(some))
 
 
 def unfolded(shape: Shape) -> list[Shape]:
     """Return shapes of one type each, or of listed plain values, that have the values of a shape together."""
-    match shape:
-        case Choice():
-            return [each for option in shape.options for each in unfolded(option)]
-        case Constants():
-            found = list[Shape]()
-            plain = []
-            for value in shape.values:
-                if isinstance(value, list):
-                    items = tuple(Lazy.of(Constants((each,))) for each in value)
-                    found.append(Array(len(value), len(value), items, NONE))
-                elif isinstance(value, dict):
-                    parts = {name: Lazy.of(Constants((each,))) for name, each in value.items()}
-                    found.append(Object(parts, (Others((), NONE),), tuple(parts)))
-                else:
-                    plain.append(value)
-            return [*found, Constants(tuple(plain))] if found else [shape]
-    return [shape]
+    found = list[Shape]()
+    if isinstance(shape, Choice):
+        for option in shape.options:
+            found += unfolded(option)
+        return found
+    if not isinstance(shape, Constants):
+        return [shape]
+    plain = list[Any]()
+    for value in shape.values:
+        if isinstance(value, list):
+            items = tuple(map(_only, value))
+            found.append(Array(len(value), len(value), items, NONE))
+        elif isinstance(value, dict):
+            parts = {name: _only(each) for name, each in value.items()}
+            found.append(Object(parts, (Others((), NONE),), tuple(parts)))
+        else:
+            plain.append(value)
+    return [*found, Constants(tuple(plain))] if found else [shape]
+
+
+def _only(value: Any) -> Lazy:
+    return Lazy.of(Constants((value,)))
 
 
 # ---- intersection
@@ -223,10 +239,8 @@ def both(*parts: Lazy) -> Lazy:
 def _both(a: Lazy, b: Lazy) -> Lazy:
     if a is b:
         return a
-    if a is NONE or b is NONE:
+    if NONE in (a, b):
         return NONE
-    if b in a.intersections:
-        return a.intersections[b]
 
     def find() -> tuple[Shape, bool]:
         try:
@@ -237,7 +251,9 @@ def _both(a: Lazy, b: Lazy) -> Lazy:
                     each.note()
             return a.shape, False
 
-    return a.intersections.setdefault(b, Lazy(find, a.note or b.note))
+    if b not in a.intersections:
+        a.intersections[b] = Lazy(find, a.note or b.note)
+    return a.intersections[b]
 
 
 def intersect(a: Shape, b: Shape) -> Shape:
@@ -261,28 +277,34 @@ def intersect(a: Shape, b: Shape) -> Shape:
             steps = _union(a.steps, b.steps)
             return Number(max(a.low, b.low), min(a.high, b.high), a.integer or b.integer, steps)
         case String(), String():
-            return String(*_counts(a, b), _union(a.languages, b.languages))
+            return String(*_sizes(a, b), _union(a.languages, b.languages))
         case Array(), Array():
-            items = tuple(both(a.item(i), b.item(i)) for i in range(max(len(a.first), len(b.first))))
-            unique = a.unique or b.unique
-            counts = {(a.some, a.wanted), (b.some, b.wanted)} - {(NONE, 0)}
-            if bool(items) + unique + len(counts) > 1:          # an array has one of these
-                raise Inexact
-            some, wanted = next(iter(counts), (NONE, 0))
-            return Array(*_counts(a, b), items, both(a.rest, b.rest), unique, some, wanted)
+            return _intersect_arrays(a, b)
         case Object(), Object():
-            named = {name: both(a.of_name(name), b.of_name(name)) for name in _union(a.properties, b.properties)}
+            properties = _union(a.properties, b.properties)
+            named = {name: both(a.of_name(name), b.of_name(name)) for name in properties}
             others = _union(a.others, b.others)
             required = _union(a.required, b.required)
-            return Object(named, others, required, *_counts(a, b), intersect(a.names, b.names))
+            return Object(named, others, required, *_sizes(a, b), intersect(a.names, b.names))
     return NEVER
+
+
+def _intersect_arrays(a: Array, b: Array) -> Array:
+    num_first = max(len(a.first), len(b.first))
+    items = tuple(both(a.item(i), b.item(i)) for i in range(num_first))
+    unique = a.unique or b.unique
+    counts = {(a.some, a.wanted), (b.some, b.wanted)} - {(NONE, 0)}
+    if bool(items) + unique + len(counts) > 1:      # an array has one of these
+        raise Inexact
+    some, wanted = next(iter(counts), (NONE, 0))
+    return Array(*_sizes(a, b), items, both(a.rest, b.rest), unique, some, wanted)
 
 
 def _union(a: Iterable[Any], b: Iterable[Any]) -> tuple[Any, ...]:
     return tuple(dict.fromkeys((*a, *b)))
 
 
-def _counts(a: Any, b: Any) -> tuple[int, float]:
+def _sizes(a: Sized, b: Sized) -> tuple[int, float]:
     return max(a.least, b.least), min(a.most, b.most)
 
 
@@ -291,25 +313,23 @@ def _counts(a: Any, b: Any) -> tuple[int, float]:
 
 def negate(shape: Shape) -> Shape:
     """Return the values that do not have a shape. Raises Inexact if no shape holds exactly these."""
-    others = [each for each in TYPES.values() if not isinstance(each, type(shape))]
     match shape:
         case Choice():
-            return reduce(intersect, map(negate, shape.options), cast(Shape, ANY))
+            return reduce(intersect, map(negate, shape.options), ANY)
         case Constants():
             return choice(_other_values(shape.values))
         case Number():
-            below = [] if shape.low[0] == -math.inf else [Number(high=shape.low)]
-            above = [] if shape.high[0] == math.inf else [Number(low=shape.high)]
-            steps = [*shape.steps, *[(Fraction(1), True)] * shape.integer]
-            return choice([*others, *below, *above, *(Number(steps=((step, not is_in),)) for step, is_in in steps)])
+            inside = _other_numbers(shape)
         case String():
-            texts = (String(languages=((kind, value, not is_in),)) for kind, value, is_in in shape.languages)
-            return choice([*others, *_other_sizes(shape), *texts])
-        case Array(first=(), unique=False) if (shape.rest, shape.wanted) == (EVERY, 0):
-            return choice([*others, *_other_sizes(shape)])
+            inside = _other_strings(shape)
+        case Array(first=(), unique=False) if shape.rest is EVERY and not shape.wanted:
+            inside = _other_sizes(shape)
         case Object(others=()) if shape.names == String():
-            return choice([*others, *_other_sizes(shape), *_other_objects(shape)])
-    raise Inexact
+            inside = _other_objects(shape)
+        case _:
+            raise Inexact
+    others = [each for each in TYPES.values() if not isinstance(each, type(shape))]
+    return choice([*others, *inside])
 
 
 def _other_values(values: tuple[Any, ...]) -> Iterator[Shape]:
@@ -317,25 +337,48 @@ def _other_values(values: tuple[Any, ...]) -> Iterator[Shape]:
     if any(isinstance(value, list | dict) for value in values):
         raise Inexact
     keys = set(map(key_of, values))
-    yield from (Constants((word,)) for word in (None, False, True) if key_of(word) not in keys)
-    numbers = sorted({Fraction(value) for value in values if is_number(value)})
-    lows: list[Bound] = [(-math.inf, False), *((number, True) for number in numbers)]
-    highs: list[Bound] = [*((number, False) for number in numbers), (math.inf, True)]
-    yield from map(Number, lows, highs)
+    for word in (None, False, True):
+        if key_of(word) not in keys:
+            yield Constants((word,))
+    numbers: list[Fraction | float] = sorted({Fraction(value) for value in values if is_number(value)})
+    for low, high in itertools.pairwise([-math.inf, *numbers, math.inf]):
+        yield Number((low, True), (high, False))
     yield String(languages=tuple(("const", value, False) for value in values if isinstance(value, str)))
-    yield from (TYPES["array"], TYPES["object"])
+    yield TYPES["array"]
+    yield TYPES["object"]
 
 
-def _other_sizes(shape: Any) -> Iterator[Shape]:
+def _other_numbers(shape: Number) -> Iterator[Shape]:
+    if shape.low[0] > -math.inf:
+        yield Number(high=shape.low)
+    if shape.high[0] < math.inf:
+        yield Number(low=shape.high)
+    steps = shape.steps
+    if shape.integer:
+        steps += ((Fraction(1), True),)
+    for step, is_in in steps:
+        yield Number(steps=((step, not is_in),))
+
+
+def _other_strings(shape: String) -> Iterator[Shape]:
+    yield from _other_sizes(shape)
+    for kind, value, is_in in shape.languages:
+        yield String(languages=((kind, value, not is_in),))
+
+
+def _other_sizes(shape: Sized) -> Iterator[Shape]:
+    kind = type(shape)
     if shape.least:
-        yield type(shape)(most=shape.least - 1)
+        yield kind(most=shape.least - 1)
     if shape.most < math.inf:
-        yield type(shape)(least=int(shape.most) + 1)
+        yield kind(least=int(shape.most) + 1)
 
 
 def _other_objects(shape: Object) -> Iterator[Shape]:
-    """Yield the shapes of objects that lack a required property, or have one of another shape."""
-    yield from (Object({name: NONE}) for name in shape.required)
+    """Yield the shapes of objects of other sizes, and of those without a required property or with another value."""
+    yield from _other_sizes(shape)
+    for name in shape.required:
+        yield Object({name: NONE})
     for name, part in shape.properties.items():
         inside = part.shape
         if not part.exact:
@@ -354,7 +397,9 @@ def key_of(value: Any) -> Any:
     """Return a key that is equal for equal JSON values: 1 is 1.0 and not true, and members have no order."""
     if isinstance(value, dict):
         return "object", frozenset((name, key_of(each)) for name, each in value.items())
-    return ("array", *map(key_of, value)) if isinstance(value, list) else (isinstance(value, bool), value)
+    if isinstance(value, list):
+        return "array", *map(key_of, value)
+    return isinstance(value, bool), value
 
 
 @lru_cache(1_000)
@@ -373,37 +418,51 @@ def fits(value: Any, shape: Shape) -> bool:
         case Choice():
             return shape is ANY or any(fits(value, option) for option in shape.options)
         case Constants():
-            return any(key_of(value) == key_of(each) for each in shape.values)
+            return key_of(value) in map(key_of, shape.values)
         case Number():
-            return is_number(value) and (
-                shape.low <= (value, False) and (value, True) <= shape.high
-                and not (shape.integer and Fraction(value).denominator > 1)
-                and all(((Fraction(value) / step).denominator == 1) == is_in for step, is_in in shape.steps)
-            )
+            return is_number(value) and _number_fits(Fraction(value), shape)
+    if not isinstance(value, _JSON[type(shape)]) or not shape.least <= len(value) <= shape.most:
+        return False
+    match shape:
         case String():
-            return isinstance(value, str) and shape.least <= len(value) <= shape.most and all(
-                (value in language(kind, name)) == positive for kind, name, positive in shape.languages
-            )
+            return all((value in language(kind, name)) == is_in for kind, name, is_in in shape.languages)
         case Array():
-            return isinstance(value, list) and (
-                shape.least <= len(value) <= shape.most
-                and all(fits(each, shape.item(i).shape) for i, each in enumerate(value))
-                and not (shape.unique and len(set(map(key_of, value))) < len(value))
-                and sum(fits(each, shape.some.shape) for each in value) >= shape.wanted
-            )
+            return _items_fit(value, shape)
         case Object():
-            return isinstance(value, dict) and (
-                shape.least <= len(value) <= shape.most
-                and value.keys() >= {*shape.required}
-                and all(fits(name, shape.names) for name in value)
-                and all(fits(each, shape.of_name(name).shape) for name, each in value.items())
-            )
+            return _members_fit(value, shape)
+
+
+def _number_fits(value: Fraction, shape: Number) -> bool:
+    if (value, False) < shape.low or (value, True) > shape.high:
+        return False
+    if shape.integer and value.denominator > 1:
+        return False
+    return all(((value / step).denominator == 1) == is_in for step, is_in in shape.steps)
+
+
+def _items_fit(value: list[Any], shape: Array) -> bool:
+    if shape.unique and len(set(map(key_of, value))) < len(value):
+        return False
+    if sum(fits(each, shape.some.shape) for each in value) < shape.wanted:
+        return False
+    return all(fits(each, shape.item(i).shape) for i, each in enumerate(value))
+
+
+def _members_fit(value: dict[str, Any], shape: Object) -> bool:
+    if not value.keys() >= set(shape.required):
+        return False
+    return all(
+        fits(name, shape.names) and fits(each, shape.of_name(name).shape) for name, each in value.items()
+    )
 
 
 def values_of(item: Lazy) -> list[Any] | None:
     """Return the different values of an item; None if they are not listed, or are many."""
-    with contextlib.suppress(Loop):             # it refers to a schema that is read
-        if isinstance(item.shape, Constants):
-            found = {key_of(value): value for value in item.shape.values}
-            return list(found.values()) if len(found) <= MAX_VALUES else None
-    return None
+    try:
+        shape = item.shape
+    except Loop:                                    # it refers to a schema that is read
+        return None
+    if not isinstance(shape, Constants):
+        return None
+    values = {key_of(value): value for value in shape.values}
+    return list(values.values()) if len(values) <= MAX_VALUES else None
