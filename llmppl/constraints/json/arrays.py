@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from llmppl.constraints.json.frames import Between, Container, Expansion, Whitespace
-from llmppl.constraints.json.shapes import Array, Constants, Lazy, both, values_of
+from llmppl.constraints.json.shapes import Array, Lazy, both, only, values_of
 from llmppl.support.locks import cached_property
 
 
@@ -30,10 +30,9 @@ class Items(Container):
         self._shape = shape
         self._is_live = is_live
         self._most = shape.most
-        self._values = list[Lazy]()
         if shape.unique:
             values = values_of(shape.rest) or []
-            self._values = [Lazy.of(Constants((value,))) for value in values]
+            self._values = [*map(only, values)]
             self._most = min(shape.most, len(values))
         self._some = both(shape.rest, shape.some)
 
@@ -61,7 +60,7 @@ class Items(Container):
         shape = self._shape
         place = min(at.place + 1, len(shape.first))
         after = Progress(place, max(0, at.need - 1), at.room - 1, at.used, at.wanted)
-        items = list[tuple[Lazy, Progress]]()
+        items = []
         if shape.unique:
             for i, part in enumerate(self._values):
                 if not at.used >> i & 1:
@@ -70,7 +69,7 @@ class Items(Container):
             if at.wanted:
                 items.append((self._some, after._replace(wanted=at.wanted - 1)))
             items.append((shape.item(at.place), after))
-        calls = list[tuple[Lazy, Between]]()
+        calls = []
         for part, then in items:
             if max(then.need, then.wanted) <= then.room:
                 calls.append((part, Between("after", 0, then)))

@@ -32,25 +32,27 @@ def read_json(text: str, *, exact: bool = False) -> Any:
     Raises ValueError if the text is not JSON, repeats a name in an object, has a number that no double is near, or is
     nested too deep.
     """
+    number = Decimal if exact else _float
     try:
-        number = Decimal if exact else _float
         return json.loads(text, object_pairs_hook=_object, parse_constant=_float, parse_float=number)
     except RecursionError:
         raise ValueError("the text is nested too deep to be read") from None
 
 
 def _object(members: list[tuple[str, Any]]) -> dict[str, Any]:
-    value = dict(members)
-    if len(value) < len(members):
-        name = next(name for i, (name, _) in enumerate(members) if name in dict(members[:i]))
-        raise ValueError(f"the text has the name {shown(name)} twice in one object")
+    value = dict[str, Any]()
+    for name, each in members:
+        if name in value:
+            raise ValueError(f"the text has the name {shown(name)} twice in one object")
+        value[name] = each
     return value
 
 
-def _float(number: str) -> float:
-    if not math.isfinite(float(number)):
-        raise ValueError(f"the text has {shown(number, 40)}, which is no number in the range of doubles")
-    return float(number)
+def _float(text: str) -> float:
+    number = float(text)
+    if not math.isfinite(number):
+        raise ValueError(f"the text has {shown(text, 40)}, which is no number in the range of doubles")
+    return number
 
 
 def failure(schema: Any, registry: Any, text: str) -> str:
@@ -59,12 +61,16 @@ def failure(schema: Any, registry: Any, text: str) -> str:
     Raises ValueError if the text is not JSON, or too deep.
     """
     value = read_json(text, exact=True)
+    validator = _validator(draft_of(schema))(schema, registry=registry)
     try:
         with localcontext(prec=DIGITS):
-            error = best_match(_validator(draft_of(schema))(schema, registry=registry).iter_errors(value))
+            error = best_match(validator.iter_errors(value))
     except RecursionError:
         raise ValueError("the text is nested too deep for the check against its schema") from None
-    return f"#{''.join(map(pointer, list(error.absolute_schema_path)[:-1]))}, {error.validator!r}" if error else ""
+    if error is None:
+        return ""
+    *steps, _ = error.absolute_schema_path
+    return f"#{''.join(map(pointer, steps))}, {error.validator!r}"
 
 
 @lru_cache(8)
@@ -76,20 +82,25 @@ def _validator(draft: int) -> Any:
         return is_number(value) and (draft > 4 or isinstance(value, int)) and value == int(value)
 
     known = {
-        "pattern": _pattern, "format": _format, "patternProperties": _pattern_properties,
+        "pattern": _pattern,
+        "format": _format,
+        "patternProperties": _pattern_properties,
         "additionalProperties": partial(_rest, {"properties", "patternProperties"}),
         "unevaluatedProperties": partial(_rest, KEYWORDS - {"unevaluatedProperties"}),
-    }  # fmt: skip
-    return validators.extend(official, known, type_checker=official.TYPE_CHECKER.redefine("integer", is_whole))
+    }
+    types = official.TYPE_CHECKER.redefine("integer", is_whole)
+    return validators.extend(official, known, type_checker=types)
 
 
 def _format(validator: Any, name: str, value: Any, schema: Any) -> Iterator[ValidationError]:
-    language = None if name == "regex" else format_language(name)
-    if isinstance(value, str) and not (_is_regex(value) if name == "regex" else language is None or value in language):
+    if isinstance(value, str) and not _has_format(value, name):
         yield ValidationError("")
 
 
-def _is_regex(text: str) -> bool:
+def _has_format(text: str, name: str) -> bool:
+    if name != "regex":
+        language = format_language(name)
+        return language is None or text in language
     try:
         found(text)
     except ValueError:
@@ -98,12 +109,14 @@ def _is_regex(text: str) -> bool:
 
 
 def _pattern(validator: Any, pattern: str, value: Any, schema: Any) -> Iterator[ValidationError]:
-    if validator.is_type(value, "string") and value not in matcher(pattern):
+    if isinstance(value, str) and value not in matcher(pattern):
         yield ValidationError("")
 
 
 def _pattern_properties(validator: Any, given: Any, value: Any, schema: Any) -> Iterator[ValidationError]:
-    for pattern, part in given.items() if validator.is_type(value, "object") else ():
+    if not isinstance(value, dict):
+        return
+    for pattern, part in given.items():
         for name in value:
             if name in found(pattern):
                 yield from validator.descend(value[name], part, path=name, schema_path=pattern)
@@ -111,8 +124,9 @@ def _pattern_properties(validator: Any, given: Any, value: Any, schema: Any) -> 
 
 def _rest(keys: Container[str], validator: Any, given: Any, value: Any, schema: Any) -> Iterator[ValidationError]:
     """Check the members that some other keywords do not evaluate."""
-    if validator.is_type(value, "object"):
-        evaluated = _evaluated(validator, value, {key: schema[key] for key in schema if key in keys})
+    if isinstance(value, dict):
+        others = {key: schema[key] for key in schema if key in keys}
+        evaluated = _evaluated(validator, value, others)
         for name in sorted(value.keys() - evaluated):
             yield from validator.descend(value[name], given, path=name)
 
@@ -123,15 +137,34 @@ def _evaluated(validator: Any, value: dict[str, Any], schema: Any) -> set[str]:
         return set()
     if schema.keys() & {"additionalProperties", "unevaluatedProperties"}:
         return set(value)
-    named = schema.get("properties", {})
-    patterns = schema.get("patternProperties", {})
-    names = {name for name in value if name in named or any(name in found(pattern) for pattern in patterns)}
+    names = {name for name in value if _is_named(name, schema)}
     for key in schema.keys() & {"$ref", "$dynamicRef", "$recursiveRef"} & validator.VALIDATORS.keys():
         target = lookup(validator._resolver, schema[key], "#", key)
-        names |= _evaluated(validator.evolve(schema=target.contents, _resolver=target.resolver), value, target.contents)
-    parts = [part for key in ("allOf", "anyOf", "oneOf") for part in schema.get(key, ())]
-    parts += [part for name, part in schema.get("dependentSchemas", {}).items() if name in value]
+        inside = validator.evolve(schema=target.contents, _resolver=target.resolver)
+        names |= _evaluated(inside, value, target.contents)
+    for part in _applied(validator, value, schema):
+        if _is_valid(validator, value, part):
+            names |= _evaluated(validator, value, part)
+    return names
+
+
+def _is_named(name: str, schema: Any) -> bool:
+    patterns = schema.get("patternProperties", {})
+    return name in schema.get("properties", {}) or any(name in found(pattern) for pattern in patterns)
+
+
+def _is_valid(validator: Any, value: Any, schema: Any) -> bool:
+    return not any(True for _ in validator.descend(value, schema))
+
+
+def _applied(validator: Any, value: dict[str, Any], schema: Any) -> Iterator[Any]:
+    """Yield the schemas inside a schema that apply to the same object."""
+    for key in ("allOf", "anyOf", "oneOf"):
+        yield from schema.get(key, ())
+    for name, part in schema.get("dependentSchemas", {}).items():
+        if name in value:
+            yield part
     if "if" in schema:
-        parts += [schema["if"], schema.get("else" if [*validator.descend(value, schema["if"])] else "then", True)]
-    valid = (part for part in parts if not [*validator.descend(value, part)])
-    return names.union(*(_evaluated(validator, value, part) for part in valid))
+        yield schema["if"]
+        way = "then" if _is_valid(validator, value, schema["if"]) else "else"
+        yield schema.get(way, True)

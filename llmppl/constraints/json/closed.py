@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Hashable, Iterator
+from collections.abc import Iterable, Iterator
 from fractions import Fraction
 from typing import Any
 
@@ -28,14 +28,13 @@ def parts_of(schema: Any, root: Any) -> list[Any]:
 
 def resolved(schema: Any, root: Any) -> Any:
     """Return a schema, or the definition to which it refers. True, False and a missing definition give an empty one."""
-    found = schema
     if isinstance(schema, dict) and "$ref" in schema:
         resolver = resolver_of(root, registry_of(root, None, []))
         try:
-            found = resolver.lookup(schema["$ref"]).contents
+            schema = resolver.lookup(schema["$ref"]).contents
         except Unresolvable:
             return {}
-    return found if isinstance(found, dict) else {}
+    return schema if isinstance(schema, dict) else {}
 
 
 def closed_values(schema: Any, root: Any) -> list[Any] | None:
@@ -49,17 +48,22 @@ def closed_values(schema: Any, root: Any) -> list[Any] | None:
     return values
 
 
+def _distinct(values: Iterable[Any]) -> list[Any]:
+    return list({key_of(value): value for value in values}.values())
+
+
 def _values(schema: Any) -> list[Any] | None:
     if "enum" in schema:
-        return [*{key_of(each): each for each in schema["enum"]}.values()]
+        return _distinct(schema["enum"])
     if "const" in schema:
         return [schema["const"]]
-    if schema.get("type") == "boolean":
-        return [True, False]
-    if schema.get("type") == "null":
-        return [None]
-    if schema.get("type") == "integer":
-        return _integers(schema)
+    match schema.get("type"):
+        case "boolean":
+            return [True, False]
+        case "null":
+            return [None]
+        case "integer":
+            return _integers(schema)
     return None
 
 
@@ -73,11 +77,9 @@ def _integers(schema: Any) -> list[int] | None:
     last = min(high, below)
     if last - first > MAX_LEVELS + 1:
         return None
-    found = list[int]()
     step = Fraction(str(schema.get("multipleOf", 1)))
-    for n in range(math.floor(first), math.ceil(last) + 1):
-        if low <= n <= high and above < n < below and n % step == 0:
-            found.append(n)
+    whole = range(math.ceil(first), math.floor(last) + 1)
+    found = [n for n in whole if above < n < below and n % step == 0]
     return found if len(found) <= MAX_LEVELS else None
 
 
@@ -101,13 +103,13 @@ def closed_values_at(root: Any, path: Path) -> list[Any]:
                 if name in properties:
                     inner.append(properties[name])
         schemas = inner
-    values = dict[Hashable, Any]()
+    values = list[Any]()
     for schema in schemas:
         found = closed_values(schema, root)
         if found is None:
             return []
-        values |= {key_of(each): each for each in found}
-    return [*values.values()]
+        values += found
+    return _distinct(values)
 
 
 def name_of_path(path: Path) -> str:
@@ -141,4 +143,5 @@ def places_of(text: str) -> Iterator[tuple[Path, int, int]]:
 def _after(text: str, at: int) -> int:
     """Return the place of the next character that is no blank, comma or colon."""
     found = _BETWEEN.match(text, at)
-    return found.end() if found else at
+    assert found is not None                        # it matches the empty text, too
+    return found.end()

@@ -7,6 +7,7 @@ the absence of `.*` there; elsewhere they are `\\A` and `\\Z`. Source: ECMA-262,
 from __future__ import annotations
 
 import re
+from collections import defaultdict
 from functools import lru_cache
 from importlib import import_module
 from typing import Any
@@ -77,31 +78,48 @@ def matcher(pattern: str) -> DFA | Backtracking:
 
 
 def _translated(pattern: str) -> str:
-    flag, bare = ("(?i)", pattern[4:]) if pattern.startswith("(?i)") else ("", pattern)
+    bare = pattern.removeprefix("(?i)")
+    flag = pattern[: len(pattern) - len(bare)]
+    whole = defaultdict[tuple[str, str], list[str]](list)       # choices by the texts before and after them
+    for items in _choices(bare):
+        before = after = "(?s:.*)"
+        if items[:1] == ["^"]:
+            before = ""
+            items = items[1:]
+        if items[-1:] == ["$"]:
+            after = ""
+            items = items[:-1]
+        inside = "".join(_PLAIN.get(item, item) for item in items)
+        whole[before, after].append(inside)
+    return flag + "|".join(f"{before}(?:{'|'.join(some)}){after}" for (before, after), some in whole.items())
+
+
+def _choices(pattern: str) -> list[list[str]]:
+    """Return the outermost choices of a pattern: tokens as Python has them, but `^` and `$` outside of groups."""
     choices = [list[str]()]
     depth = 0
-    for token in _TOKEN.finditer(_PAIR.sub(_of_surrogates, bare)):
-        kind = token.lastgroup
+    for token in _TOKEN.finditer(_PAIR.sub(_of_surrogates, pattern)):
         text = token[0]
-        depth += (kind == "open") - (text == ")")
+        if token.lastgroup == "open":
+            depth += 1
+        elif text == ")":
+            depth -= 1
         if depth < 0:
             raise ValueError("a ) without a (")
         if text == "|" and not depth:
             choices.append([])
+        elif text in ("^", "$") and not depth:
+            choices[-1].append(text)
         else:
-            choices[-1].append(text if text in ("^", "$") and not depth else _written(token))
-    whole: dict[tuple[str, str], list[str]] = {}        # choices by the text that may stand before and after them
-    for items in choices:
-        begins = items[:1] == ["^"]
-        ends = items[-1:] == ["$"]
-        inside = "".join({"^": r"\A", "$": r"\Z"}.get(item, item) for item in items[begins : len(items) - ends])
-        whole.setdefault(("" if begins else "(?s:.*)", "" if ends else "(?s:.*)"), []).append(inside)
-    return flag + "|".join(f"{before}(?:{'|'.join(some)}){after}" for (before, after), some in whole.items())
+            choices[-1].append(_written(token))
+    return choices
 
 
 _PLAIN = {".": r"[^\n\r\u2028\u2029]", "^": r"\A", "$": r"\Z", "|": "|", ")": ")"}
 _IN_CLASS = {r"\s": _SPACES, r"\S": _NO_SPACES, r"\d": "0-9", r"\w": "0-9A-Za-z_"}
 _KINDS = {r"\s": f"[{_SPACES}]", r"\S": f"[^{_SPACES}]"}
+_KINDS |= {kind: f"(?a:{kind})" for kind in (r"\d", r"\D", r"\w", r"\W")}
+_EDGES = {r"\b": r"(?a:\b)", r"\B": r"(?:(?a:\B)|\A\Z)"}        # Python's \B is not in an empty text before 3.14
 
 
 def _written(token: re.Match[str]) -> str:
@@ -111,51 +129,66 @@ def _written(token: re.Match[str]) -> str:
         case "class":
             return _class(text)
         case "kind":
-            return _KINDS.get(text) or (text if text[1] in "pP" else f"(?a:{text})")
-        case "edge":                                # Python's \B is not in an empty text before 3.14
-            return r"(?a:\b)" if text == r"\b" else r"(?:(?a:\B)|\A\Z)"
+            return _KINDS.get(text, text)
+        case "edge":
+            return _EDGES[text]
         case "plain":
             return _PLAIN.get(text) or re.escape(text)
+        case "count":
+            return text
         case "open":
-            return "(?:" if text.startswith("(?<") and text[3] not in "=!" else text
-    return text if token.lastgroup == "count" else _character(token)
+            is_named = text.startswith("(?<") and text[3] not in "=!"
+            return "(?:" if is_named else text
+    return _character(token)
 
 
 def _class(text: str) -> str:
     """Return a class; a hyphen beside `\\d` and the like stands for itself."""
-    negated = text[1:2] == "^"
-    members = [*_MEMBER.finditer(text[1:-1].removeprefix("^"))]
+    bare = text[1:-1]
+    members = [*_MEMBER.finditer(bare.removeprefix("^"))]
     if not members:
-        return r"(?s:.)" if negated else r"[^\x00-\U0010ffff]"
+        return r"(?s:.)" if bare else r"[^\x00-\U0010ffff]"
     kinds = [False, *(member.lastgroup == "kind" for member in members), False]
-    inside = ""
+    inside = "^" if bare[0] == "^" else ""
     for member, after_kind, before_kind in zip(members, kinds, kinds[2:], strict=False):
         if member.lastgroup == "kind":
             inside += _IN_CLASS.get(member[0], member[0])
+        elif member[0] == "-" and not after_kind and not before_kind:
+            inside += "-"
         else:
-            inside += "-" if member[0] == "-" and not (after_kind or before_kind) else _character(member)
-    found = f"[{'^' * negated}{inside}]"
-    return f"(?a:{found})" if re.search(r"\\[DW]", text) else found
+            inside += _character(member)
+    if re.search(r"\\[DW]", text):
+        return f"(?a:[{inside}])"
+    return f"[{inside}]"
 
 
 def _character(token: re.Match[str]) -> str:
     """Return one character, escaped or plain, as Python has it."""
-    kind = token.lastgroup
-    code = token["code"] or ""
     text = token[0]
-    if kind == "wrong":
-        remedies = {"{": r"; {0,n} counts, and \{ is the character", "\\": "; letters and digits need no backslash"}
-        raise ValueError(f"ECMA-262 has no {text}, or no automaton has it{remedies.get(text[0], '')}")
-    if kind == "same":
-        return text
-    if not code:
-        return r"\x08" if kind == "back" else re.escape(text[-1])
-    value = ord(code[1]) % 32 if code[0] == "c" else int(code.lstrip("xu{").rstrip("}"), 16)
+    match token.lastgroup:
+        case "wrong":
+            remedies = {"{": r"; {0,n} counts, and \{ is the character", "\\": "; letters and digits need no backslash"}
+            raise ValueError(f"ECMA-262 has no {text}, or no automaton has it{remedies.get(text[0], '')}")
+        case "same":
+            return text
+        case "back":
+            return r"\x08"
+        case "code":
+            return _coded(token["code"])
+    return re.escape(text[-1])
+
+
+def _coded(code: str) -> str:
+    if code[0] == "c":
+        value = ord(code[1]) % 32
+    else:
+        value = int(code.strip("xu{}"), 16)
     if value > 0x10FFFF:
         raise ValueError(f"\\{code} is beyond Unicode")
     return f"\\U{value:08x}"
 
 
 def _of_surrogates(pair: re.Match[str]) -> str:
-    high, low = (int(half, 16) for half in pair.groups())
-    return f"\\u{{{0x10000 + (high - 0xD800) * 0x400 + low - 0xDC00:x}}}"
+    high = int(pair[1], 16) - 0xD800
+    low = int(pair[2], 16) - 0xDC00
+    return f"\\u{{{0x10000 + high * 0x400 + low:x}}}"

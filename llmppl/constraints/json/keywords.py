@@ -11,7 +11,7 @@ import json
 from collections.abc import Callable, Iterable, Iterator
 from decimal import Decimal
 from functools import lru_cache
-from typing import Any
+from typing import Any, NamedTuple
 
 from llmppl.support.arguments import shown
 
@@ -19,6 +19,14 @@ TYPES = "string", "number", "integer", "boolean", "object", "array", "null"
 OTHER_TYPES = {"float": "number", "double": "number", "list": "array", "dict": "object", "none": "null"}
 MAX_DEPTH = 200                                         # of schemas inside each other
 MAX_POWER = 400                                         # of ten, in a number
+Test = Callable[[Any], bool]
+
+
+class Rule(NamedTuple):
+    """Test of the value of a keyword, and the words for what it should be."""
+
+    holds: Test
+    words: str
 
 
 def _is_number(value: Any) -> bool:
@@ -29,7 +37,7 @@ def _is_number(value: Any) -> bool:
 def _is_value(value: Any) -> bool:
     """Return whether exact arithmetic with all numbers of a value is short."""
     if isinstance(value, dict | list):
-        return all(map(_is_value, value.values() if isinstance(value, dict) else value))
+        return all(map(_is_value, _parts(value)))
     return not isinstance(value, Decimal) or _is_number(value)
 
 
@@ -41,9 +49,13 @@ def _is_schema(value: Any) -> bool:
     return isinstance(value, bool | dict)
 
 
-def _all(kind: Any, holds: Callable[[Any], bool]) -> Callable[[Any], bool]:
+def _parts(value: Any) -> Iterable[Any]:
+    return value.values() if isinstance(value, dict) else value
+
+
+def _all(kind: Any, holds: Test) -> Test:
     """Return the test of a list whose items, or of an object whose values, pass a test."""
-    return lambda value: isinstance(value, kind) and all(map(holds, value.values() if kind is dict else value))
+    return lambda value: isinstance(value, kind) and all(map(holds, _parts(value)))
 
 
 def _listed(value: Any) -> list[Any]:
@@ -54,7 +66,7 @@ POWERS = f"with powers of ten from -{MAX_POWER} to {MAX_POWER}"
 FINITE = f"a finite number, {POWERS}"
 _are_names = _all(list, _is_name)
 _are_schemas = _all(list, _is_schema)
-_RULES: dict[tuple[Callable[[Any], bool], str], str] = {        # test of a value, and the words for what it should be
+_RULES: dict[tuple[Test, str], str] = {             # test of a value, and the words for what it should be
     (_is_schema, "a schema: an object or a boolean"):
         "not if then else additionalItems unevaluatedItems contains additionalProperties unevaluatedProperties "
         "propertyNames",
@@ -82,14 +94,16 @@ _RULES: dict[tuple[Callable[[Any], bool], str], str] = {        # test of a valu
         "minLength maxLength minItems maxItems minProperties maxProperties minContains maxContains",
     (lambda value: isinstance(value, bool), "true or false"): "uniqueItems",
 }  # fmt: skip
-RULES = {key: rule for rule, keys in _RULES.items() for key in keys.split()}
+RULES = dict[str, Rule]()
+for (_test, _words), _keys in _RULES.items():
+    RULES |= dict.fromkeys(_keys.split(), Rule(_test, _words))
 _IDENTIFIERS = {"$schema", "$id", "id", "$anchor", "$dynamicAnchor"}
 KEYWORDS = frozenset(RULES.keys() - _IDENTIFIERS)   # that restrict instances, or hold schemas
 NOTES = _IDENTIFIERS | frozenset(                   # annotations, including OpenAPI's
     "$comment $vocabulary $recursiveAnchor title description default examples example deprecated readOnly writeOnly "
     "contentEncoding contentMediaType contentSchema discriminator xml externalDocs".split()
 )
-HOLDERS = frozenset(key for key, (_, words) in RULES.items() if "schema" in words) - {"required"}
+HOLDERS = frozenset(key for key, rule in RULES.items() if "schema" in rule.words) - {"required"}
 NAMES = KEYWORDS | NOTES
 FOREIGN = {                                         # of other libraries and short forms, in plain letters
     "min": "minimum", "max": "maximum", "gt": "exclusiveMinimum", "ge": "minimum", "lt": "exclusiveMaximum",
@@ -113,17 +127,21 @@ def nodes(schema: Any, at: str = "#") -> Iterator[tuple[str, dict[str, Any]]]:
             raise ValueError(f"the schema is nested more than {MAX_DEPTH} deep; a $ref to $defs would work")
         if isinstance(node, dict):
             yield place, node
-            todo += [(f"{place}/{key}{step}", part, depth + 1) for key in node for step, part in _inside(key, node)]
+            for key in filter(HOLDERS.__contains__, node):
+                for step, part in _inside(key, node[key]):
+                    todo.append((f"{place}/{key}{step}", part, depth + 1))
 
 
-def _inside(key: str, node: dict[str, Any]) -> Iterable[tuple[str, Any]]:
-    """Return (step, schema) of the schemas that are the value of a keyword, or are in it."""
-    value = node[key]
-    if key not in HOLDERS or not isinstance(value, dict | list):
-        return ()
-    if isinstance(value, dict) and RULES[key][1].startswith("a schema"):
-        return [("", value)]
-    return ((pointer(step), part) for step, part in (value.items() if isinstance(value, dict) else enumerate(value)))
+def _inside(key: str, value: Any) -> Iterator[tuple[str, Any]]:
+    """Yield (step, schema) of the schemas that are the value of a keyword, or are in it."""
+    if isinstance(value, list):
+        for i, part in enumerate(value):
+            yield pointer(i), part
+    elif isinstance(value, dict) and RULES[key].words.startswith("a schema"):
+        yield "", value
+    elif isinstance(value, dict):
+        for name, part in value.items():
+            yield pointer(name), part
 
 
 def check_keywords(schema: Any, at: str = "") -> None:
@@ -133,16 +151,25 @@ def check_keywords(schema: Any, at: str = "") -> None:
     for place, node in nodes(schema, f"{at}#"):
         for key, value in node.items():
             rule = RULES.get(key)
-            if rule and not rule[0](value):
-                marked = json.dumps(value, ensure_ascii=False, default="\0{}\0".format)         # decimals
-                text = marked.replace('"\\u0000', "").replace('\\u0000"', "")
-                words = [each for each in _listed(value) if key == "type" and _is_name(each) and each not in TYPES]
-                tool = "; the schema of a tool is its 'parameters'" * (words == ["function"])
-                near = difflib.get_close_matches(OTHER_TYPES.get(words[0], words[0]), TYPES, 1) if words else []
-                raise ValueError(
-                    f"JSON schema at {place}, {key!r}: {text if len(text) <= 60 else text[:57] + '...'} should be "
-                    f"{rule[1]}{f'; did you mean {near[0]!r}?' if near else tool}"
-                )
+            if rule and not rule.holds(value):
+                hint = _hint_of_type(value) if key == "type" else ""
+                raise ValueError(f"JSON schema at {place}, {key!r}: {_brief(value)} should be {rule.words}{hint}")
+
+
+def _brief(value: Any) -> str:
+    marked = json.dumps(value, ensure_ascii=False, default="\0{}\0".format)         # decimals
+    text = marked.replace('"\\u0000', "").replace('\\u0000"', "")
+    return text if len(text) <= 60 else text[:57] + "..."
+
+
+def _hint_of_type(value: Any) -> str:
+    words = [each for each in _listed(value) if _is_name(each) and each not in TYPES]
+    if not words:
+        return ""
+    near = difflib.get_close_matches(OTHER_TYPES.get(words[0], words[0]), TYPES, 1)
+    if near:
+        return f"; did you mean {near[0]!r}?"
+    return "; the schema of a tool is its 'parameters'" if words == ["function"] else ""
 
 
 def foreign(schema: Any, at: str = "#") -> tuple[list[str], list[str]]:
@@ -163,7 +190,8 @@ def foreign(schema: Any, at: str = "#") -> tuple[list[str], list[str]]:
             continue
         unknown = [key for key in node if key not in NAMES and key[:2].lower() != "x-"]
         for key in unknown:
-            if meant := likely(key, node):
+            meant = likely(key, node)
+            if meant:
                 wrong.append(f"{place}: {key!r} is no keyword: did you mean {meant!r}?")
             else:
                 notes.setdefault(key, f"{place}: {key!r} is no keyword, and is ignored")
@@ -175,7 +203,7 @@ def foreign(schema: Any, at: str = "#") -> tuple[list[str], list[str]]:
             )
         if is_bare:
             notes[place] = f"{place} has no keyword, and may be any JSON"
-    return wrong, [*notes.values()]
+    return wrong, list(notes.values())
 
 
 def likely(name: str, node: dict[str, Any]) -> str | None:
@@ -183,10 +211,14 @@ def likely(name: str, node: dict[str, Any]) -> str | None:
     if name.startswith("$"):
         near = difflib.get_close_matches(name, [key for key in RULES if key.startswith("$")], 1, 0.8)
     elif name[:1].isalpha():
-        near = [_PLAIN[word] for word in _near(name.replace("_", "").replace("-", "").lower())]
+        bare = name.replace("_", "").replace("-", "").lower()
+        near = [_PLAIN[word] for word in _near(bare)]
     else:
         near = []
-    return next((key for key in near if key not in node and RULES[key][0](node[name])), None)
+    for key in near:
+        if key not in node and RULES[key].holds(node[name]):
+            return key
+    return None
 
 
 @lru_cache(1_000)

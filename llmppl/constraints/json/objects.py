@@ -41,7 +41,6 @@ from llmppl.support.locks import cached_property
 QUOTE, COLON, BACKSLASH = b'":\\'
 MAX_STATES = 5_000                                  # of all patterns of an object together
 MAX_RESTS = 64                                      # names that are listed
-MAX_ORDERED = 5                                     # missing properties of which all orders are tried to find an end
 
 
 class NameMove(NamedTuple):
@@ -64,32 +63,26 @@ class Names:
         self.parts = dict[int, Lazy]()
         self.rests = Memo(self._find_rests)
         self.moves = Memo(self._find_moves)
-        patterns = dict[str, None]()
-        for others in shape.others:
-            patterns |= dict.fromkeys(pattern for pattern, _ in others.patterns)
+        patterns = dict(itertools.chain(*(others.patterns for others in shape.others)))
         if shape.names == String() and not patterns:
-            self._fill_with_any(both(*(others.additional for others in shape.others)), is_live)
+            part = both(*(others.additional for others in shape.others))
+            self.dfa = anything()
+            self.parts = dict.fromkeys(np.flatnonzero(self.dfa.accepting).tolist(), part)
+            self.start = self.dfa.start if is_live(part) else 0
+            self._is_endless = np.ones(len(self.dfa.accepting), bool)
             return
         table, matched = classes(shape.names, tuple(patterns))
-        parts = Memo[frozenset[str], Lazy](
-            lambda some: both(*(others.of_patterns(some) for others in shape.others))
-        )
         accepting = np.zeros(len(table), bool)
-        for state, some in enumerate(matched):
-            if some is not None and is_live(parts[some]):
-                self.parts[state] = parts[some]
+        for state, some in matched.items():
+            part = both(*(others.of_patterns(some) for others in shape.others))
+            if is_live(part):
+                self.parts[state] = part
                 accepting[state] = True
         live = np.isfinite(bytes_to_accept(table, accepting))
         self.dfa = DFA.__new__(DFA)
         self.dfa._fix(np.where(live[table], table, 0).astype(np.int32), accepting, 1)
         self.start = int(live[1])
         self._is_endless = _endless(self.dfa.table, live)
-
-    def _fill_with_any(self, part: Lazy, is_live: Callable[[Lazy], bool]) -> None:
-        self.dfa = anything()
-        self.parts = dict.fromkeys(np.flatnonzero(self.dfa.accepting).tolist(), part)
-        self.start = self.dfa.start if is_live(part) else 0
-        self._is_endless = np.ones(len(self.dfa.accepting), bool)
 
     def _find_rests(self, state: int) -> frozenset[bytes] | None:
         if self._is_endless[state]:
@@ -109,22 +102,18 @@ class Names:
         state, escape = key
         if not state:
             return []
+        moves = []
         if escape is not None:
-            return self._moves_in_escape(state, escape)
-        moves = list[NameMove]()
+            for byte, after in escapes(escape, lambda byte: self.dfa.step(state, byte)):
+                if isinstance(after, str):
+                    moves.append(NameMove(byte, byte, state, after))
+                else:
+                    moves.append(NameMove(byte, byte, after))
+            return moves
         for lo, hi, to in self.dfa.moves(state):
             moves += [NameMove(first, last, to) for first, last in cut(lo, hi)]
         if any(self.dfa.step(state, byte) for byte in ESCAPED):
             moves.append(NameMove(BACKSLASH, BACKSLASH, state, ""))
-        return moves
-
-    def _moves_in_escape(self, state: int, escape: str) -> list[NameMove]:
-        moves = list[NameMove]()
-        for byte, to in escapes(escape, lambda byte: self.dfa.step(state, byte)):
-            if isinstance(to, str):
-                moves.append(NameMove(byte, byte, state, to))
-            else:
-                moves.append(NameMove(byte, byte, to))
         return moves
 
 
@@ -139,10 +128,8 @@ def _endless(table: Ints, live: Bools) -> Bools:
 
 
 @lru_cache(64)
-def classes(
-    names: Shape, patterns: tuple[str, ...]
-) -> tuple[Ints, list[frozenset[str] | None]]:
-    """Return the table of some names, and the patterns found in a name that ends in a state (None if none ends there).
+def classes(names: Shape, patterns: tuple[str, ...]) -> tuple[Ints, dict[int, set[str]]]:
+    """Return the table of some names, and the patterns that are found in a name, for each state in which one ends.
 
     Raises TooLarge if the table is.
     """
@@ -150,15 +137,15 @@ def classes(
     start = tuple(dfa.start for dfa in dfas)
     states = Numbering[tuple[int, ...]]([(), start])
     rows = [np.zeros(256, np.int32)]
-    matched: list[frozenset[str] | None] = [None]
+    matched = {}
     for key in itertools.islice(states.keys_in_order, 1, None):   # grows
         table = np.stack([dfa.row(state) for dfa, state in zip(dfas, key, strict=True)])
         columns, where = np.unique(table, axis=1, return_inverse=True)
         into = [states[tuple(column)] if column[0] else 0 for column in columns.T.tolist()]
         rows.append(np.array(into, np.int32)[where.ravel()])
-        is_in = [dfa.accepts(state) for dfa, state in zip(dfas, key, strict=True)]
-        ends = frozenset(itertools.compress(patterns, is_in[1:]))
-        matched.append(ends if is_in[0] else None)
+        is_in, *others = (dfa.accepts(state) for dfa, state in zip(dfas, key, strict=True))
+        if is_in:
+            matched[states[key]] = set(itertools.compress(patterns, others))
         if len(states) > MAX_STATES:
             raise TooLarge("the patterns of an object's names", f"more than {MAX_STATES:,} states")
     return np.stack(rows), matched
@@ -262,18 +249,19 @@ class Members(Container):
         return Progress(live, self._shape.least, most)
 
     @cached_property
-    def _sorted(self) -> list[tuple[bytes, str]]:
-        """Spellings of the listed names, sorted, with the names."""
-        return sorted((json.dumps(name, ensure_ascii=False)[1:-1].encode(), name) for name in self._bit)
+    def _spelled(self) -> dict[bytes, str]:
+        """Listed names by their spellings, in the order of these."""
+        names = {json.dumps(name, ensure_ascii=False)[1:-1].encode(): name for name in self._bit}
+        return dict(sorted(names.items()))
 
     @cached_property
     def _spellings(self) -> list[bytes]:
-        return [spelling for spelling, _ in self._sorted]
+        return list(self._spelled)
 
     @cached_property
     def _bits(self) -> list[int]:
         """Bits of the names, in the order of their spellings."""
-        return [self._bit[name] for _, name in self._sorted]
+        return [self._bit[name] for name in self._spelled.values()]
 
     @property
     def remembers(self) -> bool:                    # type: ignore[override]
@@ -328,9 +316,9 @@ class Members(Container):
 
     def parts(self, at: Progress) -> tuple[Expansion, bool]:
         choices = self._choices[at]
-        moves = list[Move]()
+        moves: list[Move] = []
         if choices.named or choices.other:
-            moves.append((QUOTE, QUOTE, Name(at, b"", choices.other)))
+            moves = [(QUOTE, QUOTE, Name(at, b"", choices.other))]
         return Expansion(moves), choices.may_end
 
     def _after_blank(self, moves: list[Move], key: Between) -> Expansion:
@@ -360,7 +348,7 @@ class Members(Container):
     def _in_name(self, name: Name) -> list[Move]:
         special = {QUOTE, *(rest[0] for rest in self._rests(name) if rest)}
         ordered = tuple(sorted(special))
-        moves = list[Move]()
+        moves = []
         for byte in ordered:
             after = self._read(name, byte)
             if after is not None:
@@ -402,33 +390,26 @@ class Members(Container):
 
     def _ended(self, name: Name) -> Key | None:
         """Return the key after the closing quote; None if the name may not end here."""
-        like = self._like(name)
-        if like and self._spellings[like.start] == name.text:
-            return self._after_listed(name.at, like.start)
+        at = name.at
+        if name.text in self._spelled:
+            listed = self._spelled[name.text]
+            may_stand = self._choices[at].named >> self._like(name).start & 1
+            after = self._after(at, self._bit[listed])
+            return Between("colon", 0, after, self._parts[listed]) if may_stand else None
         part = self._others.parts.get(name.other)
-        if part is None or name.text in name.at.used:
+        if part is None or name.text in at.used:
             return None
-        after = self._after(name.at, 0)
+        after = self._after(at, 0)
         if name.text is not None:
-            after = after._replace(used=after.used | {name.text})
+            after = after._replace(used=at.used | {name.text})
         return Between("colon", 0, after, part)
-
-    def _after_listed(self, at: Progress, place: int) -> Key | None:
-        """Return the key after a listed name; None if it may not stand there."""
-        if not self._choices[at].named >> place & 1:
-            return None
-        part = self._parts[self._sorted[place][1]]
-        return Between("colon", 0, self._after(at, self._bits[place]), part)
 
     def closing(self, key: Key) -> Expansion:
         if not isinstance(key, Name):
             return super().closing(key)
         found = self.expand(key)
         missing = key.at.left & self._required
-        wanted = [missing]
-        if missing.bit_count() > MAX_ORDERED:
-            wanted.insert(0, missing & -missing)
-        for some in wanted:
+        for some in (missing & -missing, missing):
             moves = [move for move in found.moves if self._leads_to(some, move[2])]
             if moves:
                 return Expansion(moves)

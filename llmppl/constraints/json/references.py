@@ -40,13 +40,14 @@ def draft_of(schema: Any, default: int | None = None) -> int:
 
     Without one, it is the default, or else 2020, or 7 if some `items` is a list.
     """
-    given = schema.get("$schema") if isinstance(schema, dict) else None
-    named = _DRAFT.search(given) if isinstance(given, str) else None
-    if named and int(named[1]) in DRAFTS:
-        return int(named[1])
+    if isinstance(schema, dict) and isinstance(schema.get("$schema"), str):
+        named = _DRAFT.search(schema["$schema"])
+        if named and int(named[1]) in DRAFTS:
+            return int(named[1])
     if default is not None:
         return default
-    return 7 if any(isinstance(node.get("items"), list) for _, node in nodes(schema)) else 2020
+    has_list = any(isinstance(node.get("items"), list) for _, node in nodes(schema))
+    return 7 if has_list else 2020
 
 
 def registry_of(schema: Any, resources: Resources, notes: list[str]) -> Registry[Any]:
@@ -57,28 +58,43 @@ def registry_of(schema: Any, resources: Resources, notes: list[str]) -> Registry
     folder, or a resource is no schema.
     """
     draft = draft_of(schema)
-    named = resources if isinstance(resources, Mapping) else {}
-    folder = Path(resources).resolve() if isinstance(resources, str | Path) else None
-    if folder and not folder.is_dir():
-        raise ValueError(f"resources: there is no folder {str(resources)!r}; a mapping of URIs would work")
-    if resources is not None and resources is not named and not folder:
+    given = list[tuple[str, Any]]()
+    folder = None
+    if isinstance(resources, str | Path):
+        folder = Path(resources).resolve()
+        if not folder.is_dir():
+            raise ValueError(f"resources: there is no folder {str(resources)!r}; a mapping of URIs would work")
+    elif isinstance(resources, Mapping):
+        for uri, each in resources.items():
+            given.append((uri.removesuffix("#"), _resource(each, draft, uri, notes)))
+    elif resources is not None:
         raise TypeError(f"resources is a mapping of URIs to schemas or a folder, not {type(resources).__name__}")
 
     def retrieve(uri: str) -> Any:
-        parts = [part for part in unquote(urlsplit(uri).path).split("/") if part not in ("", ".")]
-        files = [folder.joinpath(*parts[i:]).resolve() for i in range(len(parts))] if folder else []
-        for file in [file for file in files if file.is_relative_to(folder) and file.is_file()]:     # type: ignore[arg-type]
-            return _resource(file.read_text(encoding="utf-8-sig"), draft, uri, notes)
-        raise NoSuchResource(uri)
+        file = _file(folder, uri)
+        if file is None:
+            raise NoSuchResource(uri)
+        return _resource(file.read_text(encoding="utf-8-sig"), draft, uri, notes)
 
-    given = [(uri.removesuffix("#"), _resource(each, draft, uri, notes)) for uri, each in named.items()]
     make: Any = Registry                            # of attrs, which mypy does not read
     try:
-        root = "", DRAFTS[draft].create_resource(schema)
-        registry: Registry[Any] = make(retrieve=retrieve).combine(REGISTRY).with_resources([*given, root]).crawl()
+        given.append(("", DRAFTS[draft].create_resource(schema)))
+        registry: Registry[Any] = make(retrieve=retrieve).combine(REGISTRY).with_resources(given).crawl()
     except (AttributeError, TypeError, ValueError) as error:
         raise ValueError(f"JSON schema: a $schema or $id inside is wrong ({error})") from None
     return registry
+
+
+def _file(folder: Path | None, uri: str) -> Path | None:
+    """Return the file inside a folder whose path is the end of a URI, the longest such path first."""
+    if folder is None:
+        return None
+    parts = [part for part in unquote(urlsplit(uri).path).split("/") if part not in ("", ".")]
+    for i in range(len(parts)):
+        file = folder.joinpath(*parts[i:]).resolve()
+        if file.is_relative_to(folder) and file.is_file():
+            return file
+    return None
 
 
 def _resource(given: Any, draft: int, uri: str, notes: list[str]) -> Any:
@@ -103,13 +119,19 @@ def lookup(resolver: Any, ref: str, place: str, keyword: str = "$ref") -> Any:
 
     Raises ValueError if it leads nowhere, or to no schema.
     """
+    reason = "leads nowhere"
     try:
-        found = drafts.lookup_recursive_ref(resolver) if keyword == "$recursiveRef" else resolver.lookup(ref)
+        if keyword == "$recursiveRef":
+            found = drafts.lookup_recursive_ref(resolver)
+        else:
+            found = resolver.lookup(ref)
         if isinstance(found.contents, bool | dict):
             return found
         reason = f"leads to {type(found.contents).__name__}, which is no schema"
     except (Unresolvable, LookupError, TypeError, AttributeError) as error:
-        cause = error.__cause__.__cause__ if error.__cause__ else None
-        reason = f"cannot be read: {cause}" if isinstance(cause, ValueError) else "leads nowhere"
-    uri = "" if ref.startswith("#") else f"; resources={{{ref.partition('#')[0]!r}: schema}} or a folder would work"
-    raise ValueError(f"JSON schema at {place}, {keyword!r}: {ref!r} {reason}{uri}")
+        cause = error.__cause__ and error.__cause__.__cause__
+        if isinstance(cause, ValueError):
+            reason = f"cannot be read: {cause}"
+    if not ref.startswith("#"):
+        reason += f"; resources={{{ref.partition('#')[0]!r}: schema}} or a folder would work"
+    raise ValueError(f"JSON schema at {place}, {keyword!r}: {ref!r} {reason}")

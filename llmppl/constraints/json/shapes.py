@@ -41,8 +41,6 @@ class Lazy:
     `find()` returns the shape and `exact`. `note()` is called if an intersection had to be weakened.
     """
 
-    __slots__ = ("_find", "_is_busy", "_shape", "exact", "intersections", "note")
-
     def __init__(self, find: Callable[[], tuple[Shape, bool]], note: Callable[[], None] | None = None) -> None:
         self._find = find
         self._is_busy = False
@@ -184,8 +182,8 @@ _JSON = {String: str, Array: list, Object: dict}
 
 def choice(options: Iterable[Shape]) -> Shape:
     """Return the union of the options, without nested choices and with one list of constants."""
-    some = list[Shape]()
-    values = dict[Any, Any]()
+    some: list[Shape] = []
+    values: dict[Any, Any] = {}
     for option in options:
         if option is ANY:
             return ANY
@@ -213,17 +211,18 @@ def unfolded(shape: Shape) -> list[Shape]:
     plain = list[Any]()
     for value in shape.values:
         if isinstance(value, list):
-            items = tuple(map(_only, value))
+            items = tuple(map(only, value))
             found.append(Array(len(value), len(value), items, NONE))
         elif isinstance(value, dict):
-            parts = {name: _only(each) for name, each in value.items()}
+            parts = {name: only(each) for name, each in value.items()}
             found.append(Object(parts, (Others((), NONE),), tuple(parts)))
         else:
             plain.append(value)
     return [*found, Constants(tuple(plain))] if found else [shape]
 
 
-def _only(value: Any) -> Lazy:
+def only(value: Any) -> Lazy:
+    """Return the shape of one value."""
     return Lazy.of(Constants((value,)))
 
 
@@ -242,17 +241,18 @@ def _both(a: Lazy, b: Lazy) -> Lazy:
     if NONE in (a, b):
         return NONE
 
+    note = a.note or b.note
+
     def find() -> tuple[Shape, bool]:
         try:
             return intersect(a.shape, b.shape), a.exact and b.exact
         except Inexact:
-            for each in (a, b):
-                if each.note:
-                    each.note()
+            if note:
+                note()
             return a.shape, False
 
     if b not in a.intersections:
-        a.intersections[b] = Lazy(find, a.note or b.note)
+        a.intersections[b] = Lazy(find, note)
     return a.intersections[b]
 
 

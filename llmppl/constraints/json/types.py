@@ -44,6 +44,11 @@ _DURATION = (
     rf"P(?:{_YEARS}|[0-9]{{1,8}}D)?(?:T(?:[0-9]{{1,2}}H)?(?:[0-9]{{1,2}}M)?(?:[0-9]{{1,2}}(?:\.[0-9]{{1,6}})?S)?)?"
 )
 _OTHER = "(?!(?:https?|wss?|ftp|file):)[a-z][a-z0-9+.-]*"
+_LETTERS = "[A-Za-z0-9]*(?:-[A-Za-z0-9]+)*"
+_PORT = either(digits_between(1, 65535))
+_HOST = rf"(?:(?:(?![-.]){_LETTERS}\.)*[A-Za-z]{_LETTERS}|{FORMATS['ipv4']})(?::{_PORT})?"
+_USER = r"(?:[A-Za-z0-9._~!$&()*+;=-]|%[0-9A-Fa-f]{2})*"
+_AFTER_HOST = r"(?:[A-Za-z0-9._~!$&()*+;=',:@/|[\]?#-]|%[0-9A-Fa-f]{2})*"
 _NETWORK = either(                                  # n + 1 bits of an address, and zeros
     r"\.".join([either(digits_between(0, 255))] * (n // 8) + [either(map(str, range(0, 256, 128 >> n % 8)))]
                + ["0"] * (3 - n // 8)) + f"/{n + 1}" for n in range(32)
@@ -85,11 +90,14 @@ def read(kind: Any, value: Any, *, json: bool) -> Any:
         return adapter.validate_json(value) if json else adapter.validate_python(value)
     except ValidationError as error:
         first = error.errors()[0]
-        raise ValueError(": ".join((".".join(map(str, first["loc"])), first["msg"])).removeprefix(": ")) from error
+        place = ".".join(map(str, first["loc"]))
+        message = first["msg"]
+        raise ValueError(f"{place}: {message}" if place else message) from error
 
 
 def _of(kind: Any) -> tuple[Any, dict[str, Any], list[str]]:
-    return (_made if is_hashable(kind) else _made.__wrapped__)(kind)
+    make = _made if is_hashable(kind) else _made.__wrapped__
+    return make(kind)
 
 
 @functools.lru_cache(64)
@@ -111,7 +119,8 @@ def _made(kind: Any) -> tuple[Any, dict[str, Any], list[str]]:
         if node.get("type") == "object":
             node.setdefault("additionalProperties", False)
         for key in node.keys() & {*BOUNDS, "multiple_of"}:          # of a Union, or after a validator
-            if keyword := likely(key, node):
+            keyword = likely(key, node)
+            if keyword:
                 node[keyword] = node.pop(key)
     return adapter, schema, list(dict.fromkeys(generator.missing))
 
@@ -140,12 +149,7 @@ def _type_schema() -> Any:
             kind = schema["type"]
             name = node.get("format", kind)
             if kind.startswith("function-"):
-                function = schema["function"]["function"]
-                name_of = getattr(getattr(function, "func", function), "__qualname__", repr(function))
-                module = str(getattr(function, "__module__", ""))
-                is_masked = module.startswith(("pydantic.", "ipaddress", "typing", "operator"))
-                if not is_masked or name_of.startswith(("ByteSize", "EncodedStr", "PathType", "import", "apply_known")):
-                    self._warn(f"the validator {name_of!r}")
+                self._warn_of_validator(schema["function"]["function"])
             if kind in ("model", "dataclass") and (schema.get("custom_init") or schema.get("post_init")):
                 self._warn(f"'__init__' or '__post_init__' of {schema['cls'].__name__!r}")
             if kind == "chain" or callable(schema.get("discriminator")):
@@ -160,20 +164,31 @@ def _type_schema() -> Any:
                 node.pop("format", None)
             return node
 
+        def _warn_of_validator(self, function: Any) -> None:
+            name = getattr(getattr(function, "func", function), "__qualname__", repr(function))
+            module = str(getattr(function, "__module__", ""))
+            is_masked = module.startswith(("pydantic.", "ipaddress", "typing", "operator"))
+            if not is_masked or name.startswith(("ByteSize", "EncodedStr", "PathType", "import", "apply_known")):
+                self._warn(f"the validator {name!r}")
+
         def tagged_union_schema(self, schema: Any) -> Node:
             node = super().tagged_union_schema(schema)
-            tag = node.pop("discriminator", {}).get("propertyName")
-            more = {"required": [tag]} if tag else {}
-            return {"anyOf": [{"allOf": [choice, more]} if tag else choice for choice in node.pop("oneOf")]}
+            tag = node.get("discriminator", {}).get("propertyName")
+            choices = node["oneOf"]
+            if tag:
+                choices = [{"allOf": [choice, {"required": [tag]}]} for choice in choices]
+            return {"anyOf": choices}
 
         # ---- numbers and strings
 
         def decimal_schema(self, schema: Any) -> Node:
-            bounds = {key: Decimal(str(schema[key])) for key in BOUNDS if schema.get(key) is not None}
+            bounds = {key: Decimal(str(bound)) for key, bound in _bounds(schema).items()}
             digits = schema.get("max_digits")
             places = schema.get("decimal_places")
             step = schema.get("multiple_of")
-            most = WHOLE if digits is None else max(digits - (places or 0), 0)
+            most = WHOLE
+            if digits is not None:
+                most = max(digits - (places or 0), 0)
             if not most:                            # pydantic refuses 0, too
                 self._warn(f"'max_digits' {digits}")
             if step is not None:
@@ -200,16 +215,22 @@ def _type_schema() -> Any:
             node = super().str_schema(bare)
             if schema.get("strip_whitespace") and (given or schema.get("min_length")):
                 node["allOf"] = [{"pattern": _TRIMMED}]
-            if given is not None:
-                text = given if isinstance(given, str) else given.pattern
-                try:
-                    if not isinstance(given, str) and given.flags & ~re.UNICODE:
-                        raise ValueError
-                    pattern = _in_ecma(text)
-                    matcher(pattern)
-                    node["pattern"] = pattern
-                except ValueError:
-                    self._warn(f"the pattern {text!r}")
+            if given is None:
+                return node
+            text = given
+            flags = 0
+            if isinstance(given, re.Pattern):
+                text = given.pattern
+                flags = given.flags & ~re.UNICODE
+            try:
+                pattern = _in_ecma(text)
+                matcher(pattern)
+            except ValueError:
+                pattern = None
+            if flags or pattern is None:
+                self._warn(f"the pattern {text!r}")
+            else:
+                node["pattern"] = pattern
             return node
 
         def bytes_schema(self, schema: Any) -> Node:
@@ -218,14 +239,21 @@ def _type_schema() -> Any:
             return {"type": "string"} | _BYTES.get(self._config.val_json_bytes, {})
 
         def url_schema(self, schema: Any) -> Node:
-            rest = "[A-Za-z0-9]*(?:-[A-Za-z0-9]+)*"
-            host = rf"(?:(?:(?![-.]){rest}\.)*[A-Za-z]{rest}|{FORMATS['ipv4']})(?::{either(digits_between(1, 65535))})?"
-            user, part = (rf"(?:[A-Za-z0-9._~!$&()*+;={more}-]|%[0-9A-Fa-f]{{2}})*" for more in ("", r"',:@/|[\]?#"))
-            host += f"(?:,{host})*" * (schema["type"] == "multi-host-url")
-            given = [*map(re.escape, schema.get("allowed_schemes") or [])] or ["http", "https", "ftp", _OTHER]
-            most = {"maxLength": schema["max_length"]} if schema.get("max_length", math.inf) < 2083 else {}
-            after = f"{'' if given == ['file'] else f'(?:{user}(?::{user})?@)?{host}'}(?:[/?#]{part})?"
-            return _text(f"(?:{'|'.join(given)})://{after}" + f"|{_OTHER}:(?!/){part}" * (_OTHER in given)) | most
+            schemes = [*map(re.escape, schema.get("allowed_schemes") or [])]
+            if not schemes:
+                schemes = ["http", "https", "ftp", _OTHER]
+            pattern = f"(?:{'|'.join(schemes)})://"
+            if schemes != ["file"]:
+                pattern += f"(?:{_USER}(?::{_USER})?@)?{_HOST}"
+                if schema["type"] == "multi-host-url":
+                    pattern += f"(?:,{_HOST})*"
+            pattern += f"(?:[/?#]{_AFTER_HOST})?"
+            if _OTHER in schemes:
+                pattern += f"|{_OTHER}:(?!/){_AFTER_HOST}"
+            node = _text(pattern)
+            if schema.get("max_length", math.inf) < 2083:
+                node["maxLength"] = schema["max_length"]
+            return node
 
         multi_host_url_schema = url_schema
 
@@ -234,23 +262,32 @@ def _type_schema() -> Any:
         def _moment(self, schema: Any, kind: Any) -> Node:
             """Return dates or times; bounds compare days or minutes, and those of times include the day or minute."""
             zone = schema.get("tz_constraint")
-            offset = "" if kind is date or zone == "naive" else _OFFSET if zone else f"{_OFFSET}?"
+            if kind is date or zone == "naive":
+                offset = ""
+            elif zone:
+                offset = _OFFSET
+            else:
+                offset = f"{_OFFSET}?"
             node = _text(f"{_MOMENTS[kind]}{offset}")
-            bounds = {key: schema[key] for key in BOUNDS if schema.get(key) is not None}
+            bounds = _bounds(schema)
             if bounds and kind is not date:
                 self._warn("the bound of a date or time")
             if schema.get("now_op"):                # two days apart, whatever the time zone
-                is_past = schema["now_op"] == "past"
-                bounds["le" if is_past else "ge"] = date.today() + timedelta(days=-2 if is_past else 2)
+                two_days = timedelta(days=2)
+                if schema["now_op"] == "past":
+                    bounds["le"] = date.today() - two_days
+                else:
+                    bounds["ge"] = date.today() + two_days
             if not bounds or any(getattr(bound, "tzinfo", None) for bound in bounds.values()):
                 return node
             first, last = ("00:00", "23:59") if kind is time else ("0001-01-01", "9999-12-31")
-            low, high = (
-                choose([end, *(str(bounds[key])[: len(end)] for key in keys if key in bounds)])
-                for choose, end, keys in ((max, first, ("ge", "gt")), (min, last, ("le", "lt")))
-            )
-            ends = {"not": {"enum": [str(bounds.get(key)) for key in ("gt", "lt")]}}
-            return node | {"allOf": [{"pattern": f"^{same_length(low, high) if low <= high else '[]'}"}], **ends}
+            ends = {key: str(bound)[: len(first)] for key, bound in bounds.items()}
+            low = max(ends.get("ge", first), ends.get("gt", first))
+            high = min(ends.get("le", last), ends.get("lt", last))
+            between = same_length(low, high) if low <= high else "[]"
+            node["allOf"] = [{"pattern": f"^{between}"}]
+            node["not"] = {"enum": [str(bounds.get(key)) for key in ("gt", "lt")]}
+            return node
 
         date_schema = functools.partialmethod(_moment, kind=date)
         time_schema = functools.partialmethod(_moment, kind=time)
@@ -259,10 +296,11 @@ def _type_schema() -> Any:
         def timedelta_schema(self, schema: Any) -> Node:
             if self._config.ser_json_timedelta == "float":
                 return {"type": "number", "minimum": -86399999913600, "maximum": 86399999999999}
-            bounds = {key: schema[key] for key in BOUNDS if schema.get(key) is not None}
+            bounds = _bounds(schema)
             if bounds not in ({}, {"ge": timedelta(0)}):
                 self._warn("the bound of a timedelta")
-            sign = "-?" if max(bounds.get(key, timedelta.min) for key in ("ge", "gt")) < timedelta(0) else ""
+            low = max(bounds.get("ge", timedelta.min), bounds.get("gt", timedelta.min))
+            sign = "-?" if low < timedelta(0) else ""
             return {**_text(f"{sign}{_DURATION}"), "allOf": [{"pattern": "[0-9][A-Z]$"}]}
 
         # ---- choices, arrays, objects
@@ -274,7 +312,9 @@ def _type_schema() -> Any:
             node = super().enum_schema(schema)
             members = schema["members"]
             if issubclass(schema["cls"], enum.Flag) and len(members) <= 10:        # 2**10 combinations
-                unions = functools.reduce(lambda some, flag: some | {each | flag.value for each in some}, members, {0})
+                unions = {0}
+                for flag in members:
+                    unions |= {each | flag.value for each in unions}
                 node = {"type": "integer", "enum": sorted(unions)}
             return self._listed(schema, node)
 
@@ -305,16 +345,21 @@ def _type_schema() -> Any:
 
         def dict_schema(self, schema: Any) -> Node:
             node = super().dict_schema(schema)
-            names: Any = self.generate_inner(schema["keys_schema"]) if "keys_schema" in schema else {"type": "string"}
-            names = self.resolve_ref_schema(names) if "$ref" in names else names
-            bound = names.get
-            most = 10**18
-            if listed := names.get("enum", [names["const"]] if "const" in names else []):
+            if "keys_schema" not in schema:
+                return node
+            names: Any = self.generate_inner(schema["keys_schema"])
+            if "$ref" in names:
+                names = self.resolve_ref_schema(names)
+            listed = names.get("enum", [])
+            if "const" in names:
+                listed = [names["const"]]
+            if listed:
                 words = [each if isinstance(each, str) else to_json(each).decode() for each in listed]
                 node["propertyNames"] = {"enum": words}
             elif names.get("type") == "integer" and "multipleOf" not in names:
-                low = max(bound("minimum", -most), bound("exclusiveMinimum", -most) + 1)
-                high = min(bound("maximum", most), bound("exclusiveMaximum", most) - 1)
+                most = 10**18
+                low = max(names.get("minimum", -most), names.get("exclusiveMinimum", -most) + 1)
+                high = min(names.get("maximum", most), names.get("exclusiveMaximum", most) - 1)
                 node["propertyNames"] = _text(_between(low, high))
             elif names and names.get("type") != "string":
                 self._warn("the key of a dict")
@@ -335,13 +380,14 @@ def _in_ecma(pattern: str) -> str:
     """
     def converted(token: re.Match[str]) -> str:
         text = token[0]
-        kind = _KINDS.get(token[0].lower())
         if text[0] == "[":
             if {r"\D", r"\W", r"\S"} & {*re.findall(r"\\.", text)}:
                 raise ValueError(f"a complement inside of {text}")
             return re.sub(r"\\.", lambda escape: _KINDS.get(escape[0], escape[0]), text)
-        if kind:
-            return f"[{'^' * text[1].isupper()}{kind}]"
+        if text in _KINDS:
+            return f"[{_KINDS[text]}]"
+        if text.lower() in _KINDS:
+            return f"[^{_KINDS[text.lower()]}]"
         return {"(?P<": "(?<", r"\A": "^", r"\z": "$", r"\Z": "$"}.get(text, text)
 
     return re.sub(r"\[\^?(?:\\.|[^\\\]])*\]|\\.|\(\?P<", converted, pattern, flags=re.DOTALL)
@@ -349,10 +395,17 @@ def _in_ecma(pattern: str) -> str:
 
 def _between(low: int, high: int, places: int = 0) -> str:
     """Return the pattern of the numbers from low / 10**places to high / 10**places."""
+    if low > high:
+        return "[]"
+
     def magnitude(low: float, high: float, low_in: bool, high_in: bool) -> str:
         return either(digits_between(int(low) + (not low_in), int(high), places))
 
-    return signed(low, high, True, True, magnitude) if low <= high else "[]"
+    return signed(low, high, True, True, magnitude)
+
+
+def _bounds(schema: Any) -> dict[str, Any]:
+    return {key: schema[key] for key in BOUNDS if schema.get(key) is not None}
 
 
 def _text(pattern: str) -> Node:
@@ -373,7 +426,10 @@ def readable(kind: Any) -> Any:
             fields[name] = bare if name in kind.__required_keys__ else typing.NotRequired[bare]
         return TypedDict(kind.__name__, fields)     # type: ignore[operator]
     origin = typing.get_origin(kind)
+    if origin in (None, typing.Literal):
+        return kind
     inner = typing.get_args(kind)
-    if origin in (None, typing.Literal) or (new := tuple(map(readable, inner))) == inner:
+    new = tuple(map(readable, inner))
+    if new == inner:
         return kind
     return typing.Union[new] if origin.__module__ == "types" else origin[new]       # noqa: UP007
