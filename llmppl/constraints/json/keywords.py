@@ -95,8 +95,8 @@ _RULES: dict[tuple[Test, str], str] = {             # test of a value, and the w
     (lambda value: isinstance(value, bool), "true or false"): "uniqueItems",
 }  # fmt: skip
 RULES = dict[str, Rule]()
-for (_test, _words), _keys in _RULES.items():
-    RULES |= dict.fromkeys(_keys.split(), Rule(_test, _words))
+for _rule, _keys in _RULES.items():
+    RULES |= dict.fromkeys(_keys.split(), Rule(*_rule))
 _IDENTIFIERS = {"$schema", "$id", "id", "$anchor", "$dynamicAnchor"}
 KEYWORDS = frozenset(RULES.keys() - _IDENTIFIERS)   # that restrict instances, or hold schemas
 NOTES = _IDENTIFIERS | frozenset(                   # annotations, including OpenAPI's

@@ -316,9 +316,9 @@ class Members(Container):
 
     def parts(self, at: Progress) -> tuple[Expansion, bool]:
         choices = self._choices[at]
-        moves: list[Move] = []
+        moves = []
         if choices.named or choices.other:
-            moves = [(QUOTE, QUOTE, Name(at, b"", choices.other))]
+            moves.append((QUOTE, QUOTE, Name(at, b"", choices.other)))
         return Expansion(moves), choices.may_end
 
     def _after_blank(self, moves: list[Move], key: Between) -> Expansion:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from fractions import Fraction
 from functools import reduce
 from typing import Any, NamedTuple
@@ -346,15 +346,15 @@ class Reading:
             case "string":
                 return self._scalar("string", String(), quoted, self._checked())
             case "array":
-                return reduce(intersect, _plain("array", self._given), self._array())
+                return _restricted(self._array(), "array", self._given)
             case "object":
-                return reduce(intersect, _plain("object", self._given), self._object())
+                return _restricted(self._object(), "object", self._given)
         return TYPES[kind]
 
     def _scalar(self, kind: str, whole: Shape, automaton: Callable[[Any], object], given: dict[str, Any]) -> Shape:
         """Return the shape of numbers or strings, without the keywords that make the automaton too large."""
         for keys in LARGE:
-            shape = reduce(intersect, _plain(kind, given), whole)
+            shape = _restricted(whole, kind, given)
             try:
                 if shape != whole:
                     automaton(shape)
@@ -455,11 +455,12 @@ def _unless(lazy: Lazy) -> Shape:
     return shapes.negate(shape)
 
 
-def _plain(kind: str, given: dict[str, Any]) -> Iterator[Shape]:
-    """Yield the shapes of the plain keywords for values of a type."""
-    for key, shape in PLAIN[kind].items():
+def _restricted(shape: Shape, kind: str, given: dict[str, Any]) -> Shape:
+    """Return a shape of values of a type with its plain keywords."""
+    for key, shape_of in PLAIN[kind].items():
         if key in given:
-            yield shape(given[key])
+            shape = intersect(shape, shape_of(given[key]))
+    return shape
 
 
 def _is_unbounded(shape: Shape) -> bool:
