@@ -468,9 +468,10 @@ class Machine(Shared):
             row = self._table[state]
             cuts = [*first_bytes(row), 256]
             return [(lo, end - 1, row.item(lo)) for lo, end in itertools.pairwise(cuts) if row.item(lo)]
+        known = self._numbers
         edges = []
         for lo, hi, key in self._source.moves(self._keys[state]):
-            edges.append((lo, hi, self._numbers.get(key) or self._add(key)))
+            edges.append((lo, hi, known.get(key) or self._add(key)))
         return edges
 
     def step(self, state: int, byte: int) -> int | None:
