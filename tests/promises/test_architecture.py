@@ -74,11 +74,11 @@ MAX_WALK = 1.1                                          # times the moves that d
 # comprehensions in 1,000 code lines, code lines above 100 characters. A commit that raises one says why, beside it.
 # The aims are 200,000 tokens in all, and 9.5 tokens in a line of each folder.
 CEILINGS = {
-    "llmppl": (267_589, 10.4, 33, 53, 1_674),
+    "llmppl": (267_554, 10.3, 30, 50, 1_591),
     "llmppl/.": (10_344, 11.9, 23, 93, 76),
     "llmppl/cli": (5_691, 8.1, 31, 24, 32),
     "llmppl/constraints": (3_910, 9.8, 36, 31, 35),
-    "llmppl/constraints/automata": (22_103, 10.2, 16, 34, 84),
+    "llmppl/constraints/automata": (22_102, 10.2, 16, 34, 84),
     "llmppl/constraints/json": (27_853, 10, 28, 50, 119),
     "llmppl/constraints/lark": (14_300, 11.6, 29, 93, 105),
     "llmppl/constraints/machine": (15_600, 9.8, 22, 35, 24),    # ends of grammars by one search

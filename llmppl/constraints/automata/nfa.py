@@ -178,15 +178,16 @@ class NFA:
         entry = body(again)
         if entry == DEAD:
             return DEAD
-        choices: tuple[int, ...] = ()
-        if greedy:
-            choices = self.unread(entry)
+        if not greedy:
+            self.epsilon[again] = (follow, entry)
+            return entry
+        choices = self.unread(entry)
         if again in choices and self.guards.keys().isdisjoint(choices):
             # An iteration that reads nothing is the last: `re` continues after the loop before it tries other choices.
             order = [follow if state == again else state for state in choices]
             self.epsilon[again] = tuple(dict.fromkeys([*order, follow]))
         else:
-            self.epsilon[again] = (entry, follow) if greedy else (follow, entry)
+            self.epsilon[again] = (entry, follow)
         return entry
 
     def star(self, body: Body, follow: int, greedy: bool = True) -> int:
