@@ -62,7 +62,7 @@ class FrameUnit(StateUnit):
         after = self.frame.step(self.states[number], byte)
         return 0 if after is None else self.number(after)
 
-    def _find_exits(self, number: int) -> tuple[Exit, ...]:
+    def exits_at(self, number: int) -> tuple[Exit, ...]:
         local: Local = self.states[number]
         if not self.frame.has_exits(local.key):
             return NOTHING

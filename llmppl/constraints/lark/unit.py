@@ -88,7 +88,7 @@ class LarkUnit(StateUnit):
             cuts.update(self._partials.classes[token])
         return [(low, high, self._partials.step_all(tokens, low)) for low, high in itertools.pairwise(sorted(cuts))]
 
-    def _find_exits(self, number: int) -> tuple[Exit, ...]:
+    def exits_at(self, number: int) -> tuple[Exit, ...]:
         ends: tuple[Exit, ...] = self.states[number][1]
         return ends
 

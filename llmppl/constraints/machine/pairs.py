@@ -183,8 +183,8 @@ class PairUnit(StateUnit):
             target = 0 if after is None else self.number(after)
             self.table[number, byte] = target
 
-    def _find_exits(self, number: int) -> tuple[Exit, ...]:
-        exits: list[Exit] = [*super()._find_exits(number)]
+    def exits_at(self, number: int) -> tuple[Exit, ...]:
+        exits: list[Exit] = [*super().exits_at(number)]
         for special, after in self.recognizer.steps_by_specials(self.states[number]).items():
             exits.append((TokenUnit(special), self.number(after)))
         return tuple(exits)

@@ -76,10 +76,10 @@ class StateUnit(MemoGraph):
 
     def __init__(self, recognizer: Recognizer) -> None:
         super().__init__(recognizer)
-        self.exits: Memo[int, tuple[Exit, ...]] = Memo(self._find_exits)
+        self.exits: Memo[int, tuple[Exit, ...]] = Memo(self.exits_at)
         self._has_exits = np.zeros(0, np.uint8)
 
-    def _find_exits(self, number: int) -> tuple[Exit, ...]:
+    def exits_at(self, number: int) -> tuple[Exit, ...]:
         return ONLY_DONE if self.recognizer.accepts(self.states[number]) else NOTHING
 
     @property
@@ -129,7 +129,7 @@ class TokenUnit(StateUnit):
         self.special = token
         self.begin = self.number("before")
 
-    def _find_exits(self, number: int) -> tuple[Exit, ...]:
+    def exits_at(self, number: int) -> tuple[Exit, ...]:
         return NOTHING
 
     def new_row(self, state: Any) -> int:

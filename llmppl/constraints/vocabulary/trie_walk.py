@@ -146,40 +146,6 @@ class Walk(NamedTuple):
     states: Ids  # (k,)
 
 
-class Loop:
-    """Tokens and nodes of a trie by their last bytes in a *loop*, a set of bytes that lead from a state back to it.
-
-    An *exit* is a node whose byte is not in the loop. Below its *top*, a depth, all bytes on the way to a node are.
-    """
-
-    def __init__(self, trie: Trie, loop: bytes) -> None:
-        inside = np.frombuffer(loop, bool)[trie.bytes]
-        top = np.zeros(len(trie) + 1, np.int32)     # by place; last the root's
-        for depth, (a, b) in enumerate(trie.levels, 1):
-            top[a:b] = np.where(inside[a:b], top[trie.parent[a:b]], depth)
-        is_exit = ~inside[trie.place[:-1]]          # by node
-        self._trie = trie
-        self._exits = trie.place[:-1][is_exit]
-        self._begin = np.append(0, np.cumsum(is_exit))      # the number of exits before each node
-        self._top = top[trie.place[:-1]].repeat(np.diff(trie.first)), top[trie.parent[self._exits]]
-
-    def below(self, places: Ints) -> tuple[Ints, Ints]:
-        """Return the ids of the tokens at or below places that stay in the loop, and the places of the exits."""
-        trie = self._trie
-        nodes = self._trie.nodes[places]
-        after = trie.skip[nodes]
-        depth = trie.depth[nodes].astype(np.int32) + 1
-
-        def some(tops: Ints, begin: Ints, end: Ints) -> Ints:
-            found = ranges(begin, end - begin)
-            return found[tops[found] <= depth.repeat(end - begin)]
-
-        first = trie.first.view(np.int32)
-        begin = self._begin
-        ids = trie.order[some(self._top[0], first[nodes], first[after])]
-        return ids, self._exits[some(self._top[1], begin[nodes + 1], begin[after])]
-
-
 def walk(graph: Graph, trie: Trie, starts: Ints) -> Walk:
     """Read the tokens of a trie from several states."""
     in_c = native_trie(trie)
