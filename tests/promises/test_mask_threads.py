@@ -87,7 +87,7 @@ def test_after_an_interrupt_at_any_line_an_index_is_right(room, name):
     path(shared)
     with Interrupt(FILES) as watch:
         walks(case, shared, seeds)
-    lines = [(place, nth) for place, times in watch.seen.items() for nth in sorted({1, times // 2 + 1, times})]
+    lines = [(place, nth) for place, times in watch.seen.items() for nth in sorted({1, times // 2 + 1})]
     np.random.default_rng(0).shuffle(lines)
     faults, reached = [], 0
     for i, (place, nth) in enumerate(lines[: repetitions(50, 6)]):
