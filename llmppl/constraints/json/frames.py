@@ -140,10 +140,10 @@ class Container(Frame):
             return DONE
         moves = [(lo, hi, key._replace(blank=to)) for lo, hi, to in self._blank.moves[key.blank]]
         if self._blank.may_end(key.blank):
-            return self._after_blank(moves, key)
+            return self.after_blank(moves, key)
         return Expansion(moves)
 
-    def _after_blank(self, moves: list[Move], key: Between) -> Expansion:
+    def after_blank(self, moves: list[Move], key: Between) -> Expansion:
         begun, may_end = self.parts(key.at)
         if may_end and key.kind != "next":
             moves.append((self.brackets[1], self.brackets[1], "end"))

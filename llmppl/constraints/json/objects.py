@@ -321,9 +321,9 @@ class Members(Container):
             moves.append((QUOTE, QUOTE, Name(at, b"", choices.other)))
         return Expansion(moves), choices.may_end
 
-    def _after_blank(self, moves: list[Move], key: Between) -> Expansion:
+    def after_blank(self, moves: list[Move], key: Between) -> Expansion:
         if key.part is None:
-            return super()._after_blank(moves, key)
+            return super().after_blank(moves, key)
         if key.kind == "colon":
             value = Between("value", 0, key.at, key.part)
             return Expansion([*moves, (COLON, COLON, value)])
