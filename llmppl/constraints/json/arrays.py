@@ -60,17 +60,20 @@ class Items(Container):
         shape = self._shape
         place = min(at.place + 1, len(shape.first))
         after = Progress(place, max(0, at.need - 1), at.room - 1, at.used, at.wanted)
-        items = []
-        if shape.unique:
+        may_end = max(at.need, at.wanted) == 0
+        calls = list[tuple[Lazy, Between]]()
+        if shape.unique and max(after.need, after.wanted) <= after.room:
             for i, part in enumerate(self._values):
-                if not at.used >> i & 1:
-                    items.append((part, after._replace(used=at.used | 1 << i)))
-        else:
-            if at.wanted:
-                items.append((self._some, after._replace(wanted=at.wanted - 1)))
-            items.append((shape.item(at.place), after))
-        calls = []
+                bit = 1 << i
+                if not at.used & bit:
+                    then = Progress(place, after.need, after.room, at.used | bit, at.wanted)
+                    calls.append((part, Between("after", 0, then)))
+        if shape.unique:
+            return Expansion([], calls), may_end
+        items = [(shape.item(at.place), after)]
+        if at.wanted:
+            items.insert(0, (self._some, after._replace(wanted=at.wanted - 1)))
         for part, then in items:
             if max(then.need, then.wanted) <= then.room:
                 calls.append((part, Between("after", 0, then)))
-        return Expansion([], calls), max(at.need, at.wanted) == 0
+        return Expansion([], calls), may_end

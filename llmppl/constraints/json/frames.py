@@ -157,7 +157,7 @@ class Container(Frame):
         found = self.expand(key)
         ends = [move for move in found.moves if move[2] == "end"]
         if not ends:
-            return found
+            return found._replace(calls=found.calls[:1])
         blanks = [move for move in found.moves if move[2][0] == key.kind]
         return Expansion(ends + blanks)
 

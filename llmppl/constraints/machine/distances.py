@@ -20,7 +20,7 @@ from llmppl.constraints.vocabulary.trie_walk import MemoGraph, walk_state
 from llmppl.support.graphs import Memo
 
 MAX_KEPT = 1 << 14  # states whose distances are kept
-MAX_READ = 300  # hypotheses of all states that a search reads
+MAX_READ = 100  # hypotheses of all states that a search reads
 MAX_NARROW = 16  # bytes that follow a state, all of which a search reads
 
 
