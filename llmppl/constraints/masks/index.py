@@ -410,7 +410,7 @@ def _in_words(index: Any, token: int) -> str:
 
 
 def expected(bytes: bytes, ends: bool, specials: Iterable[str | int] = ()) -> str:
-    """Describe what may follow: one of the ascending `bytes`, a special token, or the end."""
+    """Describe the possible continuations: one of the ascending `bytes`, a special token, or the end."""
     ways = list[str]()
     if bytes:
         shown = list[str]()
