@@ -46,7 +46,9 @@ def query(
         leave(INTERRUPTED, f"interrupted after {matches.num_matches} matches")
     typer.echo(f"{matches.expansions} expansions: {matches.stats}", err=True)
     if not matches.num_matches:
-        leave(1, "no match" + ": --top-k leaves none" * bool(given.top_k))
+        if given.top_k:
+            leave(1, "no match: --top-k leaves none")
+        leave(1, "no match")
 
 
 def _matches(pattern: str, given: Given) -> Matches:
@@ -108,9 +110,13 @@ def _pointed(text: str, at: int, before: int = 60, after: int = 20) -> str:
     """Return the line of a text around the character `at`, and below it a line with a caret, if `at` is not its end."""
     left = printable(text[max(at - before, 0) : at])
     right = printable(text[at : at + after])
-    left = "..." * (at > before) + left
-    right = right + "..." * (at + after < len(text))
-    return left + right + f"\n{' ' * len(left)}^" * (at < len(text))
+    if at > before:
+        left = "..." + left
+    if at + after < len(text):
+        right += "..."
+    if at == len(text):
+        return left + right
+    return f"{left}{right}\n{' ' * len(left)}^"
 
 
 @command("output")

@@ -278,8 +278,11 @@ class ConstrainedText(Program):
             raise ValueError(f"min_tokens={self.min_tokens}, and the text must end within {guide.bound}")
         if self.must_end_by < math.inf:
             self.max_tokens = None
-        demands = [*guide.demands, *["the mask"] * (mask is not None)]
-        demands += [f"min_tokens={self.min_tokens}"] * (self.min_tokens > 0)
+        demands = [*guide.demands]
+        if mask is not None:
+            demands.append("the mask")
+        if self.min_tokens > 0:
+            demands.append(f"min_tokens={self.min_tokens}")
         self.labels = dict.fromkeys(("sample", "score"), " and ".join(demands))
 
     def step(self) -> None:
