@@ -40,11 +40,6 @@ class VocabularyLike(Protocol):
     def eos_ids(self) -> Sequence[int]: ...
 
 
-def bytes_of(text: str | bytes) -> bytes:
-    """Return the bytes of a text; those of a Text are the bytes of its tokens, which need not be characters."""
-    return text if isinstance(text, bytes) else getattr(text, "bytes", None) or text.encode()
-
-
 def without_bytes(vocab: VocabularyLike) -> set[int]:
     """Return the eos and special ids, which occur in no text."""
     return {*vocab.eos_ids, *getattr(vocab, "special_ids", ())}

@@ -1,6 +1,7 @@
 """Characters: classes of code points, and intersections of automata computed over characters instead of bytes.
 
-Classes are ranges of code points, computed from Python's own `re`, `str` and `unicodedata`.
+Classes are ranges of code points, computed from Python's own `re` and `str`. Properties of Unicode are those of the
+package regex.
 
 An automaton over bytes has many states inside characters: they record which letters are still possible. An
 intersection depends only on the states *between* characters and on the *classes* of characters that no automaton
@@ -12,7 +13,6 @@ from __future__ import annotations
 
 import itertools
 import re
-import unicodedata
 from collections.abc import Iterable, Sequence
 from functools import cache, lru_cache
 from importlib import import_module
@@ -30,6 +30,7 @@ from llmppl.constraints.constraint import Bools, Ints, TabledRecognizer
 from llmppl.support.graphs import Memo, Numbering, reachable
 
 op: Any = import_module("re._constants")            # of Python's own pattern parser, which has no types
+regex: Any = import_module("regex")                 # it has no types either
 
 
 def negated(ranges: Ranges, negate: bool = True) -> Ranges:
@@ -52,9 +53,9 @@ def points(chars: Iterable[str]) -> Ranges:
     return merged([(ord(char), ord(char)) for char in chars])
 
 
-def _characters_of(*planes: int) -> str:
-    """Return all code points of some planes (65,536 code points each), with NUL for surrogates, which have no class."""
-    codes = np.concatenate([np.arange(65536, dtype="<u4") + 65536 * plane for plane in planes])
+def _characters_of(num_planes: int) -> str:
+    """Return the code points of the first planes (65,536 each), with NUL for surrogates, which have no class."""
+    codes = np.arange(num_planes << 16, dtype="<u4")
     codes[(codes >= 0xD800) & (codes < 0xE000)] = 0
     return codes.tobytes().decode("utf-32-le")
 
@@ -65,15 +66,19 @@ PLANES = {"s": 1, "d": 2, "w": 4}                   # whose characters may be in
 @cache
 def category(letter: str, ascii_only: bool) -> Ranges:
     """Return the code points of `\\w`, `\\d` or `\\s`."""
-    flags = re.ASCII if ascii_only else 0
-    text = _characters_of(*range(PLANES[letter]))
-    return tuple([(run.start(), run.end() - 1) for run in re.finditer(rf"\{letter}+", text, flags)])
+    return _found(re.compile(rf"\{letter}+", re.ASCII if ascii_only else 0), PLANES[letter])
+
+
+def _found(pattern: Any, num_planes: int) -> Ranges:
+    """Return the runs of characters that a pattern finds in the first planes."""
+    text = _characters_of(num_planes)
+    return tuple([(run.start(), run.end() - 1) for run in pattern.finditer(text)])
 
 
 @cache
 def cased() -> str:
     """Return the characters that differ from another one by case only, which re.IGNORECASE may treat specially."""
-    text = _characters_of(0, 1)                     # the others have no letters with case
+    text = _characters_of(2)                     # the others have no letters with case
     return "".join(char for char in text if not char == char.lower() == char.upper())
 
 
@@ -110,54 +115,14 @@ def characters(items: tuple[Any, ...], flags: int) -> Ranges:
     return merged(inside)
 
 
-_NAMES = """
-    L Letter, LC Cased_Letter, Lu Uppercase_Letter, Ll Lowercase_Letter, Lt Titlecase_Letter, Lm Modifier_Letter,
-    Lo Other_Letter, M Mark Combining_Mark, Mn Nonspacing_Mark, Mc Spacing_Mark, Me Enclosing_Mark, N Number,
-    Nd Decimal_Number digit, Nl Letter_Number, No Other_Number, P Punctuation punct, Pc Connector_Punctuation,
-    Pd Dash_Punctuation, Ps Open_Punctuation, Pe Close_Punctuation, Pi Initial_Punctuation, Pf Final_Punctuation,
-    Po Other_Punctuation, S Symbol, Sm Math_Symbol, Sc Currency_Symbol, Sk Modifier_Symbol, So Other_Symbol,
-    Z Separator, Zs Space_Separator, Zl Line_Separator, Zp Paragraph_Separator, C Other, Cc Control cntrl, Cf Format,
-    Cs Surrogate, Co Private_Use, Cn Unassigned
-"""
-_SHORT = {}
-for _line in _NAMES.split(","):
-    for _name in _line.split():
-        _SHORT[_name.lower().replace("_", "")] = _line.split()[0]
-
-
-def general_category(name: str) -> str | None:
-    """Return the short name of a general category, or None if the name is unknown."""
-    return _SHORT.get(re.sub(r"[\s_-]", "", name).lower())
-
-
-@cache
-def _categories() -> dict[str, Ranges]:
-    """Return the code points of each two-letter general category."""
-    ranges: dict[str, list[tuple[int, int]]] = {}
-    code = 0
-    names = map(unicodedata.category, _characters_of(*range(17)))
-    for name, run in itertools.groupby(names):
-        end = code + len(list(run))
-        ranges.setdefault(name, []).append((code, end - 1))
-        code = end
-    return {name: tuple(some) for name, some in ranges.items()}
-
-
 @lru_cache(128)
-def properties(name: tuple[str, bool], ignore_case: bool) -> Ranges:
-    """Return the code points of a general category; `ignore_case` adds those that a change of case brings into it."""
-    short, negate = name
-    parts = ("Lu", "Ll", "Lt") if short == "LC" else (short,)
-    ranges: list[tuple[int, int]] = []
-    for key, some in _categories().items():
-        if key.startswith(parts):
-            ranges += some
-    if ignore_case:
-        inside = set[str]()
-        for lo, hi in ranges:
-            inside.update(map(chr, range(lo, hi + 1)))
-        ranges += points([char for char in cased() if char.lower() in inside or char.upper() in inside])
-    return negated(merged(ranges), negate)
+def property_ranges(name: str, negate: bool, ignore_case: bool) -> Ranges:
+    """Return the code points with a property of Unicode, such as "Lu", as the package regex finds them.
+
+    Raises regex.error if the name is unknown.
+    """
+    flags = regex.IGNORECASE if ignore_case else 0
+    return negated(_found(regex.compile(rf"\p{{{name}}}+", flags), 17), negate)
 
 
 Piece = tuple[int, int, bytes]                      # code point bits lo..hi, and the states (as bytes) they lead to

@@ -44,14 +44,14 @@ Lookahead = tuple[bool, frozenset[Thread]]          # True: one of the threads m
 Lookaheads = frozenset[Lookahead]
 Context = tuple[int, ...]                           # the state of every tracker
 Facts = tuple[bool, ...]                            # for every tracker, whether it accepts
-Key = int | tuple[int, ...]
+Key = tuple[int, ...]
 
 
 class Subsets:
     """Subset construction (Rabin & Scott) for an NFA without guards.
 
-    A key is the sorted set of NFA states that a text leads to, or the state itself if the set has one member. Python's
-    collector of garbage visits members of frozensets again and again, and those of tuples of integers once.
+    A key is the sorted set of NFA states that a text leads to. Python's collector of garbage visits members of
+    frozensets again and again, and those of tuples of integers once.
     """
 
     def __init__(self, nfa: NFA, start: Iterable[int]) -> None:
@@ -60,13 +60,12 @@ class Subsets:
         self._unions = Memo(self._union)
 
     def accepts(self, key: Key) -> bool:
-        return ACCEPT in _states(key)
+        return ACCEPT in key
 
     def moves(self, key: Key) -> list[tuple[int, int, Key]]:
-        found = [edges for edges in map(self.nfa.edges, _states(key)) if edges]
+        found = [edges for edges in map(self.nfa.edges, key) if edges]
         if len(found) == 1:
-            epsilon = self.nfa.epsilon
-            return [(lo, hi, self._unions[(t,)] if epsilon[t] else t) for lo, hi, t in found[0]]
+            return [(lo, hi, self._unions[(target,)]) for lo, hi, target in found[0]]
         self.nfa.budget.spend(steps=8 * len(found) + 3 * sum(map(len, found)))
         events: dict[int, list[tuple[int, int]]] = {}       # byte -> targets that start (1) or stop (-1) there
         for lo, hi, target in itertools.chain(*found):
@@ -93,12 +92,7 @@ class Subsets:
 
 
 def _key(states: Iterable[int]) -> Key:
-    found = tuple(sorted(set(states)))
-    return found if len(found) != 1 else found[0]
-
-
-def _states(key: Key) -> Iterable[int]:
-    return (key,) if isinstance(key, int) else key
+    return tuple(sorted(set(states)))
 
 
 class Threads:
@@ -298,7 +292,7 @@ class Machine(Shared):
         rows = self._rows
         if rows is not None:
             size = rows.arrays.num_states
-            keys = [_key(rows.set_of(number)) for number in range(1, size)]
+            keys = [rows.set_of(number) for number in range(1, size)]
             state["_rows"] = None
             state["_keys"] = [None, *keys]
             state["_numbers"] = {key: number for number, key in enumerate(keys, 1)}
@@ -306,9 +300,9 @@ class Machine(Shared):
                 state[name] = state[name][:size].copy()
         return state
 
-    def native_rows(self) -> MachineBeside | None:
+    def native_rows(self) -> Beside | None:
         """Return the automaton as C reads it, if C makes its rows."""
-        return MachineBeside(self) if self._is_in_c() else None
+        return Beside(self) if self._is_in_c() else None
 
     @locked
     def _is_in_c(self) -> bool:
@@ -319,8 +313,7 @@ class Machine(Shared):
         is_new = isinstance(self._source, Subsets) and len(self._keys) == 2 and not self._ready[1]
         if library is None or not is_new:
             return False
-        start = _states(self._source.start)
-        rows = first_rows(library, self._source.nfa, start, self._budget.left())
+        rows = first_rows(library, self._source.nfa, self._source.start, self._budget.left())
         if rows is not None:
             self._adopt(rows)
         return rows is not None
@@ -452,27 +445,20 @@ class Machine(Shared):
         if self._is_in_c():
             self._run("row", state)
             return
-        moves = self.moves(state)
+        moves = []
+        for lo, hi, key in self._source.moves(self._keys[state]):
+            moves.append((lo, hi, self._numbers.get(key) or self._add(key)))
         into = self._table[state]                   # after numbering, which may replace the table
         for lo, hi, number in moves:
             into[lo : hi + 1] = number
         self._ready[state] = True
         self._keys[state] = None                    # not needed again: `_numbers` has it
 
-    @locked
     def moves(self, state: int) -> list[Edge]:
-        """Return the edges (lo, hi, target) that do not lead to 0, ascending and disjoint, without storing the row."""
-        if not self._ready[state] and self._is_in_c():
-            self._work_out(state)
-        if self._ready[state]:
-            row = self._table[state]
-            cuts = [*first_bytes(row), 256]
-            return [(lo, end - 1, row.item(lo)) for lo, end in itertools.pairwise(cuts) if row.item(lo)]
-        known = self._numbers
-        edges = []
-        for lo, hi, key in self._source.moves(self._keys[state]):
-            edges.append((lo, hi, known.get(key) or self._add(key)))
-        return edges
+        """Return the edges (lo, hi, target) that do not lead to 0, ascending and disjoint."""
+        row = self.row(state)
+        cuts = [*first_bytes(row), 256]
+        return [(lo, end - 1, row.item(lo)) for lo, end in itertools.pairwise(cuts) if row.item(lo)]
 
     def step(self, state: int, byte: int) -> int | None:
         """Return the state after one more byte, or None if no accepted string continues so."""
@@ -524,15 +510,12 @@ class Leftmost(Machine):
         return self._at_end[state]
 
 
-class MachineBeside:
+class Beside:
     """Automaton beside which C reads a trie, and whose rows C makes."""
 
     def __init__(self, machine: Machine) -> None:
         self._machine = machine
-
-    @property
-    def lock(self) -> Any:
-        return self._machine._lock.lock
+        self.lock = machine._lock.lock
 
     @property
     def arrays(self) -> native.Automaton:

@@ -21,12 +21,13 @@ from llmppl.constraints.automata.budget import Budget
 from llmppl.constraints.automata.determinise import Machine, Subsets, Threads, unguarded
 from llmppl.constraints.automata.nfa import ACCEPT, DEAD, LEAD_BYTES, NFA
 from llmppl.constraints.automata.operations import Arrays, Table, automaton_of, clipped, merging, product, trimmed
-from llmppl.constraints.constraint import Bools, VocabularyLike, bytes_of
+from llmppl.constraints.constraint import Bools, VocabularyLike
 from llmppl.constraints.machine.machine import Continuation, Hypothesis, Item
 from llmppl.constraints.machine.parts import Concatenation, Literal, Part, part_of
 from llmppl.constraints.machine.units import TableUnit
 from llmppl.constraints.machine.values import Reader, Reading, value_of
 from llmppl.constraints.masks import TokenIndex
+from llmppl.constraints.vocabulary.text import bytes_of
 from llmppl.support import arguments
 from llmppl.support.locks import Lock, cached_property, locked
 

@@ -146,7 +146,7 @@ def merging(rows: list[list[Edge]], accepting: Bools, budget: Budget) -> tuple[T
     State i has the edges rows[i]; state 0 is dead, and keeps its number. Numbers follow the first states.
 
     Moore's refinement splits a class where the rows of its states lead to different classes. Only predecessors of
-    states that changed class are examined again.
+    states that changed class are examined again. The others of a class keep its number, or else the largest part.
     """
     before: list[set[int]] = [set() for _ in rows]
     for state, row in enumerate(rows):
@@ -156,47 +156,32 @@ def merging(rows: list[list[Edge]], accepting: Bools, budget: Budget) -> tuple[T
     members: list[set[int]] = [set(), set()]
     for state in range(1, len(rows)):
         members[classes[state]].add(state)
-    signatures: list[Signature] = [()] * len(rows)
+    found: list[Signature] = [(), ()]               # of the states that have kept the number of a class
     unsettled = set(range(1, len(rows)))
     while unsettled:
         parts: dict[int, dict[Signature, set[int]]] = {}
         for state in unsettled:
             budget.spend(steps=2 * len(rows[state]))
             edges = [(lo, hi, classes[target]) for lo, hi, target in rows[state]]
-            found = tuple(joined(edges))
-            signatures[state] = found
-            parts.setdefault(classes[state], {}).setdefault(found, set()).add(state)
-        changed: list[int] = []
+            part = parts.setdefault(classes[state], {}).setdefault(tuple(joined(edges)), set())
+            part.add(state)
+        unsettled = set()
         for number, split in parts.items():
-            split.pop(_staying(members[number], split, signatures, unsettled), None)
-            for part in split.values():
+            if len(members[number]) == sum(map(len, split.values())):
+                found[number] = max(split, key=lambda signature: len(split[signature]))
+            split.pop(found[number], None)
+            for signature, part in split.items():
                 members[number] -= part
                 for state in part:
                     classes[state] = len(members)
+                    unsettled |= before[state]
                 members.append(part)
-                changed += part
-        unsettled = set().union(*[before[state] for state in changed])
+                found.append(signature)
     kept = [0, *sorted([min(part) for part in members if part])]
     numbers = np.zeros(len(members), np.int32)
     for number, state in enumerate(kept[1:], 1):
         numbers[classes[state]] = number
     return np.append(np.int32(0), numbers[classes[1:]]), kept
-
-
-def _staying(
-    members: set[int],
-    split: dict[Signature, set[int]],
-    signatures: list[Signature],
-    unsettled: set[int],
-) -> Signature:
-    """Return the signature of the part of a class that keeps its number: the settled part, or the largest one.
-
-    Settled states agree, since their successors have not changed class.
-    """
-    for state in members:
-        if state not in unsettled:
-            return signatures[state]
-    return max(split, key=lambda signature: len(split[signature]))
 
 
 # ---- lists of strings

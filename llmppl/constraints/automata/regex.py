@@ -2,7 +2,7 @@
 
 `Regex(pattern)` is the language of the texts that `re.fullmatch` accepts. Python's own parser reads the pattern, and
 Python itself defines the classes, so `\\w`, `\\d`, `\\s` and the rules of letter case are those of the running version.
-In addition, `\\p{L}` and `\\P{Letter}` are general categories of Unicode.
+In addition, `\\p{L}`, `\\P{Letter}` and `\\p{Greek}` are properties of Unicode, as in the package regex.
 
 All regular constructs are supported. Anchors, `\\b` and look-behind, here of any width, depend on the text before
 (`Behind`). Lookahead, possessive quantifiers and atomic groups depend on the text to come (`Ahead`, both in
@@ -23,7 +23,7 @@ from typing import Any
 from llmppl.constraints.automata.budget import REMEDY, Budget, TooLarge
 
 from llmppl.constraints.automata.characters import (  # isort: skip
-    category, characters, general_category, include_intersection, negated, properties,
+    category, characters, include_intersection, negated, property_ranges,
 )  # fmt: skip
 from llmppl.constraints.automata.determinise import Leftmost, Threads, unguarded
 from llmppl.constraints.automata.dfa import DFA
@@ -34,6 +34,7 @@ from llmppl.support.arguments import shown
 _compiler: Any = import_module("re._compiler")       # Python's own pattern parser, which has no types
 _parser: Any = import_module("re._parser")
 op: Any = import_module("re._constants")
+regex: Any = import_module("regex")
 
 NOTHING, NEWLINE = Ranges(), ((10, 10),)            # characters
 MARK = 0xFF                                         # stands for `\b` until it is read away
@@ -359,7 +360,7 @@ class _Builder:
             if item[0] is op.NEGATE:
                 negate = True
             elif item in self.properties:
-                inside += properties(self.properties[item], bool(flags & op.SRE_FLAG_IGNORECASE))
+                inside += property_ranges(*self.properties[item], bool(flags & op.SRE_FLAG_IGNORECASE))
             else:
                 rest.append(item)
         inside += characters(tuple(rest), flags & (op.SRE_FLAG_IGNORECASE | op.SRE_FLAG_ASCII))
@@ -379,7 +380,7 @@ def _pointed(pattern: str, message: str, position: int | None) -> str:
     return f"{message} at position {position}\n    {line}\n    {' ' * (position - first)}^"
 
 
-Properties = dict[tuple[Any, int], tuple[str, bool]]            # item of the tree -> general category, negated
+Properties = dict[tuple[Any, int], tuple[str, bool]]            # item of the tree -> property, negated
 
 
 def _looks_ahead(item: Any) -> bool:
@@ -433,7 +434,7 @@ _texts = cache(Regex)
 def _without_properties(pattern: str) -> tuple[str, Properties]:
     """Replace each `\\p{...}` by one lone surrogate, which no text has, so that `re` can parse the pattern.
 
-    Returns the pattern, and the category of each surrogate.
+    Returns the pattern, and the property of each surrogate.
     """
     free = (code for code in range(0xD800, 0xE000) if chr(code) not in pattern)
     names: Properties = {}
@@ -442,12 +443,14 @@ def _without_properties(pattern: str) -> tuple[str, Properties]:
         letter, long, short = match.groups()
         if not letter:
             return match[0]
-        category = general_category(long or short or "")
-        if category is None:
-            message = f"error in regex: {match[0]} is not a general category such as \\p{{Lu}} or \\p{{Letter}}"
-            raise ValueError(_pointed(pattern, message, match.start()))
+        name = long or short or ""
+        try:
+            property_ranges(name, False, False)
+        except regex.error as error:
+            message = f"error in regex: {match[0]} is not a property of Unicode such as \\p{{Lu}}: {error.msg}"
+            raise ValueError(_pointed(pattern, message, match.start())) from None
         code = next(free)
-        names[op.LITERAL, code] = category, letter == "P"
+        names[op.LITERAL, code] = name, letter == "P"
         return chr(code)
 
     return re.sub(r"(?s)\\(?:([pP])(?:\{([^}]*)\}|([A-Z]))?|.)", replacement, pattern), names

@@ -22,7 +22,7 @@ from typing import Any
 from lark import Lark
 from lark.indenter import Indenter
 
-from llmppl.constraints.constraint import Bools, bytes_of
+from llmppl.constraints.constraint import Bools
 from llmppl.constraints.lark.completion import Completion
 from llmppl.constraints.lark.lexer import PartialTokens
 from llmppl.constraints.lark.loader import Parts, read
@@ -30,6 +30,7 @@ from llmppl.constraints.lark.parser import bits_of
 from llmppl.constraints.lark.unit import LarkUnit
 from llmppl.constraints.machine.machine import Continuation, Item, State
 from llmppl.constraints.machine.parts import Part
+from llmppl.constraints.vocabulary.text import bytes_of
 from llmppl.support.arguments import is_file_name, shown, text
 from llmppl.support.graphs import Numbering
 from llmppl.support.locks import cached_property

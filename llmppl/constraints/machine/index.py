@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from llmppl.constraints.constraint import Bools, Index, VocabularyLike, bytes_of, without_bytes
+from llmppl.constraints.constraint import Bools, Index, VocabularyLike, without_bytes
 from llmppl.constraints.machine.distances import Distances
 from llmppl.constraints.machine.effects import effects_of
 from llmppl.constraints.machine.ends import Ends
@@ -24,7 +24,7 @@ from llmppl.constraints.machine.machine import LOCK, Continuation, Hypothesis, I
 from llmppl.constraints.machine.values import Symbol, value_of
 from llmppl.constraints.masks.index import END, expected, refusal, refused_text
 from llmppl.constraints.masks.mask_store import MaskStore, PackedMask
-from llmppl.constraints.vocabulary.text import Text
+from llmppl.constraints.vocabulary.text import Text, bytes_of
 from llmppl.constraints.vocabulary.trie import trie_of
 from llmppl.support import arguments
 from llmppl.support.graphs import Memo

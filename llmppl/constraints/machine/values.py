@@ -13,9 +13,9 @@ import re
 from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple, Protocol
 
-from llmppl.constraints.constraint import bytes_of
 from llmppl.constraints.machine.machine import Machine
 from llmppl.constraints.masks.index import expected
+from llmppl.constraints.vocabulary.text import bytes_of
 from llmppl.support.arguments import shown
 from llmppl.support.graphs import Memo
 

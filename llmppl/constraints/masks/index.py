@@ -29,11 +29,11 @@ from llmppl.constraints.constraint import (
     State,
     TabledRecognizer,
     VocabularyLike,
-    bytes_of,
 )
 from llmppl.constraints.masks.distances import PrecomputedIndex, SearchDistances, TableDistances, build
 from llmppl.constraints.masks.mask_store import MaskStore, PackedMask
 from llmppl.constraints.vocabulary.native_walk import beside_of, native_trie
+from llmppl.constraints.vocabulary.text import bytes_of
 from llmppl.constraints.vocabulary.trie import trie_of
 from llmppl.constraints.vocabulary.trie_walk import MemoGraph, TableGraph, walk_state
 from llmppl.support import arguments

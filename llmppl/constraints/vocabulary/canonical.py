@@ -21,7 +21,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from llmppl.constraints.constraint import Bools, Ints, VocabularyLike
+from llmppl.constraints.constraint import Bools, Ints, VocabularyLike, without_bytes
 from llmppl.constraints.vocabulary.pretokens import PreTokens, PreTokenState, Split, UnsupportedTokenizer
 from llmppl.constraints.vocabulary.trie import trie_of
 from llmppl.constraints.vocabulary.trie_walk import MemoGraph, walk_state
@@ -374,8 +374,8 @@ class Canonical(Shared):
                 "Canonical needs the vocabulary of the same tokenizer"
             )
         self.vocab = vocab
-        never = [*vocab.eos_ids, *getattr(vocab, "special_ids", ())]
-        self._has_text = np.array(list(map(bool, vocab.tokens))) & ~np.isin(np.arange(len(vocab.tokens)), never)
+        self._has_text: Bools = np.array(list(map(bool, vocab.tokens)))
+        self._has_text[list(without_bytes(vocab))] = False
         added = np.array([token["id"] for token in config["added_tokens"]], int)
         self._added = added[self._has_text[added]]  # each separates the texts before and after it
         try:

@@ -65,7 +65,6 @@ class Trie(Shared):
         self.depth = (where - np.repeat(begin, fresh)).astype(np.uint16)
         self.first = np.zeros(where.size + 1, np.uint32)
         np.cumsum(np.bincount(last - 1, minlength=where.size), out=self.first[1:])
-        self._distinct = bool((fresh > 0).all())    # no two tokens are equal
         cuts = [0, *np.cumsum(np.bincount(self.depth, minlength=1)).tolist()]
         self.levels = list(itertools.pairwise(cuts))
         self.nodes = np.argsort(self.depth, kind="stable")
@@ -79,8 +78,8 @@ class Trie(Shared):
         self.first_child[-1] = 0
         self.loops: dict[Any, Any] = {}             # memos of those who read the trie
 
-    def __getstate__(self) -> dict[str, Any]:       # memoryviews cannot be pickled, and loops are found again
-        return {name: value for name, value in self.__dict__.items() if name != "views"} | {"loops": {}}
+    def __getstate__(self) -> dict[str, Any]:       # loops are found again
+        return {**self.__dict__, "loops": {}}
 
     def __len__(self) -> int:
         return len(self.byte)
@@ -119,49 +118,12 @@ class Trie(Shared):
             skip[a:b] = np.minimum(np.append(self.nodes[a + 1 : b], len(self)), skip[self.parent[a:b]])
         return skip[self.place]
 
-    @cached_property
-    def below(self) -> Ints:
-        """Number of nodes in the subtree of a node, itself included, by place: (n,)."""
-        below = self.skip[self.nodes] - self.nodes
-        return below
-
-    @cached_property
-    def views(self) -> tuple[bytes, memoryview, memoryview, memoryview]:
-        """Views of `bytes`, `first_child`, `num_children` and `below` with the root, for fast access."""
-        below = np.append(self.below, len(self))
-        return self.byte[self.nodes].tobytes(), self.first_child.data, self.num_children.data, below.data
-
-    @cached_property
-    def _token(self) -> Ids:
-        """Token that ends in a node, where one does: (n,)."""
-        return self.order[self.first[:-1]]
-
-    def tokens_at(self, nodes: Ids, states: Ids, begin: Ints) -> tuple[Ids, Ids, Ints]:
+    def tokens_at(self, nodes: Ints, states: Ids, begin: Ints) -> tuple[Ids, Ids, Ints]:
         """Return the ids of the tokens that end in `nodes`, the states of their nodes, and the new `begin`."""
-        if self._distinct:
-            return self._token.take(nodes), states, begin
-        number = self.first[nodes + 1].astype(np.int64) - self.first[nodes]
-        ids = self.order[ranges(self.first[nodes], number)]
+        first = self.first.astype(np.int64)
+        number = first[nodes + 1] - first[nodes]
+        ids = self.order[ranges(first[nodes], number)]
         return ids, np.repeat(states, number), np.append(0, np.cumsum(number))[begin]
-
-    @cached_property
-    def _token_at(self) -> Ids:
-        """Token that ends at each place, -1 if none does: (n + 1,). Valid only if no two tokens are equal."""
-        found = np.full(len(self) + 1, -1, np.int32)
-        found[self.place[np.flatnonzero(np.diff(self.first))]] = self.order
-        return found
-
-    def tokens_ending(self, places: Ints, values: Ints) -> tuple[Ids, Ids]:
-        """Return the ids of the tokens that end at `places`, and for each the value that belongs to its place."""
-        if self._distinct:
-            ids = self._token_at[places]
-            end = ids >= 0
-            return ids[end], values[end].astype(np.int32)
-        below_root = places < len(self)
-        nodes = self.nodes[places[below_root]]
-        values = values[below_root]
-        ends = np.flatnonzero(self.first[nodes + 1] > self.first[nodes])
-        return self.tokens_at(nodes[ends].astype(np.int32), values[ends].astype(np.int32), nodes[:0])[:2]
 
 
 def ranges(begin: Ints, size: Ints) -> Ints:

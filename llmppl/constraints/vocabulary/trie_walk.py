@@ -157,9 +157,8 @@ def walk(graph: Graph, trie: Trie, starts: Ints) -> Walk:
         return Walk(np.append(0, np.cumsum(number)), ids, states)
     rows, places, now = map(np.concatenate, zip(*_levels(graph, trie, np.full(starts.size, -1), starts), strict=True))
     nodes = trie.nodes[places]
-    ends = np.flatnonzero(trie.first[nodes + 1] > trie.first[nodes])
-    order = ends[np.argsort(rows[ends] * len(trie) + nodes[ends])]
-    begin = np.append(0, np.cumsum(np.bincount(rows[ends], minlength=starts.size)))
+    order = np.argsort(rows * len(trie) + nodes)
+    begin = np.append(0, np.cumsum(np.bincount(rows, minlength=starts.size)))
     ids, states, begin = trie.tokens_at(nodes[order], now[order], begin)
     return Walk(begin, ids, states)
 
@@ -197,8 +196,9 @@ def read_tokens(graph: Any, trie: Trie, start: int, roots: Ids = ROOT, *, with_e
         if with_exits:
             some = [state for state in np.unique(states).tolist() if graph.exits[state]]
             is_exit = np.isin(states, some) & (trie.num_children[places] > 0)
-        tokens = trie.tokens_ending(places, states)
-        parts.append(Found(*tokens, trie.nodes[places[is_exit]].astype(np.int32), states[is_exit]))
+        nodes = trie.nodes[places]
+        ids, ends, _ = trie.tokens_at(nodes, states, nodes[:0])
+        parts.append(Found(ids, ends, nodes[is_exit].astype(np.int32), states[is_exit]))
     return Found(*map(np.concatenate, zip(*parts, strict=True)))
 
 

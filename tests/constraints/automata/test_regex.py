@@ -276,16 +276,20 @@ def test_a_cased_character_without_case_matches_the_same_as_in_re():
         assert members(c, re.I) == set(re.findall(c, cased, re.I)), c
 
 
-def test_properties_are_the_general_categories():
+def test_properties_are_those_of_unicode():
+    known = {c: unicodedata.category(c) for c in EVERY if c not in "\u0295\U0001171e"}     # these two changed
+    known = {c: category for c, category in known.items() if category != "Cn"}
     for name, short in [("L", "L"), ("Lu", "Lu"), ("Letter", "L"), ("decimal number", "Nd"), ("Zs", "Zs")]:
-        truth = {c for c in EVERY if unicodedata.category(c).startswith(short)}
-        assert members(rf"\p{{{name}}}") == truth
-        assert Regex(rf"\P{{{name}}}").count(1) == len(EVERY) - len(truth)
-    assert members(r"[\p{Nd}x]") == members(r"\d|x")
+        found = members(rf"\p{{{name}}}")           # of a later version of Unicode, perhaps
+        assert found & known.keys() == {c for c, category in known.items() if category.startswith(short)}
+        assert Regex(rf"\P{{{name}}}").count(1) == len(EVERY) - len(found)
+    assert members(r"[\p{Nd}x]") & known.keys() == members(r"\d|x")
     assert members(r"[^\P{L}a]") == members(r"\p{L}") - {"a"}
     assert "Éa" in Regex(r"\pL+") and "É1" not in Regex(r"\pL+")
     assert "é" in Regex(r"(?i)\p{Lu}") and "1" not in Regex(r"(?i)\p{Lu}")
     assert r"\pL" in Regex(r"\\pL") and "p" not in Regex(r"\\pL")
+    greek = members(r"\p{Greek}")
+    assert greek >= set("αβγΩ") and all("GREEK" in unicodedata.name(c, "GREEK") for c in greek if c < "\u1d00")
 
 
 # ---- errors
@@ -297,8 +301,8 @@ def test_properties_are_the_general_categories():
         ("a(b", "missing \\)", 1),
         ("ab[z-a]", "bad character range z-a", 3),
         ("a**", "multiple repeat", 2),
-        (r"x\p{Foo}", "not a general category", 1),
-        (r"x\p", "not a general category", 1),
+        (r"x\p{Foo}", "not a property of Unicode", 1),
+        (r"x\p", "not a property of Unicode", 1),
     ],
 )
 def test_an_error_points_at_the_mistake(pattern, message, caret):
