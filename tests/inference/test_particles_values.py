@@ -1,5 +1,6 @@
 """Posteriors by value: probabilities, their errors, the share that was found, and doubts, against enumeration."""
 
+import functools
 import math
 import pickle
 import sys
@@ -7,6 +8,7 @@ import types
 
 import numpy as np
 import pytest
+from helpers.common import repetitions
 from helpers.exactness import CASES
 from helpers.programs import ThreeCoins
 from helpers.tiny import tiny_lm
@@ -43,6 +45,11 @@ class Mood(Model):
 TRUTH = {"glad": 0.05 / 0.3, "sad": 0.15 / 0.3, "odd": 0.1 / 0.3}
 
 
+@functools.cache
+def many_moods():
+    return importance_sampling(Mood(), 4000, seed=0)
+
+
 @pytest.mark.parametrize(
     "key, truth",
     [
@@ -56,7 +63,7 @@ def test_by_gives_the_probability_of_each_value(key, truth):
     assert dict(found) == pytest.approx(truth)
     assert [*found] == sorted(truth, key=truth.get, reverse=True)
     assert all(share.se is None for share in found.shares)
-    drawn = importance_sampling(Mood(), 4000, seed=0).by(key)
+    drawn = many_moods().by(key)
     assert dict(drawn) == pytest.approx(truth, abs=0.03)
     assert all(0 < share.se < 0.02 and abs(share.probability - truth[k]) < 4 * share.se
                for k, share in zip(drawn, drawn.shares, strict=True))  # fmt: skip
@@ -164,7 +171,8 @@ def test_found_is_the_mass_of_the_different_runs(name, power):
         return tuple(item[0] for step in particle.choices for item in step)
 
     mass = {path(particle): weight for particle, weight in zip(everything, everything.weights, strict=True)}
-    for steered in (smc_standard(model, 300, seed=2, power=power), smc_steer(model, 3, 2, seed=0, power=power)):
+    many = smc_standard(model, repetitions(300, 80), seed=2, power=power)
+    for steered in (many, smc_steer(model, 3, 2, seed=0, power=power)):
         covered = sum(mass[each] for each in {path(particle) for particle in steered})
         expected = covered * math.exp(everything.log_ml - steered.log_ml)
         assert steered.found == pytest.approx(min(1.0, expected), rel=1e-6)

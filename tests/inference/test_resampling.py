@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 from llmppl.distributions import logsumexp
 from llmppl.inference.resampling import multinomial, optimal, stratified, systematic, threshold
 
-EXACT = settings(derandomize=True, deadline=None, max_examples=repetitions(1000, 150))
+EXACT = settings(derandomize=True, deadline=None, max_examples=repetitions(1000, 80))
 
 
 class Scripted:

@@ -438,7 +438,7 @@ def test_a_custom_selection_is_one_function_and_stays_unbiased():
         kept = np.flatnonzero((rng.random(len(log_weights)) < 0.5) & (log_weights > -np.inf))
         return kept, log_weights[kept] + math.log(2)
 
-    Z = np.exp([SMC(Walk(), Copies(8, 2), killed, seed=seed).run().log_ml for seed in range(repetitions(4000, 300))])
+    Z = np.exp([SMC(Walk(), Copies(8, 2), killed, seed=seed).run().log_ml for seed in range(repetitions(4000, 120))])
     exact = math.exp(enumerate_exact(Walk()).log_ml)
     assert abs(Z.mean() - exact) <= 4.5 * Z.std() / math.sqrt(len(Z))
 

@@ -300,7 +300,7 @@ def test_particles_of_several_lengths_are_cut_where_each_reaches_it():
         truth = enumerate_exact(Hops(short_lm(6)))
     assert truth.log_ml == pytest.approx(0.0)                            # nothing is lost
     whole = sum(math.exp(p.log_weight) for p in truth if not p.cut)
-    runs = repetitions(400, 100)
+    runs = repetitions(400, 40)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         found = [smc_steer(Hops(short_lm(6)), 6, 2, seed=i, progress=False) for i in range(runs)]

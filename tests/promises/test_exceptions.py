@@ -100,7 +100,7 @@ class Handles(Model):
 
 @pytest.mark.parametrize("run", [SAMPLERS["distinct"], SAMPLERS["merged"], RUNS["exact"]])
 def test_a_step_may_handle_an_exception_of_a_distribution(run):
-    is_posterior(run, Handles, {"aa": 1 / 16, "ab": 3 / 16, "ba": 3 / 16, "bb": 9 / 16}, full=4000, quick=300)
+    is_posterior(run, Handles, {"aa": 1 / 16, "ab": 3 / 16, "ba": 3 / 16, "bb": 9 / 16}, full=4000, quick=120)
 
 
 class Suppresses(Model):

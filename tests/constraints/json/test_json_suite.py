@@ -18,7 +18,7 @@ MOST_REFUSED = 0.02                                     # of the schemas with an
 
 @cache
 def counts(draft: str) -> Counts:
-    found = count(list(cases(draft))[:: repetitions(1, 4)])
+    found = count(list(cases(draft))[:: repetitions(1, 5)])
     print(f"\n{draft}: {found}")
     return found
 

@@ -13,7 +13,7 @@ from helpers.common import repetitions
 from helpers.json_suite import DRAFTS, bench_schemas, cases, remotes
 from helpers.json_texts import Reader, Validators, compact, mutant, reason, walk
 
-TEXTS, MUTANTS = repetitions(8000, 200), repetitions(25_000, 450)
+TEXTS, MUTANTS = repetitions(8000, 100), repetitions(25_000, 225)
 SPELLINGS = {                                           # of refused valid texts; docs/constraints.md states each
     "order", "format", "number's spelling", "repeated names", "escaped name", "string's escapes", "whitespace",
 }  # fmt: skip
