@@ -15,7 +15,7 @@ from helpers.tokenizers import chat_lm
 
 from llmppl import CachedTransformer, Regex, __version__, cli, generate, load_results
 from llmppl.cli import options
-from llmppl.constraints import Special
+from llmppl.constraints import Grammar, Special
 from llmppl.lm.embedded import PATH as EMBEDDED
 from llmppl.native import kind
 from llmppl.queries import Matches
@@ -300,6 +300,18 @@ def test_check_reads_the_names_of_special_tokens_as_tokens(monkeypatch, argument
     monkeypatch.setattr(options, "constraint", lambda given: Regex("H[a-z]+") + Special("<end>"))
     result = run("check", *arguments)
     assert result.exit_code == code and shown in result.stdout, result.stdout
+
+
+def test_check_reads_special_tokens_in_grammars(monkeypatch):
+    grammar = Grammar('start: NAME X\nNAME: /[A-Z][a-z]+/\n%declare X', specials={"X": "<end>"})
+    monkeypatch.setattr(options, "constraint", lambda given: grammar)
+    for text, code, shown in [
+        ("Hi<end>", 0, "complete: it matches; the text must end"),
+        ("Hi", 1, "only the beginning of a match: .*the special token '<end>'"),
+        ("hi<end>", 1, "no match"),
+    ]:
+        result = run("check", text)
+        assert result.exit_code == code and re.search(shown, result.stdout), result.stdout
 
 
 @pytest.mark.parametrize("command", ["generate", "many"])

@@ -269,6 +269,16 @@ def test_too_few_tokens_get_advice_that_a_request_can_follow(server):
     assert cut["finish_reason"] == "length"
 
 
+def test_a_grammar_of_a_request_names_no_special_token(server):
+    grammar = "start: TOOL\n%declare TOOL"
+    for fields, message in [
+        ({"grammar": grammar}, "terminal TOOL is declared, and stands for nothing"),
+        ({"grammar": grammar, "specials": {"TOOL": "<s>"}}, "specials"),
+    ]:
+        error = talk(server, 400, constraint=fields, max_tokens=5)["error"]
+        assert message in error["message"]
+
+
 def test_log_probabilities_of_tokens_are_those_of_the_model(server):
     lm = server.lm
     chat = talk(server, logprobs=True, top_logprobs=3, max_tokens=6, seed=2)["choices"][0]

@@ -15,8 +15,9 @@ Sources: the lexer and parser of lark 1.3; Willard & Louf (2023), section 4, for
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
+from types import MappingProxyType
 from typing import Any
 
 from lark import Lark
@@ -29,8 +30,7 @@ from llmppl.constraints.lark.loader import Parts, read
 from llmppl.constraints.lark.parser import bits_of
 from llmppl.constraints.lark.unit import LarkUnit
 from llmppl.constraints.machine.machine import Continuation, Item, State
-from llmppl.constraints.machine.parts import Part
-from llmppl.constraints.vocabulary.text import bytes_of
+from llmppl.constraints.machine.parts import Part, Special
 from llmppl.support.arguments import is_file_name, shown, text
 from llmppl.support.graphs import Numbering
 from llmppl.support.locks import cached_property
@@ -50,6 +50,8 @@ class Grammar(Part):
     g_regex_flags : flags of `re`, for all terminals
     postlex : a lark.indenter.Indenter, for indented text
     source_path : file of the grammar, for relative imports
+    specials : special tokens of terminals that the grammar declares, {"TOOL": "<tool_call>"} with `%declare TOOL`
+        Each by its text or id, or a `Special`. It is a symbol beside the bytes, as there.
 
     Raises
     ------
@@ -73,29 +75,39 @@ class Grammar(Part):
         g_regex_flags: int = 0,
         postlex: Any = None,
         source_path: str | None = None,
+        specials: Mapping[str, str | int | Special] = MappingProxyType({}),
     ):
         self.text = text("grammar", grammar)
         if is_file_name(grammar):
             raise ValueError(f"grammar: {grammar!r} is the name of a file: Grammar.from_file({grammar!r}) reads it")
         self._options: dict[str, Any] = {"start": start, "import_paths": list(import_paths), "postlex": postlex}
         self._options |= {"g_regex_flags": g_regex_flags, "source_path": source_path}
+        self.specials = {}
+        for name, special in specials.items():
+            if not isinstance(special, Special):
+                special = Special(special)
+            self.specials[name] = special.token
         methods = "process", "_process", "handle_NL"
         plain = all(getattr(type(postlex), name, None) is getattr(Indenter, name) for name in methods)
         if postlex is not None and not plain:
             raise ValueError(f"postlex: a lark.indenter.Indenter that only names its terminals, not {postlex!r}")
-        found = read(grammar, start, import_paths, g_regex_flags, postlex, source_path)
+        found = read(grammar, start, import_paths, g_regex_flags, postlex, source_path, list(specials))
         parser = found.parser
         lexers, lexer_of = _lexers(found)
         self._parser = parser
-        self.partials = PartialTokens(found.terminals, found.ignored, lexers, postlex)
+        self.partials = PartialTokens(found.terminals, found.ignored, lexers, postlex, len(specials))
         self._completion = Completion(parser, self.partials, lexer_of)
-        self._unit = LarkUnit(self._completion)
+        self._unit = LarkUnit(self._completion, list(self.specials.values()))
         self.start = self.machine.start
         stuck = set[str]() if self.start is None else self._completion.taking_all()
         if stuck is not None:
             takers = [f"{name} {shown(self.partials.terminals[name].pattern)}" for name in sorted(stuck)]
             why = f": no text goes on after terminal {' and '.join(takers)}" if takers else ""
             raise ValueError(f"lark parses no text at all with this grammar (start rule {start!r}){why}")
+
+    def __repr__(self) -> str:
+        specials = f", specials={self.specials!r}" if self.specials else ""
+        return f"Grammar({shown(self.text)}{specials})"
 
     @cached_property
     def lark(self) -> Lark:
@@ -104,16 +116,27 @@ class Grammar(Part):
 
     @classmethod
     def from_file(
-        cls, path: str | os.PathLike[str], start: str = "start", *, import_paths: Sequence[Any] = (),
-        g_regex_flags: int = 0, postlex: Any = None,
-    ) -> Grammar:  # fmt: skip
+        cls,
+        path: str | os.PathLike[str],
+        start: str = "start",
+        *,
+        import_paths: Sequence[Any] = (),
+        g_regex_flags: int = 0,
+        postlex: Any = None,
+        specials: Mapping[str, str | int | Special] = MappingProxyType({}),
+    ) -> Grammar:
         """Read a grammar from a file. Relative imports are found beside it, and errors begin with its path."""
-        options = {"import_paths": import_paths, "g_regex_flags": g_regex_flags, "postlex": postlex}
+        options: dict[str, Any] = {"import_paths": import_paths, "g_regex_flags": g_regex_flags}
+        options |= {"postlex": postlex, "specials": specials}
         try:
             with open(path, encoding="utf-8") as file:
                 return cls(file.read(), start, source_path=os.fspath(path), **options)
         except ValueError as error:
             raise ValueError(f"{os.fspath(path)}: {error}") from error
+
+    @property
+    def special_tokens(self) -> list[str | int]:
+        return list(self.specials.values())
 
     @property
     def is_wide(self) -> bool:
@@ -126,20 +149,11 @@ class Grammar(Part):
         return self._unit.least_after(self._parser.bottom, self.partials.first, alone)
 
     def __reduce__(self) -> tuple[Any, ...]:            # a pickle is compiled anew
-        return partial(Grammar, **self._options), (self.text,)
+        return partial(Grammar, **self._options, specials=self.specials), (self.text,)
 
     def step(self, state: State, byte: int) -> State | None:
         """Return the state after one more byte, or None if the text cannot continue so."""
         return self.machine.step(state, byte)
-
-    def parse(self, text: str) -> str:
-        """Return the text itself. ValueError if lark does not parse it; `lark` makes a tree of it."""
-        state: Any = self.start
-        for byte in bytes_of(text):
-            state = state and self.step(state, byte)
-        if state is None or not state.accepts:
-            raise ValueError(f"{shown(text)} is no text of the grammar")
-        return str(text)
 
     def accepts(self, state: State) -> bool:
         """Check whether lark parses the text that led to `state`."""

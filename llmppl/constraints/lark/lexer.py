@@ -13,6 +13,9 @@ of them ever accepts, the assumption was wrong. *Required* are look-aheads that 
 accepts, the token splits. Either a preferred thread accepts later, and the token continues with those before it. Or
 none does: the token ends here, and they become forbidden.
 
+A special token is a symbol, too. No other terminal reads it. A look-ahead before it sees the end of a text, and a
+look-behind after it sees a beginning.
+
 Source: the lexer of lark 1.3.
 """
 
@@ -30,7 +33,7 @@ import numpy.typing as npt
 
 from llmppl.constraints.automata.budget import TooLarge
 from llmppl.constraints.automata.nfa import DEAD
-from llmppl.constraints.lark.terminals import Assumptions, Automata, Terminal, Undecided
+from llmppl.constraints.lark.terminals import FIRST_SPECIAL, Assumptions, Automata, Terminal, Undecided
 from llmppl.support.arguments import shown
 from llmppl.support.graphs import Memo, Numbering, reachable
 
@@ -86,19 +89,26 @@ class PartialTokens:
     Attributes
     ----------
     tokens, obligations : lists by number; `token_number` and `obligation_number` number new ones
+    specials : symbols of the special tokens
     starts : (lexer, obligation) -> the partial tokens that begin after it
         There are several if look-aheads at their beginning are undecided.
     classes : partial token -> the first byte of each class of bytes that it does not tell apart
     rows : partial token -> its outcome for each class, None if not known yet
-    heads : obligation -> (256,) bool, False at bytes with which no token of any lexer can begin after it
-    firsts : name of a terminal -> (256,) bool, True at bytes with which it may begin, without regard to guards
+    heads : obligation -> (num_symbols,) bool, False at symbols with which no token of any lexer can begin after it
+    firsts : name of a terminal -> (num_symbols,) bool, True at symbols with which it may begin; guards are ignored
     reads_line_end : partial token -> True if it may read another line end
     """
 
     def __init__(
-        self, terminals: Sequence[Terminal], ignored: frozenset[str], lexers: Sequence[Sequence[str]], indenter: Any
+        self,
+        terminals: Sequence[Terminal],
+        ignored: frozenset[str],
+        lexers: Sequence[Sequence[str]],
+        indenter: Any,
+        num_specials: int,
     ) -> None:
-        automata = self.automata = Automata(terminals)
+        self.specials = range(FIRST_SPECIAL, FIRST_SPECIAL + num_specials)
+        automata = self.automata = Automata(terminals, self.specials.stop)
         self.lexers = lexers
         self.ignored = ignored
         self.newline = indenter.NL_type if indenter else None
@@ -123,8 +133,7 @@ class PartialTokens:
         self._alternatives = Memo(self._order)          # by lexer
         self._settled = Memo(self._settle_after_byte)
         self._tracker_cuts = Memo(self._find_tracker_cuts)
-        trackers = tuple([int(tracker.start) for tracker in automata.trackers])
-        self.first = self.obligation_number[Obligation(frozenset(), frozenset(), trackers)]
+        self.first = self.obligation_number[Obligation(frozenset(), frozenset(), automata.first_trackers)]
 
     def step(self, number: int, byte: int) -> Outcome:
         """Return the outcome of a byte: the partial tokens that continue, and the ways in which the token may end."""
@@ -193,7 +202,7 @@ class PartialTokens:
     def _find_heads(self, obligation: int) -> Bools:
         cuts = self._cuts_of((), self.obligations[obligation])
         possible = [self._survives(self._after(self.obligations[obligation], byte)) for byte in cuts]
-        return np.repeat(possible, np.diff([*cuts, 256]))
+        return np.repeat(possible, np.diff([*cuts, self.specials.stop]))
 
     def _survives(self, obligation: Obligation) -> bool:
         """Check that nothing forbidden accepts yet, and that nothing required is out of reach. True proves nothing."""
@@ -210,13 +219,13 @@ class PartialTokens:
         return self._cuts_of({*token.threads, *token.keyword_threads}, token.obligation)
 
     def _cuts_of(self, states: Iterable[int], obligation: Obligation) -> list[int]:
-        """Return the first byte of each class of bytes that NFA states and an obligation do not tell apart."""
-        cuts = {0, *(LAYOUT_CUTS if self.newline else ())}
+        """Return the first symbol of each class of symbols that NFA states and an obligation do not tell apart."""
+        cuts = {0, FIRST_SPECIAL, *(LAYOUT_CUTS if self.newline else ())}
         for lo, hi, _ in self.automata.edges_of(obligation.forbidden.union(states, *obligation.required)):
             cuts.add(lo)
             cuts.add(hi + 1)
         cuts.update(*map(self._tracker_cuts.__getitem__, enumerate(obligation.trackers)))
-        cuts.discard(256)
+        cuts.discard(self.specials.stop)
         return sorted(cuts)
 
     def _find_tracker_cuts(self, key: tuple[int, int]) -> list[int]:

@@ -20,7 +20,7 @@ from lark.grammar import Terminal as LarkTerminal
 from lark.load_grammar import GrammarBuilder
 
 from llmppl.constraints.lark.parser import IndentedParser, Parser, Rule, derived
-from llmppl.constraints.lark.terminals import Terminal, split_keywords
+from llmppl.constraints.lark.terminals import Terminal, special_terminal, split_keywords
 from llmppl.support.graphs import postorder, reachable
 
 MAX_SYMBOLS = 150_000                               # of a grammar, with all rules written out
@@ -48,13 +48,19 @@ class Parts:
 
 
 def read(
-    text: str, start: str, import_paths: Sequence[Any], flags: int, postlex: Any, source_path: str | None
+    text: str,
+    start: str,
+    import_paths: Sequence[Any],
+    flags: int,
+    postlex: Any,
+    source_path: str | None,
+    specials: Sequence[str],
 ) -> Parts:
     """Return a grammar as lark reads it; errors as for `Grammar`."""
     try:
         loader = _Loader(False, list(import_paths))
         loader.load_grammar(text, source_path or "<string>")
-        return _written_out(loader.build(), start, flags, postlex)
+        return _written_out(loader.build(), start, flags, postlex, specials)
     except UnexpectedInput as error:
         raise ValueError(f"grammar: {error}".rstrip() + f"\n\n{error.get_context(text)}") from error
     except FileNotFoundError as error:
@@ -62,6 +68,8 @@ def read(
     except LarkError as error:
         how = "\nlark writes a rule as start: ..., not as root ::= ..." if "::=" in text else ""
         raise ValueError(f"grammar: {error}{how}") from error
+    except AssertionError as error:
+        raise ValueError("grammar: a terminal that is declared may stand in rules, not in other terminals") from error
     except RecursionError:
         raise ValueError(
             "grammar: groups or rules are nested too deeply for lark to read it; give inner groups names of their own, "
@@ -69,8 +77,11 @@ def read(
         ) from None
 
 
-def _written_out(loaded: load_grammar.Grammar, start: str, flags: int, postlex: Any) -> Parts:
+def _written_out(
+    loaded: load_grammar.Grammar, start: str, flags: int, postlex: Any, specials: Sequence[str]
+) -> Parts:
     """Return the terminals and the parser of a loaded grammar."""
+    unmade = _unmade(loaded, postlex, specials)
     _check_templates(loaded.rule_defs)
     _check_sizes(loaded.rule_defs)
     always = frozenset(postlex.always_accept if postlex is not None else ())
@@ -84,10 +95,40 @@ def _written_out(loaded: load_grammar.Grammar, start: str, flags: int, postlex: 
     if missing := set(ignored) - {terminal.name for terminal in definitions}:
         raise GrammarError(f"Ignore terminals are not defined: {missing}")
     rules = [Rule(each.origin, each.expansion, each.order, None, each.options) for each in alternatives]
+    _check_unmade(rules, unmade)
     _check_ends(rules, start, set(ignored))
     terminals = split_keywords(definitions, flags)
+    terminals += [special_terminal(name, number) for number, name in enumerate(specials)]
     parser = Parser(rules, start) if postlex is None else IndentedParser(rules, start, postlex)
     return Parts(terminals, frozenset(ignored), always, parser)
+
+
+def _unmade(loaded: load_grammar.Grammar, postlex: Any, specials: Sequence[str]) -> set[str]:
+    """Return the declared terminals that neither special tokens nor an indenter make.
+
+    GrammarError if a special token is no declared terminal, or if a rule is declared.
+    """
+    for name, _, tree, _ in loaded.rule_defs:
+        if tree is None:
+            raise GrammarError(f"%declare {name} declares a rule; a name in capitals, {name.upper()}, is a terminal")
+    declared = {name for name, (tree, _) in loaded.term_defs if tree is None}
+    if postlex is not None:
+        declared -= {postlex.NL_type, postlex.INDENT_type, postlex.DEDENT_type}
+    for name in specials:
+        if name not in declared:
+            raise GrammarError(f"specials has {name!r}: `%declare {name}` and no definition of it would work")
+    return declared.difference(specials)
+
+
+def _check_unmade(rules: Sequence[Rule], unmade: set[str]) -> None:
+    """Raise GrammarError if a rule has a declared terminal that nothing makes."""
+    for rule in rules:
+        for symbol in rule.expansion:
+            if symbol.name in unmade:
+                raise GrammarError(
+                    f"terminal {symbol.name} is declared, and stands for nothing; a definition of it, or a special "
+                    f'token, Grammar(..., specials={{"{symbol.name}": "<|im_end|>"}}), would work'
+                )
 
 
 def _check_ends(rules: Sequence[Rule], start: str, ignored: set[str]) -> None:

@@ -4,6 +4,8 @@ A terminal is an NFA. Its states may have *guards*: a look-ahead, which is an au
 after a place, or a look-behind, which a *tracker* of the text so far decides. All automata share one numbering
 of states. States that read a byte or end are *stops*.
 
+A special token is a terminal that reads one symbol beyond the bytes, from `FIRST_SPECIAL` on.
+
 A *keyword* is a terminal that is one string, which the regular expression of another one matches as a whole.
 
 Source: the lexer of lark 1.3.
@@ -22,9 +24,11 @@ from lark.lexer import PatternStr, TerminalDef
 
 from llmppl.constraints.automata.budget import MAX_PARTS, TooLarge
 from llmppl.constraints.automata.determinise import Leftmost
-from llmppl.constraints.automata.nfa import DEAD, NFA, Ahead, Behind
+from llmppl.constraints.automata.nfa import ACCEPT, DEAD, NFA, Ahead, Behind
 from llmppl.constraints.automata.regex import parse
 from llmppl.support.graphs import reachable, reversed_edges
+
+FIRST_SPECIAL = 256  # the symbol of the first special token
 
 
 @dataclass(frozen=True)
@@ -50,9 +54,10 @@ class Undecided(Exception):
 
 
 class Automata:
-    """The automata of terminals side by side."""
+    """The automata of terminals side by side, over bytes and the symbols of special tokens."""
 
-    def __init__(self, terminals: Sequence[Terminal]) -> None:
+    def __init__(self, terminals: Sequence[Terminal], num_symbols: int) -> None:
+        self.num_symbols = num_symbols
         self.epsilon: list[tuple[int, ...]] = []
         self.edges: list[tuple[tuple[int, int, int], ...]] = []
         self.guards: dict[int, Behind | Ahead] = {}
@@ -63,6 +68,7 @@ class Automata:
             self._add(terminal.name, terminal.nfa)
         trackers = {id(guard.tracker): guard.tracker for guard in self.guards.values() if isinstance(guard, Behind)}
         self.trackers: list[Any] = list(trackers.values())
+        self.first_trackers = tuple([int(tracker.start) for tracker in self.trackers])
         self._tracker_number = dict(zip(trackers, itertools.count()))
 
     def _add(self, name: str, nfa: NFA) -> None:
@@ -104,7 +110,9 @@ class Automata:
         return bool(self.trackers[number].accepts(trackers[number]))
 
     def track(self, states: tuple[int, ...], byte: int) -> tuple[int, ...]:
-        """Return the states of the trackers after one more byte."""
+        """Return the states of the trackers after one more byte; after a special token, those of a text's beginning."""
+        if byte >= FIRST_SPECIAL:
+            return self.first_trackers
         pairs = zip(self.trackers, states, strict=True)
         return tuple([tracker.step(state, byte) or 0 for tracker, state in pairs])
 
@@ -113,8 +121,11 @@ class Automata:
         return [*self.epsilon[state], *(target for _, _, target in self.edges[state])]
 
     def firsts(self, states: Iterable[int]) -> npt.NDArray[np.bool_]:
-        """Return the bytes that may be read first from some states, without regard to guards, (256,) bool."""
-        firsts = np.zeros(256, bool)
+        """Return the symbols that may be read first from some states, without regard to guards.
+
+        The result is (num_symbols,) bool.
+        """
+        firsts = np.zeros(self.num_symbols, bool)
         for lo, hi, _ in self.edges_of(reachable(set(states) - {DEAD}, self.epsilon.__getitem__)):
             firsts[lo : hi + 1] = True
         return firsts
@@ -130,6 +141,14 @@ class Automata:
     def read(self, states: Iterable[int], byte: int) -> list[int]:
         """Return the targets of the edges on `byte`, in order."""
         return [target for lo, hi, target in self.edges_of(states) if lo <= byte <= hi]
+
+
+def special_terminal(name: str, number: int) -> Terminal:
+    """Return the terminal of a special token, by the number of the token among those of a grammar."""
+    symbol = FIRST_SPECIAL + number
+    nfa = NFA()
+    nfa.start = nfa.read((((symbol, symbol, -1),),), ACCEPT)
+    return Terminal(name, name, nfa, (), frozenset())
 
 
 def split_keywords(terminals: Sequence[TerminalDef], flags: int) -> list[Terminal]:

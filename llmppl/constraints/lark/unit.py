@@ -1,7 +1,8 @@
 """Unit of a grammar: its partial tokens in a machine.
 
 A state of the unit is a set of partial tokens, with the tokens that have just ended. The parser's stack is a
-continuation. Where a token ends, the parser reads it, and the next token begins on another stack.
+continuation. Where a token ends, the parser reads it, and the next token begins on another stack. A special token is an
+exit: a `TokenUnit` reads it, and the text resumes in the state after it.
 """
 
 from __future__ import annotations
@@ -9,22 +10,25 @@ from __future__ import annotations
 import heapq
 import itertools
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
 
 import numpy as np
 
 from llmppl.constraints.constraint import Bools, Ints
 from llmppl.constraints.lark.completion import Completion
 from llmppl.constraints.lark.lengths import Lengths
-from llmppl.constraints.lark.lexer import Outcome
+from llmppl.constraints.lark.lexer import Ended, Outcome
 from llmppl.constraints.lark.parser import Stack
-from llmppl.constraints.machine.machine import Continuation, Exit, Hypothesis, Item
-from llmppl.constraints.machine.units import StateUnit
+from llmppl.constraints.lark.terminals import FIRST_SPECIAL
+from llmppl.constraints.machine.machine import Continuation, Exit, Hypothesis, Item, Resume
+from llmppl.constraints.machine.units import StateUnit, TokenUnit
 from llmppl.support.graphs import Memo
 from llmppl.support.locks import cached_property
 
 MAX_READ = 300  # partial tokens on stacks that a search for an end reads
 MAX_KEPT = 1 << 14  # results of searches that are kept
+NOTHING: Outcome = (), ()
 Place = tuple[Stack, int]  # a partial token on a stack
 
 
@@ -48,8 +52,9 @@ class LarkUnit(StateUnit):
 
     is_always_viable = False
 
-    def __init__(self, completion: Completion) -> None:
+    def __init__(self, completion: Completion, specials: Sequence[str | int]) -> None:
         super().__init__(None)  # type: ignore[arg-type]
+        self._special_units = [TokenUnit(special) for special in specials]
         self._completion = completion
         self._partials = completion.partials
         self._parser = completion.parser
@@ -75,27 +80,38 @@ class LarkUnit(StateUnit):
         tokens = self.states[number][0]
         row = np.zeros(256, np.int32)
         for low, high, outcome in self._moves(tokens):
-            if outcome != ((), ()):
+            if outcome != NOTHING:
                 row[low:high] = self.number(outcome)
         self.table[number] = row
 
     def _moves(self, tokens: tuple[int, ...]) -> list[tuple[int, int, Outcome]]:
-        """Return the outcomes of all bytes for some partial tokens: (first byte, last byte + 1, outcome)."""
+        """Return the outcomes of all symbols for some partial tokens: (first, last + 1, outcome)."""
         if not tokens:
             return []
-        cuts = {0, 256}
+        cuts = {0, self._partials.specials.stop}
         for token in tokens:
             cuts.update(self._partials.classes[token])
         return [(low, high, self._partials.step_all(tokens, low)) for low, high in itertools.pairwise(sorted(cuts))]
 
     def exits_at(self, number: int) -> tuple[Exit, ...]:
-        ends: tuple[Exit, ...] = self.states[number][1]
-        return ends
+        tokens, ends = self.states[number]
+        exits: list[Exit] = [*ends]
+        for symbol, unit in zip(self._partials.specials, self._special_units, strict=True):
+            after = self._partials.step_all(tokens, symbol)
+            if after != NOTHING:
+                exits.append((unit, self.number(after)))
+        return tuple(exits)
 
     def follow(self, label: Exit, after: Continuation) -> list[Item]:
         assert isinstance(after, OnStack)
         items = list[Item]()
-        for stack, obligation in self._parser.after(after.stack, [label]):  # type: ignore[list-item]
+        if not isinstance(label, Ended):
+            special: Any = label
+            unit, number = special
+            if self.is_viable(number, after):
+                items.append(Hypothesis(unit, unit.begin, after.before(Resume, self, number)))
+            return items
+        for stack, obligation in self._parser.after(after.stack, [label]):
             items += self.begin_token(stack, obligation, after.rest)
         return items
 
@@ -114,11 +130,11 @@ class LarkUnit(StateUnit):
     # ---- distances
 
     def _find_outcomes(self, key: tuple[int, bytes]) -> list[Outcome]:
-        """Return the different outcomes of those bytes for a partial token that are tokens by themselves."""
+        """Return the different outcomes of a partial token after special tokens, and bytes that are tokens."""
         token, alone = key
         found = dict[Outcome, None]()
         for low, high, outcome in self._moves((token,)):
-            if any(alone[low:high]):
+            if low >= FIRST_SPECIAL or any(alone[low:high]):
                 found[outcome] = None
         return list(found)
 

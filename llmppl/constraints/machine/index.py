@@ -252,13 +252,13 @@ class MachineIndex(Index):
             for label, below in effects.of(unit, number, nodes).exits:
                 todo += [(each, below) for each in unit.follow(label, after)]
 
-    def _specials_after(self, state: State) -> dict[int, State | None]:
+    def _specials_after(self, state: State) -> dict[int, State]:
         """Return the special tokens that may follow a state, with the states after them."""
         found = self.recognizer.steps_by_specials(state)
         return {self._specials[special]: after for special, after in found.items()}
 
     def _states_after_specials(self, state: State) -> list[State]:
-        return [after for after in self._specials_after(state).values() if after is not None]
+        return list(self._specials_after(state).values())
 
     def _reached(self, state: State, is_over: bool) -> Iterator[State]:
         """Yield states after one token on the way to every end; with `is_over`, only those that may be ends."""

@@ -250,13 +250,13 @@ class Machine:
                 settled = unit.settled(number, after)
                 if settled:
                     hypotheses.add(Hypothesis(unit, settled, after))
+            if len(hypotheses) > MAX_HYPOTHESES:  # a grammar may pass over special tokens again and again
+                raise ValueError(
+                    f"{self._part!r}: a text can be read in more than {MAX_HYPOTHESES:,} ways; "
+                    "parts that begin differently, or end with a separator, would work"
+                )
         if not hypotheses and not accepts:
             return None
-        if len(hypotheses) > MAX_HYPOTHESES:
-            raise ValueError(
-                f"{self._part!r}: a text can be read in more than {MAX_HYPOTHESES:,} ways; "
-                "parts that begin differently, or end with a separator, would work"
-            )
         return self._states.of(frozenset(hypotheses), accepts)
 
     @locked
@@ -304,13 +304,18 @@ class Machine:
         return found
 
     @locked
-    def steps_by_specials(self, state: State) -> dict[str | int, State | None]:
+    def steps_by_specials(self, state: State) -> dict[str | int, State]:
         """Return the special tokens that may follow, by text or id, with the states after them."""
         items: dict[str | int, list[Item]] = defaultdict(list)
         for unit, _, after in state.hypotheses:
             if unit.special is not None:
                 items[unit.special].append(after)
-        return {special: self.closed(some) for special, some in items.items()}
+        found = dict[str | int, State]()
+        for special, some in items.items():
+            state_after = self.closed(some)
+            if state_after is not None:
+                found[special] = state_after
+        return found
 
     @locked
     def next_bytes(self, state: State) -> bytes:

@@ -145,7 +145,7 @@ class Pair:
         theirs = self.second.steps_by_specials(state[1]) if ours else {}
         for special, one in ours.items():
             other = theirs.get(special)
-            if one and other:
+            if other is not None:
                 yield special, (one, other)
 
     def _bytes(self, state: Place, alone: Bools) -> list[int]:
