@@ -64,7 +64,7 @@ class Index(Shared):
     """
 
     vocab: VocabularyLike
-    start: State                                    # hashable and immutable, as all states are
+    start: State  # hashable and immutable, as all states are
 
     def mask(self, state: State) -> Bools:
         """Return the tokens that may follow: (V,) bool ndarray, read-only; True at every eos iff `state` accepts."""

@@ -29,7 +29,7 @@ from llmppl.constraints.machine.parts import Custom, Part, part_of
 from llmppl.constraints.masks import TokenIndex
 from llmppl.support.arguments import is_type, name_of, shown, truth
 
-DECIMALS = 6                                        # decimals of a float with bounds, at most
+DECIMALS = 6  # decimals of a float with bounds, at most
 _FLOAT = r"-?(?:0|[1-9][0-9]{0,17})(?:\.[0-9]{1,21})?(?:e[+-]?[0-9]{1,2})?"
 _SCALARS: dict[type, tuple[str, Callable[[str], Any]]] = {
     bool: ("True|False", {"True": True, "False": False}.__getitem__),
@@ -42,7 +42,13 @@ _SCALARS: dict[type, tuple[str, Callable[[str], Any]]] = {
     datetime.datetime: (DATETIME, datetime.datetime.fromisoformat),
     uuid.UUID: (UUID, uuid.UUID),
 }
-_NOTES = "title", "description", "default", "examples", "deprecated"    # keywords of a schema that restrict nothing
+_NOTES = (
+    "title",
+    "description",
+    "default",
+    "examples",
+    "deprecated",
+)  # keywords of a schema that restrict nothing
 
 
 class Values(DFA):
@@ -73,7 +79,8 @@ class Values(DFA):
                 f"Values takes a type of scalars, such as int, date, Literal[...] or an Enum, not {shown(type_)}: "
                 "use JsonSchema, which writes JSON"
             )
-        self.type, self._parts = type_, sorted(found, key=lambda part: part.is_last)
+        self.type = type_
+        self._parts = sorted(found, key=lambda part: part.is_last)
         union = reduce(or_, (part.language for part in self._parts)).explore()
         self._fix(union.table, union.accepting, union.start)
 
@@ -121,14 +128,19 @@ class _Part(NamedTuple):
 
 def _parts(type_: Any) -> list[_Part] | None:
     """Return the parts whose union is the language of a type of scalars; None for any other type."""
-    if type(type_).__name__ in ("NewType", "TypeAliasType"):        # type X = ..., from Python 3.12 on
+    if type(type_).__name__ in ("NewType", "TypeAliasType"):  # type X = ..., from Python 3.12 on
         return _parts(getattr(type_, "__supertype__", None) or type_.__value__)
     origin, inner = typing.get_origin(type_), typing.get_args(type_)
     if origin is typing.Literal or isinstance(type_, enum.EnumMeta):
         return [_listed(type_, inner or type_)]
     if origin in (typing.Union, types.UnionType):
-        found = [_parts(each) for each in inner]
-        return [part for parts in found for part in parts or ()] if all(found) else None
+        found = list[_Part]()
+        for each in inner:
+            parts = _parts(each)
+            if parts is None:
+                return None
+            found += parts
+        return found
     if origin is typing.Annotated:
         return _annotated(type_, inner[0])
     if not isinstance(type_, type) or type_ not in _SCALARS:
@@ -143,9 +155,13 @@ def _listed(type_: Any, values: Iterable[Any]) -> _Part:
     for value in values:
         scalar = value.value if isinstance(value, enum.Enum) else value
         if not isinstance(scalar, str | int | float | None):
-            raise TypeError(f"{shown(type_)}: {shown(scalar)} is not written in one way; a str or a number would work")
+            raise TypeError(
+                f"{shown(type_)}: {shown(scalar)} is not written in one way; a str or a number would work"
+            )
         if str(scalar) in words:
-            raise ValueError(f"{shown(type_)}: {words[str(scalar)]!r} and {value!r} are both written {str(scalar)!r}")
+            raise ValueError(
+                f"{shown(type_)}: {words[str(scalar)]!r} and {value!r} are both written {str(scalar)!r}"
+            )
         words[str(scalar)] = value
     return _Part(DFA.from_strings(words), words.__getitem__)
 
@@ -155,13 +171,20 @@ def _annotated(type_: Any, base: Any) -> list[_Part] | None:
     found = _parts(base)
     if found is None:
         return None
-    schema, of_base = ({key: value for key, value in json_types.schema_of(each)[0].items() if key not in _NOTES}
-                       for each in (type_, base))  # fmt: skip
-    if schema != of_base:
+    schema = _restrictions(type_)
+    if schema != _restrictions(base):
         if len(found) > 1:
-            raise TypeError(f"{shown(type_)}: give bounds to each type of a Union, not to all of them")
+            raise TypeError(
+                f"{shown(type_)}: give bounds to each type of a Union, not to all of them"
+            )
         found = [found[0]._replace(language=_bounded(type_, schema))]
     return [part._replace(convert=partial(_checked, type_, part.convert)) for part in found]
+
+
+def _restrictions(type_: Any) -> dict[str, Any]:
+    """Return the JSON schema of a type without notes."""
+    schema, _ = json_types.schema_of(type_)
+    return {key: value for key, value in schema.items() if key not in _NOTES}
 
 
 def _checked(type_: Any, convert: Callable[[str], Any], text: str) -> Any:
@@ -173,16 +196,22 @@ def _bounded(type_: Any, schema: dict[str, Any]) -> DFA:
     kind = schema.pop("type", None)
     if kind in ("integer", "number"):
         decimals = DECIMALS if kind == "number" else 0
-        above, below = (schema.pop(key, None) for key in ("exclusiveMinimum", "exclusiveMaximum"))
         step = Fraction(1, 10**decimals)
-        low = schema.pop("minimum", None) if above is None else Fraction(str(above)) // step * step + step
-        high = schema.pop("maximum", None) if below is None else -(Fraction(str(-below)) // step * step + step)
+        low = schema.pop("minimum", None)
+        high = schema.pop("maximum", None)
+        above = schema.pop("exclusiveMinimum", None)
+        below = schema.pop("exclusiveMaximum", None)
+        if above is not None:
+            low = Fraction(str(above)) // step * step + step
+        if below is not None:
+            high = -(Fraction(str(-below)) // step * step + step)
         found: DFA = number_range(low, high, decimals)
     elif kind == "string":
-        least, most = schema.pop("minLength", 0), schema.pop("maxLength", "")
+        least = schema.pop("minLength", 0)
+        most = schema.pop("maxLength", "")
         pattern = schema.pop("pattern", "")
         if pattern.endswith("$") and not pattern.endswith("\\$"):
-            pattern = pattern[:-1] + r"\Z"          # pydantic's $ does not match before a newline
+            pattern = pattern[:-1] + r"\Z"  # pydantic's $ does not match before a newline
         found = Regex(f"(?s:.{{{least},{most}}})") & Regex(f"(?s:.*)(?:{pattern})(?s:.*)")
     if kind not in ("integer", "number", "string") or schema:
         raise TypeError(
@@ -211,12 +240,16 @@ def index_of(constraint: Any, vocab: VocabularyLike) -> Index | None:
     if hasattr(constraint, "index") and not isinstance(constraint, str):
         made, constraint = constraint, constraint.index(vocab)
         if not isinstance(constraint, Index):
-            raise TypeError(f"{made!r}.index(vocab) must give an llmppl.constraints.Index, not {constraint!r}")
+            raise TypeError(
+                f"{made!r}.index(vocab) must give an llmppl.constraints.Index, not {constraint!r}"
+            )
     elif isinstance(constraint, Recognizer):
         constraint = TokenIndex(constraint, vocab)
     if isinstance(constraint, Index):
         if constraint.vocab != vocab:
-            raise ValueError(f"{constraint!r} is an index over another vocabulary than the model's, {vocab!r}")
+            raise ValueError(
+                f"{constraint!r} is an index over another vocabulary than the model's, {vocab!r}"
+            )
         return constraint
     if constraint is None or callable(constraint):
         return None
@@ -270,7 +303,9 @@ def _(given: Any) -> Part:
         return Custom(Holds(given), is_opaque=True)
     hint = ""
     if given is None:
-        hint = "; this may be the .automaton of a JsonSchema: if it is None, .fallback_reason says why"
+        hint = (
+            "; this may be the .automaton of a JsonSchema: if it is None, .fallback_reason says why"
+        )
     raise TypeError(
         "a part of a constraint is a str, a Regex, a Grammar, a JsonSchema, a type, a list of strings, a recognizer or "
         f"a function of the text, not {shown(given)}{hint}"

@@ -8,9 +8,9 @@ within seconds.
 
 from __future__ import annotations
 
-MAX_STATES = 130_000                                # of a deterministic automaton, at 1 KiB each
-MAX_STEPS = 15_000_000                              # of a construction, at 100 to 300 ns each
-MAX_PARTS = 1_000_000                               # other parts of one automaton: states of an NFA, prefixes, edges
+MAX_STATES = 130_000  # of a deterministic automaton, at 1 KiB each
+MAX_STEPS = 15_000_000  # of a construction, at 100 to 300 ns each
+MAX_PARTS = 1_000_000  # other parts of one automaton: states of an NFA, prefixes, edges
 
 REMEDY = "shorter counted repeats, fewer of them, or a smaller language would work"
 

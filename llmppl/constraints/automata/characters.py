@@ -21,16 +21,24 @@ from typing import Any
 import numpy as np
 
 from llmppl.constraints.automata.budget import Budget
-
-from llmppl.constraints.automata.nfa import (  # isort: skip
-    ACCEPT, DEAD, LEAD_BYTES, LEADS, MAX_CODE_POINT, NFA, Fragment, Ranges, merged, utf8,
-)  # fmt: skip
+from llmppl.constraints.automata.nfa import (
+    ACCEPT,
+    DEAD,
+    LEAD_BYTES,
+    LEADS,
+    MAX_CODE_POINT,
+    NFA,
+    Fragment,
+    Ranges,
+    merged,
+    utf8,
+)
 from llmppl.constraints.automata.operations import Edge, Table, joined, merging, trimmed
 from llmppl.constraints.constraint import Bools, Ints, TabledRecognizer
 from llmppl.support.graphs import Memo, Numbering, reachable
 
-op: Any = import_module("re._constants")            # of Python's own pattern parser, which has no types
-regex: Any = import_module("regex")                 # it has no types either
+op: Any = import_module("re._constants")  # of Python's own pattern parser, which has no types
+regex: Any = import_module("regex")  # it has no types either
 
 
 def negated(ranges: Ranges, negate: bool = True) -> Ranges:
@@ -60,26 +68,34 @@ def _characters_of(num_planes: int) -> str:
     return codes.tobytes().decode("utf-32-le")
 
 
-PLANES = {"s": 1, "d": 2, "w": 4}                   # whose characters may be in a class
+PLANES = {"s": 1, "d": 2, "w": 4}  # whose characters may be in a class
 
 
 @cache
 def category(letter: str, ascii_only: bool) -> Ranges:
     """Return the code points of `\\w`, `\\d` or `\\s`."""
-    return _found(re.compile(rf"\{letter}+", re.ASCII if ascii_only else 0), PLANES[letter])
+    flags = re.ASCII if ascii_only else 0
+    return _found(re.compile(rf"\{letter}+", flags), PLANES[letter])
 
 
 def _found(pattern: Any, num_planes: int) -> Ranges:
     """Return the runs of characters that a pattern finds in the first planes."""
     text = _characters_of(num_planes)
-    return tuple([(run.start(), run.end() - 1) for run in pattern.finditer(text)])
+    found = []
+    for run in pattern.finditer(text):
+        found.append((run.start(), run.end() - 1))
+    return tuple(found)
 
 
 @cache
 def cased() -> str:
     """Return the characters that differ from another one by case only, which re.IGNORECASE may treat specially."""
-    text = _characters_of(2)                     # the others have no letters with case
-    return "".join(char for char in text if not char == char.lower() == char.upper())
+    text = _characters_of(2)  # the others have no letters with case
+    found = []
+    for char in text:
+        if not char == char.lower() == char.upper():
+            found.append(char)
+    return "".join(found)
 
 
 _CATEGORY = {
@@ -107,10 +123,11 @@ def characters(items: tuple[Any, ...], flags: int) -> Ranges:
             lo, hi = value if kind is op.RANGE else (value, value)
             inside.append((lo, hi))
             text += f"\\U{lo:08x}-\\U{hi:08x}"
-    if text and flags & op.SRE_FLAG_IGNORECASE:     # `re` decides about cased characters only
+    if text and flags & op.SRE_FLAG_IGNORECASE:  # `re` decides about cased characters only
         known = cased()
         matched = re.findall(f"[{text}]", known, flags)
-        others = negated(merged([*negated(merged(inside)), *points(known)]))
+        outside = negated(merged(inside))
+        others = negated(merged([*outside, *points(known)]))
         inside = [*others, *points(matched)]
     return merged(inside)
 
@@ -125,10 +142,12 @@ def property_ranges(name: str, negate: bool, ignore_case: bool) -> Ranges:
     return negated(_found(regex.compile(rf"\p{{{name}}}+", flags), 17), negate)
 
 
-Piece = tuple[int, int, bytes]                      # code point bits lo..hi, and the states (as bytes) they lead to
+Piece = tuple[int, int, bytes]  # code point bits lo..hi, and the states (as bytes) they lead to
 
 
-def include_intersection(nfa: NFA, factors: Sequence[tuple[TabledRecognizer, bool]], budget: Budget) -> int:
+def include_intersection(
+    nfa: NFA, factors: Sequence[tuple[TabledRecognizer, bool]], budget: Budget
+) -> int:
     """Add a state to `nfa` that reads the texts in all `factors`, up to the end of the text; DEAD if there are none.
 
     A factor is an automaton and a bool; False stands for its complement. If the budget does not suffice (TooLarge),
@@ -140,26 +159,29 @@ def include_intersection(nfa: NFA, factors: Sequence[tuple[TabledRecognizer, boo
     classes, targets = _classes(table, np.array(between, np.int64), budget)
     step = dict(zip(between, targets.T.tolist(), strict=True))
     step[0] = [0] * len(classes)
-    numbers = Numbering([(), tuple(starts)])        # 0 is dead
-    rows = [step[0]]                                # state -> class -> next state
-    for state in itertools.islice(numbers.keys_in_order, 1, None):      # grows
+    numbers = Numbering([(), tuple(starts)])  # 0 is dead
+    rows = [step[0]]  # state -> class -> next state
+    for state in itertools.islice(numbers.keys_in_order, 1, None):  # grows
         budget.spend(states=1, steps=10 * len(classes))
         row = []
         for target in zip(*[step[q] for q in state], strict=True):
             is_alive = all(itertools.compress(target, signs))
             row.append(numbers[target] if is_alive else 0)
         rows.append(row)
-    states = np.array(numbers.keys_in_order[1:])    # (S, factors)
-    accepting = np.append(False, (ends[states] == signs).all(axis=1))
+    states = np.array(numbers.keys_in_order[1:])  # (S, factors)
+    agree = ends[states] == signs
+    accepting = np.append(False, agree.all(axis=1))
     table, accepting, start = trimmed(np.array(rows, np.int32), accepting, 1)
     if not start:
         return DEAD
     edges: list[list[Edge]] = []
     for row in table.tolist():
-        edges.append([(c, c, target) for c, target in enumerate(row) if target])
+        arcs = [(c, c, target) for c, target in enumerate(row) if target]
+        edges.append(arcs)
     number, kept = merging(edges, accepting, budget)
     alive = kept[1:]
-    return _include(nfa, classes, number[table[alive]].tolist(), accepting[alive].tolist())
+    rows = number[table[alive]].tolist()
+    return _include(nfa, classes, rows, accepting[alive].tolist())
 
 
 def _stacked(dfas: Sequence[TabledRecognizer]) -> tuple[Table, Bools, list[int]]:
@@ -171,7 +193,8 @@ def _stacked(dfas: Sequence[TabledRecognizer]) -> tuple[Table, Bools, list[int]]
         before = len(table) - 1
         rows = dfa.table[1:]
         starts.append(dfa.start and before + dfa.start)
-        table = np.concatenate([table, np.where(rows > 0, before + rows, 0)])
+        shifted = np.where(rows > 0, before + rows, 0)
+        table = np.concatenate([table, shifted])
         accepting = np.append(accepting, dfa.accepting[1:])
     return table, accepting, starts
 
@@ -191,7 +214,8 @@ def _classes(table: Table, states: Ints, budget: Budget) -> tuple[list[Ranges], 
             found = []
             for byte in range(64):
                 first = byte << 6 * (pending - 1)
-                for lo, hi, end in pieces(table[vector, 0x80 + byte], pending - 1):
+                after = table[vector, 0x80 + byte]
+                for lo, hi, end in pieces(after, pending - 1):
                     found.append((first + lo, first + hi, end))
             known[key] = joined(found)
         return known[key]
@@ -201,7 +225,8 @@ def _classes(table: Table, states: Ints, budget: Budget) -> tuple[list[Ranges], 
         lead, _ = LEAD_BYTES[pending]
         for number in range(low >> shift, (high >> shift) + 1):
             first = number << shift
-            for lo, hi, key in pieces(table[states, lead + number], pending):
+            after = table[states, lead + number]
+            for lo, hi, key in pieces(after, pending):
                 lo = max(low, first + lo)
                 hi = min(high, first + hi)
                 if lo <= hi:
@@ -217,7 +242,8 @@ def _between(table: Table, starts: list[int], budget: Budget) -> list[int]:
         budget.spend(steps=50)
         ends = np.zeros(0, np.int32)
         for lo, hi in reversed(LEAD_BYTES):
-            ends = np.union1d(table[ends, 0x80:0xC0], table[state, lo : hi + 1])
+            inside = table[ends, 0x80:0xC0]
+            ends = np.union1d(inside, table[state, lo : hi + 1])
         return ends.tolist()
 
     return [state for state in reachable(starts, after) if state]

@@ -40,10 +40,12 @@ class Thread(NamedTuple):
     since: int = 0
 
 
-Lookahead = tuple[bool, frozenset[Thread]]          # True: one of the threads must reach FOUND; False: none may
+Lookahead = tuple[
+    bool, frozenset[Thread]
+]  # True: one of the threads must reach FOUND; False: none may
 Lookaheads = frozenset[Lookahead]
-Context = tuple[int, ...]                           # the state of every tracker
-Facts = tuple[bool, ...]                            # for every tracker, whether it accepts
+Context = tuple[int, ...]  # the state of every tracker
+Facts = tuple[bool, ...]  # for every tracker, whether it accepts
 Key = tuple[int, ...]
 
 
@@ -66,8 +68,11 @@ class Subsets:
         found = [edges for edges in map(self.nfa.edges, key) if edges]
         if len(found) == 1:
             return [(lo, hi, self._unions[(target,)]) for lo, hi, target in found[0]]
-        self.nfa.budget.spend(steps=8 * len(found) + 3 * sum(map(len, found)))
-        events: dict[int, list[tuple[int, int]]] = {}       # byte -> targets that start (1) or stop (-1) there
+        num_edges = sum(map(len, found))
+        self.nfa.budget.spend(steps=8 * len(found) + 3 * num_edges)
+        events: dict[
+            int, list[tuple[int, int]]
+        ] = {}  # byte -> targets that start (1) or stop (-1) there
         for lo, hi, target in itertools.chain(*found):
             events.setdefault(lo, []).append((target, 1))
             events.setdefault(hi + 1, []).append((target, -1))
@@ -87,7 +92,8 @@ class Subsets:
 
     def _union(self, targets: tuple[int, ...]) -> Key:
         closures = list(map(self.nfa.closure, targets))
-        self.nfa.budget.spend(steps=len(targets) + sum(map(len, closures)))
+        num_members = sum(map(len, closures))
+        self.nfa.budget.spend(steps=len(targets) + num_members)
         return _key(itertools.chain(*closures))
 
 
@@ -108,16 +114,21 @@ class Threads:
         nfa.settle()
         self.nfa = nfa
         self.ordered = ordered
-        self.needs_lookahead = False                # True once a match had to wait for the text after it
-        behinds = [guard.tracker for guard in nfa.guards.values() if isinstance(guard, Behind)]
-        self.trackers = list(dict.fromkeys(behinds))
+        self.needs_lookahead = False  # True once a match had to wait for the text after it
+        trackers = []
+        for guard in nfa.guards.values():
+            if isinstance(guard, Behind):
+                trackers.append(guard.tracker)
+        self.trackers = list(dict.fromkeys(trackers))
         context = tuple(tracker.start for tracker in self.trackers)
         self._closures = Memo(self._close)
         self.start = (self._settle(self.closure(nfa.start, context)), context)
 
     def closure(self, state: int, context: Context) -> tuple[Thread, ...]:
         """Return the threads that `state` becomes without reading, after text that led to `context`, in order."""
-        facts = [tracker.accepts(at) for tracker, at in zip(self.trackers, context, strict=True)]
+        facts = []
+        for tracker, at in zip(self.trackers, context, strict=True):
+            facts.append(tracker.accepts(at))
         return self._closures[state, tuple(facts)]
 
     def _close(self, key: tuple[int, Facts]) -> tuple[Thread, ...]:
@@ -188,7 +199,9 @@ class Threads:
         for state, pending, since in threads:
             self.nfa.budget.spend(steps=30)
             after = self._read(state, byte, context)
-            if pending and (state == FOUND or (state == ACCEPT and self.ordered)):      # it waits for its lookaheads
+            if pending and (
+                state == FOUND or (state == ACCEPT and self.ordered)
+            ):  # it waits for its lookaheads
                 after = (Thread(state, since=since + (state == ACCEPT)),)
             if not after:
                 continue
@@ -205,7 +218,9 @@ class Threads:
                 return self.closure(target, context)
         return ()
 
-    def _advance_lookaheads(self, pending: Lookaheads, byte: int, context: Context) -> Lookaheads | None:
+    def _advance_lookaheads(
+        self, pending: Lookaheads, byte: int, context: Context
+    ) -> Lookaheads | None:
         """Return the lookaheads after one more byte, or None if one of them failed."""
         left: Lookaheads = frozenset()
         for positive, threads in pending:
@@ -237,7 +252,10 @@ class Threads:
         for tracker, state in zip(self.trackers, context, strict=True):
             cuts.update(first_bytes(tracker.row(state)))
         for lo, hi in itertools.pairwise(sorted(cuts)):
-            steps = [tracker.step(state, lo) or 0 for tracker, state in zip(self.trackers, context, strict=True)]
+            steps = [
+                tracker.step(state, lo) or 0
+                for tracker, state in zip(self.trackers, context, strict=True)
+            ]
             after = tuple(steps)
             rest = self._settle(self._advance(threads, lo, after))
             if rest:
@@ -285,9 +303,11 @@ class Machine(Shared):
         self._ready = np.ones(len(table), bool)
         self.start = start
         self._lock = Lock()
-        self._rows: NativeRows | None = None        # if C makes the rows
+        self._rows: NativeRows | None = None  # if C makes the rows
 
-    def __getstate__(self) -> dict[str, Any]:       # C begins anew in another process, with the same states
+    def __getstate__(
+        self,
+    ) -> dict[str, Any]:  # C begins anew in another process, with the same states
         state: dict[str, Any] = dict(super().__getstate__())  # type: ignore[call-overload]
         rows = self._rows
         if rows is not None:
@@ -310,8 +330,8 @@ class Machine(Shared):
         if self._rows is not None:
             return True
         library = native.library()
-        is_new = isinstance(self._source, Subsets) and len(self._keys) == 2 and not self._ready[1]
-        if library is None or not is_new:
+        is_new = len(self._keys) == 2 and not self._ready[1]
+        if library is None or not is_new or not isinstance(self._source, Subsets):
             return False
         rows = first_rows(library, self._source.nfa, self._source.start, self._budget.left())
         if rows is not None:
@@ -320,7 +340,9 @@ class Machine(Shared):
 
     def _adopt(self, rows: NativeRows) -> None:
         """Replace all arrays, by one call that no interrupt divides."""
-        self.__dict__.update(_rows=rows, _table=rows.table, _ready=rows.ready, _accepting=rows.accepting)
+        self.__dict__.update(
+            _rows=rows, _table=rows.table, _ready=rows.ready, _accepting=rows.accepting
+        )
 
     @locked
     def provide(self, status: int) -> None:
@@ -358,7 +380,9 @@ class Machine(Shared):
     @property
     def _size(self) -> int:
         """Number of known states, with the dead one."""
-        return len(self._keys) if self._rows is None else int(self._rows.arrays.num_states)
+        if self._rows is None:
+            return len(self._keys)
+        return int(self._rows.arrays.num_states)
 
     @property
     def table(self) -> Table:
@@ -421,12 +445,17 @@ class Machine(Shared):
         table = self.explore().table
         state, lo = runs(table)
         if len(lo) > 3 * MAX_PARTS:
-            raise TooLarge(shown(self), f"more than {3 * MAX_PARTS:,} edges", "fewer states (minimise()) would work")
+            raise TooLarge(
+                shown(self),
+                f"more than {3 * MAX_PARTS:,} edges",
+                "fewer states (minimise()) would work",
+            )
         hi = np.append(lo[1:] - 1, 255)
         hi[hi < 0] = 255
         rows: list[list[Edge]] = [[] for _ in table]
         target = table[state, lo]
-        for s, a, b, t in np.stack([state, lo, hi, target], axis=1)[target > 0].tolist():
+        edges = np.stack([state, lo, hi, target], axis=1)
+        for s, a, b, t in edges[target > 0].tolist():
             rows[s].append((a, b, t))
         return rows
 
@@ -440,25 +469,31 @@ class Machine(Shared):
 
     @locked
     def _work_out(self, state: int) -> None:
-        if self._ready[state]:                      # by another thread
+        if self._ready[state]:  # by another thread
             return
         if self._is_in_c():
             self._run("row", state)
             return
         moves = []
         for lo, hi, key in self._source.moves(self._keys[state]):
-            moves.append((lo, hi, self._numbers.get(key) or self._add(key)))
-        into = self._table[state]                   # after numbering, which may replace the table
+            number = self._numbers.get(key) or self._add(key)
+            moves.append((lo, hi, number))
+        into = self._table[state]  # after numbering, which may replace the table
         for lo, hi, number in moves:
             into[lo : hi + 1] = number
         self._ready[state] = True
-        self._keys[state] = None                    # not needed again: `_numbers` has it
+        self._keys[state] = None  # not needed again: `_numbers` has it
 
     def moves(self, state: int) -> list[Edge]:
         """Return the edges (lo, hi, target) that do not lead to 0, ascending and disjoint."""
         row = self.row(state)
         cuts = [*first_bytes(row), 256]
-        return [(lo, end - 1, row.item(lo)) for lo, end in itertools.pairwise(cuts) if row.item(lo)]
+        edges = []
+        for lo, end in itertools.pairwise(cuts):
+            target = row.item(lo)
+            if target:
+                edges.append((lo, end - 1, target))
+        return edges
 
     def step(self, state: int, byte: int) -> int | None:
         """Return the state after one more byte, or None if no accepted string continues so."""
@@ -495,9 +530,11 @@ class Leftmost(Machine):
         """Number a new key, and return its number. Stores its answers for `matched` and `at_end`."""
         accepted = [thread for thread in key[0] if thread.state == ACCEPT]
         sure = (thread.since for thread in accepted if not thread.pending_lookaheads)
-        held = (thread.since for thread in accepted if self._threads.holds(thread.pending_lookaheads))
+        held = (
+            thread.since for thread in accepted if self._threads.holds(thread.pending_lookaheads)
+        )
         number = len(self._keys)
-        self._matched[number:] = [next(sure, None)]             # overwrites the leftovers of an interrupt
+        self._matched[number:] = [next(sure, None)]  # overwrites the leftovers of an interrupt
         self._at_end[number:] = [next(held, None)]
         return super()._add(key)
 

@@ -20,7 +20,15 @@ import numpy as np
 from llmppl.constraints.automata.budget import Budget
 from llmppl.constraints.automata.determinise import Machine, Subsets, Threads, unguarded
 from llmppl.constraints.automata.nfa import ACCEPT, DEAD, LEAD_BYTES, NFA
-from llmppl.constraints.automata.operations import Arrays, Table, automaton_of, clipped, merging, product, trimmed
+from llmppl.constraints.automata.operations import (
+    Arrays,
+    Table,
+    automaton_of,
+    clipped,
+    merging,
+    product,
+    trimmed,
+)
 from llmppl.constraints.constraint import Bools, VocabularyLike
 from llmppl.constraints.machine.machine import Continuation, Hypothesis, Item
 from llmppl.constraints.machine.parts import Concatenation, Literal, Part, part_of
@@ -31,7 +39,7 @@ from llmppl.constraints.vocabulary.text import bytes_of
 from llmppl.support import arguments
 from llmppl.support.locks import Lock, cached_property, locked
 
-BYTES = (*LEAD_BYTES, (0x80, 0xBF))                 # lead bytes with 0..3 bytes after them, and those bytes
+BYTES = (*LEAD_BYTES, (0x80, 0xBF))  # lead bytes with 0..3 bytes after them, and those bytes
 REST = 4
 
 
@@ -68,14 +76,17 @@ class Counts:
         """Return the counts of the states before one byte of a kind."""
         found = []
         for row in self._arcs[kind]:
-            found.append(sum([(hi - lo + 1) * counts[target] for lo, hi, target in row]))
+            number = 0
+            for lo, hi, target in row:
+                number += (hi - lo + 1) * counts[target]
+            found.append(number)
         return found
 
     def enumerate(self) -> Iterator[str]:
         """Yield the texts, shorter ones first, and those of one length by code points."""
         for length in itertools.count():
             counts = self.completions(length)[0]
-            if not any(counts):                     # then no greater length has texts either
+            if not any(counts):  # then no greater length has texts either
                 return
             if counts[self._start]:
                 yield from self._of_length(length)
@@ -116,13 +127,13 @@ class DFA(Machine, Part):
     (False, 675, 'aa')
     """
 
-    strings: tuple[str, ...] | None = None          # the argument of `from_strings`
-    made_by = ""                                    # the operation, in words
-    composition: Part | None = None                 # the operation and its parts
-    reads_text = True                               # False if the composition reads the value of a text
+    strings: tuple[str, ...] | None = None  # the argument of `from_strings`
+    made_by = ""  # the operation, in words
+    composition: Part | None = None  # the operation and its parts
+    reads_text = True  # False if the composition reads the value of a text
 
     def __init__(self, source: NFA | Arrays) -> None:
-        self.needs_lookahead = False                # True if some match had to wait for the text after it
+        self.needs_lookahead = False  # True if some match had to wait for the text after it
         if isinstance(source, Arrays):
             self._fix(*source)
             return
@@ -152,7 +163,9 @@ class DFA(Machine, Part):
     def from_strings(cls, words: Iterable[str]) -> DFA:
         """Return the language of exactly these strings. Raises TypeError if `words` is one string."""
         if isinstance(words, str | bytes):
-            raise TypeError(f"{arguments.shown(words, 40)} is one string, not a list of them, such as ['a', 'b']")
+            raise TypeError(
+                f"{arguments.shown(words, 40)} is one string, not a list of them, such as ['a', 'b']"
+            )
         strings = tuple([arguments.text("each of the strings", word) for word in words])
         dfa = DFA(automaton_of(strings))
         dfa.strings = strings
@@ -228,7 +241,9 @@ class DFA(Machine, Part):
     def __xor__(self, other: DFA) -> DFA:
         """Return the texts of exactly one of the two languages."""
         if not isinstance(other, DFA):
-            raise TypeError(f"{self!r} ^ {arguments.shown(other)}: both must be automata, such as a Regex")
+            raise TypeError(
+                f"{self!r} ^ {arguments.shown(other)}: both must be automata, such as a Regex"
+            )
         return self._product(other, "^", operator.xor, (True, True))
 
     def united_with(self, other: DFA) -> DFA:
@@ -272,7 +287,9 @@ class DFA(Machine, Part):
         """Return the texts that are in none of the others; a str stands for that text itself, not for a pattern."""
         return reduce(operator.sub, others, self)
 
-    def _product(self, other: DFA, sign: str, accept: Callable[[Any, Any], Any], alone: tuple[bool, bool]) -> DFA:
+    def _product(
+        self, other: DFA, sign: str, accept: Callable[[Any, Any], Any], alone: tuple[bool, bool]
+    ) -> DFA:
         """Return the product; `alone[i]`: a text can be in it when only the i-th automaton is not dead."""
         budget = Budget(f"{arguments.shown(self)} {sign} {arguments.shown(other)}")
         found = DFA.from_table(*product(self, other, accept, alone, budget))
@@ -351,7 +368,9 @@ class DFA(Machine, Part):
         rows = self.edges()
         if not self.start:
             return self
-        budget = Budget(f"{arguments.shown(self)}.minimise()", remedy="a language of fewer states would work")
+        budget = Budget(
+            f"{arguments.shown(self)}.minimise()", remedy="a language of fewer states would work"
+        )
         number, kept = merging(rows, self.accepting, budget)
         table = number[self.table[kept]]
         return DFA.from_table(table, self.accepting[kept], int(number[self.start]))

@@ -23,7 +23,7 @@ from llmppl.support import arguments
 
 DIGITS = "0123456789"
 ZEROS, NINES = (str.maketrans(DIGITS, 10 * digit) for digit in "09")
-Magnitude = Callable[[float, float, bool, bool], str]               # low, high, and whether each is included
+Magnitude = Callable[[float, float, bool, bool], str]  # low, high, and whether each is included
 
 
 def either(patterns: Iterable[str]) -> str:
@@ -93,10 +93,10 @@ def same_length(low: str, high: str) -> str:
 
 
 Bound = float | Fraction
-MAX_DIGITS = 18                                     # of the integer part of a number without a bound
-_YEAR = "(?:[0-9]{3}[1-9]|[0-9]{2}[1-9]0|[0-9][1-9]00|[1-9]000)"       # not 0000
-_FOURTH = "(?:0[48]|[2468][048]|[13579][26])"       # two digits, a multiple of 4 above 0
-_DAY = (                                            # in a common year
+MAX_DIGITS = 18  # of the integer part of a number without a bound
+_YEAR = "(?:[0-9]{3}[1-9]|[0-9]{2}[1-9]0|[0-9][1-9]00|[1-9]000)"  # not 0000
+_FOURTH = "(?:0[48]|[2468][048]|[13579][26])"  # two digits, a multiple of 4 above 0
+_DAY = (  # in a common year
     "(?:(?:0[13578]|1[02])-(?:0[1-9]|[12][0-9]|3[01])|(?:0[469]|11)-(?:0[1-9]|[12][0-9]|30)"
     "|02-(?:0[1-9]|1[0-9]|2[0-8]))"
 )
@@ -268,9 +268,9 @@ def numerals(least: int, most: int, decimals: int, zero: bool = False) -> DFA:
     patterns = digits_between(max(least, 0), most, decimals)
     for pattern in digits_between(max(-most, int(not zero)), -least, decimals):
         patterns.append("-" + pattern)
-    full = Regex("|".join(patterns) or "(?!)").explore()        # with all decimals
+    full = Regex("|".join(patterns) or "(?!)").explore()  # with all decimals
     accepting = ends = full.accepting
-    for _ in range(decimals):                       # one zero less each time
+    for _ in range(decimals):  # one zero less each time
         accepting = accepting | ends
         ends = ends[full.table[:, ord("0")]]
     accepting = accepting | ends[full.table[:, ord(".")]]
@@ -306,12 +306,16 @@ _UCS = "\xa0-\u200d\u2010-\u2029\u202f-\ud7ff\uf900-\ufdcf\ufdf0-\uffef" + "".jo
     f"{chr(plane << 16)}-{chr((plane << 16) + 0xFFFD)}" for plane in range(1, 14)
 )
 _POINTER = "(?s:/(?:[^/~]|~[01])*)*"
-_VARIABLE = rf"(?:[A-Za-z0-9_]|%{_HEX}{{2}})(?:\.?(?:[A-Za-z0-9_]|%{_HEX}{{2}}))*(?::[1-9][0-9]{{0,3}}|\*)?"
+_VARIABLE = (
+    rf"(?:[A-Za-z0-9_]|%{_HEX}{{2}})(?:\.?(?:[A-Za-z0-9_]|%{_HEX}{{2}}))*(?::[1-9][0-9]{{0,3}}|\*)?"
+)
 
 
 def ipv6() -> str:
-    before = [f"{_GROUP}(?::{_GROUP}){{{n}}}" for n in range(7)]        # n + 1 groups
-    short = [f"{first}::(?:{_GROUP}(?::{_GROUP}){{0,{5 - n}}})?" for n, first in enumerate(before[:6])]
+    before = [f"{_GROUP}(?::{_GROUP}){{{n}}}" for n in range(7)]  # n + 1 groups
+    short = [
+        f"{first}::(?:{_GROUP}(?::{_GROUP}){{0,{5 - n}}})?" for n, first in enumerate(before[:6])
+    ]
     mixed = [f"{first}::(?:{_GROUP}:){{0,{4 - n}}}" for n, first in enumerate(before[:5])]
     plain = [f"::(?:{_GROUP}(?::{_GROUP}){{0,6}})?", f"{before[6]}(?:::|:{_GROUP})", *short]
     with_ipv4 = f"(?:(?:{_GROUP}:){{6}}|::(?:{_GROUP}:){{0,5}}|{'|'.join(mixed)}){IPV4}"
@@ -320,6 +324,7 @@ def ipv6() -> str:
 
 def _uri(ucs: str = "", reference: bool = False) -> str:
     """Return the URIs (IRIs, with the characters `ucs`), or the references to them."""
+
     def some(more: str, count: str = "*") -> str:
         return f"(?:[A-Za-z0-9._~!$&'()*+,;=\\-{ucs}{more}]|%{_HEX}{{2}}){count}"
 
@@ -345,14 +350,20 @@ def format_language(name: str) -> DFA | None:
     """
     moment = f"{_FULL_DATE}[tT]{_MINUTE}:[0-5][0-9]{_FRACTION}{_OFFSET}"
     found = {
-        "date": _FULL_DATE, "time": _FULL_TIME,
+        "date": _FULL_DATE,
+        "time": _FULL_TIME,
         "date-time": rf"{moment}|{_LEAP_DAY}[tT]23:59:60{_FRACTION}(?:[zZ]|[+-]00:00)",
         "duration": f"P(?:[0-9]+W|{_DAYS}(?:{_CLOCK})?|{_CLOCK})",
-        "email": _MAIL, "idn-email": _MAIL, "hostname": _HOST, "idn-hostname": _HOST.replace("A-Za-z", "a-z"),
-        "ipv4": IPV4, "uuid": UUID, "json-pointer": _POINTER,
+        "email": _MAIL,
+        "idn-email": _MAIL,
+        "hostname": _HOST,
+        "idn-hostname": _HOST.replace("A-Za-z", "a-z"),
+        "ipv4": IPV4,
+        "uuid": UUID,
+        "json-pointer": _POINTER,
         "relative-json-pointer": f"(?:0|[1-9][0-9]*)(?:#|{_POINTER})",
         "uri-template": rf"(?:[!#$&(-;=?-\[\]_a-z~{_UCS}]|%{_HEX}{{2}}|\{{[+#./;?&]?{_VARIABLE}(?:,{_VARIABLE})*\}})*",
-    }  # fmt: skip
+    }
     if name == "ipv6":
         found[name] = ipv6()
     if name in ("uri", "uri-reference", "iri", "iri-reference"):

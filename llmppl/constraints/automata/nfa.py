@@ -24,21 +24,28 @@ from llmppl.constraints.vocabulary.trie import Ids, ranges
 from llmppl.support.graphs import Memo, Numbering
 
 MAX_CODE_POINT = 0x10FFFF
-DEAD = -1                                           # stands for a state from which nothing is accepted
-ACCEPT = 0                                              # NFA state: the text is matched
-FOUND = 1                                               # NFA state: a lookahead is satisfied
+DEAD = -1  # stands for a state from which nothing is accepted
+ACCEPT = 0  # NFA state: the text is matched
+FOUND = 1  # NFA state: a lookahead is satisfied
 
-Ranges = tuple[tuple[int, int], ...]                # sorted, disjoint, inclusive
-Body = Callable[[int], int]                         # the state that follows -> the state that enters
-Fragment = tuple[tuple[Edge, ...], ...]             # node -> edges; target -1 leaves the fragment; node 0 is the entry
-LEADS = (                                           # code points by the bytes after the first; no surrogates
+Ranges = tuple[tuple[int, int], ...]  # sorted, disjoint, inclusive
+Body = Callable[[int], int]  # the state that follows -> the state that enters
+Fragment = tuple[
+    tuple[Edge, ...], ...
+]  # node -> edges; target -1 leaves the fragment; node 0 is the entry
+LEADS = (  # code points by the bytes after the first; no surrogates
     (0x0, 0x7F, 0),
     (0x80, 0x7FF, 1),
     (0x800, 0xD7FF, 2),
     (0xE000, 0xFFFF, 2),
     (0x10000, MAX_CODE_POINT, 3),
 )
-LEAD_BYTES = ((0x00, 0x7F), (0xC0, 0xDF), (0xE0, 0xEF), (0xF0, 0xF7))   # by the number of bytes after them
+LEAD_BYTES = (
+    (0x00, 0x7F),
+    (0xC0, 0xDF),
+    (0xE0, 0xEF),
+    (0xF0, 0xF7),
+)  # by the number of bytes after them
 
 
 def merged(ranges: Iterable[tuple[int, int]]) -> Ranges:
@@ -46,7 +53,8 @@ def merged(ranges: Iterable[tuple[int, int]]) -> Ranges:
     out: list[tuple[int, int]] = []
     for lo, hi in sorted(ranges):
         if out and lo <= out[-1][1] + 1:
-            out[-1] = (out[-1][0], max(out[-1][1], hi))
+            first, last = out[-1]
+            out[-1] = (first, max(last, hi))
         else:
             out.append((lo, hi))
     return tuple(out)
@@ -62,7 +70,9 @@ def utf8(ranges: Ranges) -> Fragment:
 
     def folded(edges: list[Edge]) -> list[Edge]:
         """Return edges over numbers // 64 that lead to nodes which read the byte of the remainder."""
-        blocks: list[tuple[int, int, list[Edge]]] = []          # first and last quotient, and their common edges
+        blocks: list[
+            tuple[int, int, list[Edge]]
+        ] = []  # first and last quotient, and their common edges
         for lo, hi, target in edges:
             first = lo >> 6
             last = hi >> 6
@@ -92,7 +102,7 @@ def utf8(ranges: Ranges) -> Fragment:
     return (tuple(root), *nodes.keys_in_order[1:])
 
 
-ANY = utf8(((0, MAX_CODE_POINT),))                  # one character
+ANY = utf8(((0, MAX_CODE_POINT),))  # one character
 
 
 class Behind(NamedTuple):
@@ -121,7 +131,8 @@ class EdgeArrays(NamedTuple):
 def begins(rows: Collection[Sized]) -> Ids:
     """Return where each row begins if all stand in one array, and the end of the last one."""
     found = np.zeros(len(rows) + 1, np.int32)
-    np.cumsum(np.fromiter(map(len, rows), np.int32, len(rows)), out=found[1:])
+    sizes = np.fromiter(map(len, rows), np.int32, len(rows))
+    np.cumsum(sizes, out=found[1:])
     return found
 
 
@@ -140,11 +151,11 @@ class NFA:
         self.epsilon: list[tuple[int, ...]] = [(), ()]
         self.guards: dict[int, Behind | Ahead] = {}
         self._rows: list[tuple[Edge, ...]] = [(), ()]
-        self._base: list[int] = [0, 0]              # of the fragment a state belongs to
-        self._follow: list[int] = [DEAD, DEAD]      # where its target -1 leads
-        self._closures: dict[int, tuple[int, ...]] = {}
+        self._base: list[int] = [0, 0]  # of the fragment a state belongs to
+        self._follow: list[int] = [DEAD, DEAD]  # where its target -1 leads
+        self._closures = Memo(self.unread)
         self._deferred: dict[int, tuple[list[tuple[Fragment, int]], tuple[int, ...]]] = {}
-        self._made = Memo(self._read_once)          # states that several states defer are built once
+        self._made = Memo(self._read_once)  # states that several states defer are built once
 
     def __len__(self) -> int:
         return len(self.epsilon)
@@ -217,7 +228,9 @@ class NFA:
         self.guards[state] = condition
         return state
 
-    def graph(self, rows: Sequence[Sequence[Edge]], exits: Mapping[int, int]) -> tuple[int, list[int]]:
+    def graph(
+        self, rows: Sequence[Sequence[Edge]], exits: Mapping[int, int]
+    ) -> tuple[int, list[int]]:
         """Add an automaton: its state i >= 1 reads `rows[i]`, and may become `exits[i]` instead.
 
         Returns (first, entries): its state i without the exit is state `first + i`; with the exit, `entries[i]`.
@@ -229,7 +242,9 @@ class NFA:
             entries[i] = first + size + rank
         fragment = []
         for row in rows[1:]:
-            fragment.append(tuple([(lo, hi, entries[target] - first - 1) for lo, hi, target in row]))
+            fragment.append(
+                tuple([(lo, hi, entries[target] - first - 1) for lo, hi, target in row])
+            )
         self.read(tuple(fragment), ACCEPT)
         for i, follow in exits.items():
             self.add((first + i, follow) if rows[i] else (follow,))
@@ -259,7 +274,7 @@ class NFA:
 
         A caller that reads `epsilon` directly must `settle` first.
         """
-        self.epsilon[state] = (state,)              # until then
+        self.epsilon[state] = (state,)  # until then
         self._deferred[state] = reads, others
 
     @property
@@ -292,12 +307,15 @@ class NFA:
         """Return (lo, hi, target) for the bytes that `state` reads, ascending and disjoint."""
         base = self._base[state]
         follow = self._follow[state]
-        return [(lo, hi, base + target if target >= 0 else follow) for lo, hi, target in self._rows[state]]
+        return [
+            (lo, hi, base + target if target >= 0 else follow)
+            for lo, hi, target in self._rows[state]
+        ]
 
     def edge_arrays(self) -> EdgeArrays:
         """Return all edges as arrays."""
         keys = list(map(id, self._rows))
-        rows = dict(zip(keys, self._rows, strict=True))     # copies of a fragment share theirs
+        rows = dict(zip(keys, self._rows, strict=True))  # copies of a fragment share theirs
         place = {key: number for number, key in enumerate(rows)}
         which = np.fromiter(map(place.__getitem__, keys), np.int64, len(keys))
         flat = chain.from_iterable(chain.from_iterable(rows.values()))
@@ -308,7 +326,9 @@ class NFA:
         base = np.array(self._base, np.int32).repeat(size)
         follow = np.array(self._follow, np.int32).repeat(size)
         to = np.where(target < 0, follow, base + target)
-        return EdgeArrays(begins(self._rows), low.astype(np.uint8), high.astype(np.uint8), to)
+        low = low.astype(np.uint8)
+        high = high.astype(np.uint8)
+        return EdgeArrays(begins(self._rows), low, high, to)
 
     def closure(self, state: int) -> tuple[int, ...]:
         """Return the states that `state` becomes without reading, most preferred first.
@@ -317,11 +337,7 @@ class NFA:
         """
         if not self.epsilon[state] and state not in self.guards:
             return (state,)
-        found = self._closures.get(state)
-        if found is None:
-            found = self.unread(state)
-            self._closures[state] = found
-        return found
+        return self._closures[state]
 
     def unread(self, state: int) -> tuple[int, ...]:
         """Return the same states as `closure`, computed anew, also while an epsilon edge may still be added."""

@@ -20,9 +20,9 @@ from llmppl.support.graphs import Numbering, reachable
 
 T = TypeVar("T")
 Table = NDArray[np.int32]
-Edge = tuple[int, int, int]                         # bytes lo..hi lead to a target
-Signature = tuple[Edge, ...]                        # edges of a state that lead to classes
-CHUNK = 1024                                        # states processed at once
+Edge = tuple[int, int, int]  # bytes lo..hi lead to a target
+Signature = tuple[Edge, ...]  # edges of a state that lead to classes
+CHUNK = 1024  # states processed at once
 _THESE = "the language of these strings"
 _FEWER = "fewer or shorter strings would work"
 
@@ -54,19 +54,21 @@ def product(
     while done < len(pairs):
         a, b = _split(pairs[done : done + CHUNK])
         done += len(a)
-        next_a = _rows(left, a)                         # (F, 256)
-        next_b = _rows(right, b)                        # (F, 256)
+        next_a = _rows(left, a)  # (F, 256)
+        next_b = _rows(right, b)  # (F, 256)
         both = next_a << 32 | next_b
         both[(next_b == 0) & (not alone[0])] = 0
         both[(next_a == 0) & (not alone[1])] = 0
         both = both.ravel()
-        begin = np.flatnonzero(np.append(True, both[1:] != both[:-1]))
+        is_new = both[1:] != both[:-1]
+        begin = np.flatnonzero(np.append(True, is_new))
         distinct, where = np.unique(both[begin], return_inverse=True)
         before = len(pairs)
-        found = np.array([numbers[pair] for pair in distinct.tolist()], np.int32)
+        found = [numbers[pair] for pair in distinct.tolist()]
         budget.spend(states=len(pairs) - before, steps=len(begin))
         lengths = np.diff(begin, append=both.size)
-        rows.append(found[where].repeat(lengths).reshape(-1, 256))
+        targets = np.array(found, np.int32)[where]
+        rows.append(targets.repeat(lengths).reshape(-1, 256))
     a, b = _split(pairs)
     accepting = accept(left.accepting[a], right.accepting[b])
     return Arrays(np.concatenate(rows), accepting, int(len(pairs) > 1))
@@ -87,10 +89,12 @@ def joined(edges: Iterable[tuple[int, int, T]]) -> list[tuple[int, int, T]]:
     """Join neighbouring edges that lead to one target; `edges` ascend."""
     found: list[tuple[int, int, T]] = []
     for lo, hi, target in edges:
-        if found and found[-1][1] == lo - 1 and found[-1][2] == target:
-            found[-1] = (found[-1][0], hi, target)
-        else:
-            found.append((lo, hi, target))
+        if found:
+            first, last, before = found[-1]
+            if last == lo - 1 and before == target:
+                found[-1] = (first, hi, target)
+                continue
+        found.append((lo, hi, target))
     return found
 
 
@@ -105,7 +109,8 @@ def clipped(edges: Iterable[Edge], low: int, high: int) -> list[Edge]:
 
 def first_bytes(row: Table) -> list[int]:
     """Return the first byte of each run of bytes with one target."""
-    changes = (row[1:] != row[:-1]).nonzero()[0] + 1
+    is_new = row[1:] != row[:-1]
+    changes = np.flatnonzero(is_new) + 1
     return [0, *changes.tolist()]
 
 
@@ -130,13 +135,15 @@ def trimmed(table: Table, accepting: Bools, start: int) -> Arrays:
             kept.append(state)
     number = np.zeros(len(table), np.int32)
     number[kept] = np.arange(len(kept))
-    return Arrays(number[table[kept]], accepting[kept], int(number[start]))
+    table = number[table[kept]]
+    return Arrays(table, accepting[kept], int(number[start]))
 
 
 def _arrows(source: Ints, target: Ints, size: int) -> Callable[[int], list[int]]:
     """Return the function from a source to its targets."""
     targets = target[np.argsort(source, kind="stable")]
-    begin = [0, *np.cumsum(np.bincount(source, minlength=size)).tolist()]
+    sizes = np.bincount(source, minlength=size)
+    begin = [0, *np.cumsum(sizes).tolist()]
     return lambda state: targets[begin[state] : begin[state + 1]].tolist()
 
 
@@ -156,18 +163,20 @@ def merging(rows: list[list[Edge]], accepting: Bools, budget: Budget) -> tuple[T
     members: list[set[int]] = [set(), set()]
     for state in range(1, len(rows)):
         members[classes[state]].add(state)
-    found: list[Signature] = [(), ()]               # of the states that have kept the number of a class
+    found: list[Signature] = [(), ()]  # of the states that have kept the number of a class
     unsettled = set(range(1, len(rows)))
     while unsettled:
         parts: dict[int, dict[Signature, set[int]]] = {}
         for state in unsettled:
             budget.spend(steps=2 * len(rows[state]))
             edges = [(lo, hi, classes[target]) for lo, hi, target in rows[state]]
-            part = parts.setdefault(classes[state], {}).setdefault(tuple(joined(edges)), set())
-            part.add(state)
+            signature = tuple(joined(edges))
+            split = parts.setdefault(classes[state], {})
+            split.setdefault(signature, set()).add(state)
         unsettled = set()
         for number, split in parts.items():
-            if len(members[number]) == sum(map(len, split.values())):
+            num_examined = sum(map(len, split.values()))
+            if len(members[number]) == num_examined:
                 found[number] = max(split, key=lambda signature: len(split[signature]))
             split.pop(found[number], None)
             for signature, part in split.items():
@@ -177,7 +186,8 @@ def merging(rows: list[list[Edge]], accepting: Bools, budget: Budget) -> tuple[T
                     unsettled |= before[state]
                 members.append(part)
                 found.append(signature)
-    kept = [0, *sorted([min(part) for part in members if part])]
+    firsts = [min(part) for part in members if part]
+    kept = [0, *sorted(firsts)]
     numbers = np.zeros(len(members), np.int32)
     for number, state in enumerate(kept[1:], 1):
         numbers[classes[state]] = number
@@ -195,7 +205,7 @@ def automaton_of(words: Iterable[str]) -> Arrays:
     final = set(ends)
     number = [0] * len(rows)
     distinct = Numbering[tuple[bool, tuple[tuple[int, int], ...]]]([(False, ())])
-    for state in range(len(rows) - 1, 0, -1):       # a state has a lower number than its successors
+    for state in range(len(rows) - 1, 0, -1):  # a state has a lower number than its successors
         edges = [(byte, number[target]) for byte, target in rows[state].items()]
         number[state] = distinct[state in final, tuple(edges)]
     size = len(distinct)

@@ -21,27 +21,43 @@ from importlib import import_module
 from typing import Any
 
 from llmppl.constraints.automata.budget import REMEDY, Budget, TooLarge
-
-from llmppl.constraints.automata.characters import (  # isort: skip
-    category, characters, include_intersection, negated, property_ranges,
-)  # fmt: skip
+from llmppl.constraints.automata.characters import (
+    category,
+    characters,
+    include_intersection,
+    negated,
+    property_ranges,
+)
 from llmppl.constraints.automata.determinise import Leftmost, Threads, unguarded
 from llmppl.constraints.automata.dfa import DFA
-from llmppl.constraints.automata.nfa import ACCEPT, DEAD, FOUND, NFA, Ahead, Behind, Fragment, Ranges, merged, utf8
+from llmppl.constraints.automata.nfa import (
+    ACCEPT,
+    DEAD,
+    FOUND,
+    NFA,
+    Ahead,
+    Behind,
+    Fragment,
+    Ranges,
+    merged,
+    utf8,
+)
 from llmppl.constraints.automata.operations import automaton_of
 from llmppl.support.arguments import shown
 
-_compiler: Any = import_module("re._compiler")       # Python's own pattern parser, which has no types
+_compiler: Any = import_module("re._compiler")  # Python's own pattern parser, which has no types
 _parser: Any = import_module("re._parser")
 op: Any = import_module("re._constants")
 regex: Any = import_module("regex")
 
-NOTHING, NEWLINE = Ranges(), ((10, 10),)            # characters
-MARK = 0xFF                                         # stands for `\b` until it is read away
+NOTHING, NEWLINE = Ranges(), ((10, 10),)  # characters
+MARK = 0xFF  # stands for `\b` until it is read away
 MARK_READ: Fragment = (((MARK, MARK, -1),),)
-WORDS = re.compile(r"(\((?:\?:)?)?([\w ]+(?:\|[\w ]+){7,})(?(1)\))")      # read as a list of strings, which is faster
-ITEM_STEPS, INTERSECTION_STEPS = 20, 20_000         # that building a copy of an item, or an intersection, costs
-MAX_AROUND = 40                                     # characters of a pattern shown on either side of an error
+# read as a list of strings, which is faster
+WORDS = re.compile(r"(\((?:\?:)?)?([\w ]+(?:\|[\w ]+){7,})(?(1)\))")
+ITEM_STEPS = 20  # that building a copy of an item costs
+INTERSECTION_STEPS = 20_000  # that an intersection costs
+MAX_AROUND = 40  # characters of a pattern shown on either side of an error
 
 
 class Regex(DFA):
@@ -90,7 +106,9 @@ def parse(pattern: str, flags: int = 0, *, to_end: bool = False) -> NFA:
     end. Errors as for `Regex`.
     """
     if not isinstance(pattern, str):
-        raise TypeError(f"a regex is a str, not {type(pattern).__name__}: its classes are sets of characters")
+        raise TypeError(
+            f"a regex is a str, not {type(pattern).__name__}: its classes are sets of characters"
+        )
     marks = set[bool]()
     if to_end and r"\b" in pattern:
         marked = _Builder(pattern, int(flags), to_end, marks).nfa
@@ -111,12 +129,14 @@ class _Builder:
         self.pattern = pattern
         self.to_end = to_end
         self.marks = marks
-        budget = Budget(f"regex {shown(pattern)}", f"{REMEDY}, or a Pattern, which has no automaton")
+        budget = Budget(
+            f"regex {shown(pattern)}", f"{REMEDY}, or a Pattern, which has no automaton"
+        )
         self.nfa = NFA(budget)
-        self.intersection_budget = Budget("an intersection", whole=budget)      # intersections may fail
-        self.complete = to_end                      # True if `follow` is finished, up to the end of the text
+        self.intersection_budget = Budget("an intersection", whole=budget)  # intersections may fail
+        self.complete = to_end  # True if `follow` is finished, up to the end of the text
         self.made: dict[tuple[Any, ...], Any] = {}  # what the copies of an item in repeats share
-        self.leading = set[int]()                   # ids of the conditions at the start of the text
+        self.leading = set[int]()  # ids of the conditions at the start of the text
         text, self.properties = _without_properties(pattern)
         if flags & op.SRE_FLAG_LOCALE:
             raise ValueError("the flag re.LOCALE is for patterns of bytes")
@@ -137,7 +157,8 @@ class _Builder:
 
     def sequence(self, items: Any, flags: int, follow: int) -> int:
         """Return the state that matches the items in order and becomes `follow`."""
-        items = getattr(items, "data", items)       # the list in a SubPattern, whose own indexing is slow
+        # the list in a SubPattern, whose own indexing is slow
+        items = getattr(items, "data", items)
         end = len(items)
         while end and follow != DEAD:
             begin = end
@@ -185,7 +206,7 @@ class _Builder:
 
     def repeat(self, value: Any, greedy: bool, flags: int, follow: int) -> int:
         least, most, body = value
-        if not body.getwidth()[1]:                  # what reads nothing is the same however often it is repeated
+        if not body.getwidth()[1]:  # what reads nothing is the same however often it is repeated
             least = min(least, 1)
             most = min(most, 1)
 
@@ -212,9 +233,9 @@ class _Builder:
         for i in range(number):
             last = state
             state = body(last)
-            if state == last:                       # an iteration reads nothing
+            if state == last:  # an iteration reads nothing
                 break
-            if i == 0:                              # the size is known before the copies are built
+            if i == 0:  # the size is known before the copies are built
                 self.nfa.reserve((len(self.nfa) - before) * (number - 1))
         return state
 
@@ -223,7 +244,7 @@ class _Builder:
         if place in (op.AT_END, op.AT_END_STRING):
             if follow == ACCEPT and self.to_end:
                 return follow
-            rest = r"[^\n]|\n(?s:.)"                # no `$` stands before these texts
+            rest = r"[^\n]|\n(?s:.)"  # no `$` stands before these texts
             if place is op.AT_END_STRING:
                 rest = "(?s:.)"
             elif flags & op.SRE_FLAG_MULTILINE:
@@ -242,7 +263,10 @@ class _Builder:
         word = _tree(r"\w")
         after_word = self.ahead(word, ascii_only, not boundary, follow)
         after_other = self.ahead(word, ascii_only, boundary, follow)
-        if not boundary and sys.version_info < (3, 14):     # before 3.14, \B does not match in an empty text
+        if not boundary and sys.version_info < (
+            3,
+            14,
+        ):  # before 3.14, \B does not match in an empty text
             not_empty = self.ahead(_tree("(?s:.)"), 0, True, after_other)
             after_other = self.after(_texts(""), not_empty, after_other)
         return self.after(_texts(r"(?s:.*)\w", ascii_only), after_word, after_other)
@@ -317,7 +341,7 @@ class _Builder:
     def before(self, inner: Any, flags: int) -> DFA:
         """Return the texts that end with a match of `inner`."""
         with self.apart(self.nfa.budget) as nfa, self.incomplete():
-            end = nfa.add((ACCEPT,))                # not ACCEPT itself, which `$` takes for the end of the text
+            end = nfa.add((ACCEPT,))  # not ACCEPT itself, which `$` takes for the end of the text
             nfa.start = nfa.anything(self.sequence(inner, flags, end))
         tracker = DFA(nfa)
         if tracker.needs_lookahead:
@@ -331,12 +355,14 @@ class _Builder:
         of a match, which excludes that a preferred (here: longer) match follows.
         """
         to_end = self.to_end
-        self.to_end = False                         # the order of choices matters inside
+        self.to_end = False  # the order of choices matters inside
         with self.apart(self.nfa.budget) as nfa, self.incomplete():
             nfa.start = self.sequence(inner, flags, ACCEPT)
         self.to_end = to_end
         if nfa.guards:
-            raise self.refusal("look-around, an anchor, \\b or atomic group inside an atomic or possessive group")
+            raise self.refusal(
+                "look-around, an anchor, \\b or atomic group inside an atomic or possessive group"
+            )
         machine = Leftmost(nfa).explore()
         rows = machine.edges()
         ends = [state for state in range(len(rows)) if machine.matched(state) is not None]
@@ -360,7 +386,9 @@ class _Builder:
             if item[0] is op.NEGATE:
                 negate = True
             elif item in self.properties:
-                inside += property_ranges(*self.properties[item], bool(flags & op.SRE_FLAG_IGNORECASE))
+                inside += property_ranges(
+                    *self.properties[item], bool(flags & op.SRE_FLAG_IGNORECASE)
+                )
             else:
                 rest.append(item)
         inside += characters(tuple(rest), flags & (op.SRE_FLAG_IGNORECASE | op.SRE_FLAG_ASCII))
@@ -368,7 +396,9 @@ class _Builder:
 
     def refusal(self, construct: str) -> ValueError:
         """Return the error for an unsupported construct."""
-        return ValueError(_pointed(self.pattern, f"regex not supported: {construct}; a Pattern takes it", None))
+        return ValueError(
+            _pointed(self.pattern, f"regex not supported: {construct}; a Pattern takes it", None)
+        )
 
 
 def _pointed(pattern: str, message: str, position: int | None) -> str:
@@ -380,7 +410,7 @@ def _pointed(pattern: str, message: str, position: int | None) -> str:
     return f"{message} at position {position}\n    {line}\n    {' ' * (position - first)}^"
 
 
-Properties = dict[tuple[Any, int], tuple[str, bool]]            # item of the tree -> property, negated
+Properties = dict[tuple[Any, int], tuple[str, bool]]  # item of the tree -> property, negated
 
 
 def _looks_ahead(item: Any) -> bool:
@@ -427,7 +457,7 @@ def _boundaries(ascii_only: bool) -> DFA:
     return DFA(nfa)
 
 
-_tree = cache(_parser.parse)                         # of the patterns that stand for anchors and word boundaries
+_tree = cache(_parser.parse)  # of the patterns that stand for anchors and word boundaries
 _texts = cache(Regex)
 
 

@@ -22,7 +22,7 @@ from typing import Literal, NamedTuple
 
 import numpy as np
 
-from llmppl.constraints.automata.budget import MAX_PARTS, Budget, TooLarge
+from llmppl.constraints.automata.budget import Budget
 from llmppl.constraints.automata.dfa import DFA
 from llmppl.constraints.automata.nfa import ACCEPT, DEAD, NFA, Fragment
 from llmppl.constraints.automata.operations import trie_of
@@ -30,8 +30,8 @@ from llmppl.constraints.automata.regex import Regex
 from llmppl.support.arguments import count, shown
 from llmppl.support.graphs import Memo, reachable
 
-SIZES = (1,) * 12 + (2, 2, 3, 4)                    # bytes of a character, by the first 4 bits of its first byte
-STEPS_PER_STATE = 50                                # that the next characters of a state cost
+SIZES = (1,) * 12 + (2, 2, 3, 4)  # bytes of a character, by the first 4 bits of its first byte
+STEPS_PER_STATE = 50  # that the next characters of a state cost
 
 
 class Edit(NamedTuple):
@@ -45,9 +45,9 @@ class Edit(NamedTuple):
     """
 
     kind: Literal["insert", "delete", "substitute"]
-    place: int                                      # in the text, of `found` or of the character that a deletion lacks
-    wanted: str                                     # character of the member, the lowest that would do; "" if inserted
-    found: str                                      # character of the text; "" if deleted
+    place: int  # in the text, of `found` or of the character that a deletion lacks
+    wanted: str  # character of the member, the lowest that would do; "" if inserted
+    found: str  # character of the text; "" if deleted
 
 
 class _Costs(NamedTuple):
@@ -59,9 +59,14 @@ class _Costs(NamedTuple):
 
 
 def within(
-    language: DFA, k: int, *, insert: int | None = 1, delete: int | None = 1, substitute: int | None = 1,
+    language: DFA,
+    k: int,
+    *,
+    insert: int | None = 1,
+    delete: int | None = 1,
+    substitute: int | None = 1,
     alphabet: str | Iterable[str] | None = None,
-) -> DFA:  # fmt: skip
+) -> DFA:
     """Return the strings that edits of total cost at most k make of members of a language.
 
     For edits in one region only, concatenate: `within(prefix, 0) + within(suffix, 2)`. Raises TooLarge if the
@@ -88,14 +93,14 @@ def within(
     nfa = NFA(Budget(what, "a smaller k, or fewer states (language.minimise()), would work"))
     if language.is_empty():
         return DFA(nfa)
-    nfa.reserve((k + 1) * language.explore().num_states)        # known before it is built
+    nfa.reserve((k + 1) * language.explore().num_states)  # known before it is built
     rows = language.edges()
     nexts = _next_characters(language)
-    between = []                                    # the states between characters
+    between = []  # the states between characters
     for state in reachable([language.start], nexts.__getitem__):
         nfa.budget.spend(steps=STEPS_PER_STATE)
         between.append(state)
-    layers: list[list[int]] = []                    # layers[left][state]: the NFA state with `left` to spend
+    layers: list[list[int]] = []  # layers[left][state]: the NFA state with `left` to spend
 
     def after(cost: float, states: Iterable[int]) -> list[int]:
         """Return the states of the layer with `cost` less to spend; empty if there is none."""
@@ -111,7 +116,9 @@ def within(
             if language.accepts(state):
                 ways.append(ACCEPT)
             ways += after(costs.delete, nexts[state])
-            edits = {costs.insert: [state]}         # cost of reading a character of the alphabet -> next states
+            edits = {
+                costs.insert: [state]
+            }  # cost of reading a character of the alphabet -> next states
             edits.setdefault(costs.substitute, []).extend(nexts[state])
             for cost, states in edits.items():
                 ways.append(nfa.read(characters, nfa.split(after(cost, states))))
@@ -125,9 +132,15 @@ def within(
 
 
 def alignment(
-    language: DFA, text: str, k: int | None = None, *, insert: int | None = 1, delete: int | None = 1,
-    substitute: int | None = 1, alphabet: str | Iterable[str] | None = None,
-) -> list[Edit] | None:  # fmt: skip
+    language: DFA,
+    text: str,
+    k: int | None = None,
+    *,
+    insert: int | None = 1,
+    delete: int | None = 1,
+    substitute: int | None = 1,
+    alphabet: str | Iterable[str] | None = None,
+) -> list[Edit] | None:
     """Return one cheapest list of edits that makes `text` of a member of the language, in the order of the text.
 
     It is empty if `text` is a member, and None if no edits of total cost at most k suffice. Parameters as for `within`.
@@ -142,11 +155,11 @@ def alignment(
     characters = _alphabet(alphabet)
     try:
         encoded = [char.encode() for char in text]
-    except UnicodeEncodeError:                      # a lone surrogate is in no language
+    except UnicodeEncodeError:  # a lone surrogate is in no language
         return None
     nexts = _next_characters(language)
     least: dict[tuple[int, int], float] = {}
-    order = itertools.count()                       # breaks ties, independently of the states' numbers
+    order = itertools.count()  # breaks ties, independently of the states' numbers
     todo: list[tuple[float, int, int, int, list[Edit]]] = []
 
     def reach(place: int, state: int, cost: float, edits: list[Edit]) -> None:
@@ -155,11 +168,11 @@ def alignment(
             heappush(todo, (cost, next(order), place, state, edits))
 
     reach(0, language.start, 0, [])
-    while todo:                                     # Dijkstra's search over (characters read, state)
+    while todo:  # Dijkstra's search over (characters read, state)
         cost, _, place, state, edits = heappop(todo)
         if cost > least[place, state]:
             continue
-        char = text[place : place + 1]              # "" at the end
+        char = text[place : place + 1]  # "" at the end
         if not char and language.accepts(state):
             return edits
         may_come = char in characters and char != ""
@@ -183,7 +196,7 @@ def _next_characters(language: DFA) -> Memo[int, dict[int, str]]:
     def find(state: int) -> dict[int, str]:
         found: dict[int, bytes] = {}
         todo = [(state, b"")]
-        for at, read in todo:                       # grows
+        for at, read in todo:  # grows
             targets, first = np.unique(language.row(at), return_index=True)
             for target, byte in zip(targets.tolist(), first.tolist(), strict=True):
                 text = read + bytes((byte,))
@@ -199,10 +212,14 @@ def _next_characters(language: DFA) -> Memo[int, dict[int, str]]:
     return Memo(find)
 
 
-def _checked(language: DFA, insert: int | None, delete: int | None, substitute: int | None) -> _Costs:
+def _checked(
+    language: DFA, insert: int | None, delete: int | None, substitute: int | None
+) -> _Costs:
     """Check the language and the costs, and return the costs."""
     if not isinstance(language, DFA):
-        raise TypeError(f"edits are made to a DFA, such as Regex({str(language)!r}), not a {type(language).__name__}")
+        raise TypeError(
+            f"edits are made to a DFA, such as Regex({str(language)!r}), not a {type(language).__name__}"
+        )
     costs = []
     for name, cost in zip(_Costs._fields, (insert, delete, substitute), strict=True):
         costs.append(math.inf if cost is None else count(name, cost))
@@ -240,16 +257,17 @@ def _fragment(alphabet: DFA) -> Fragment:
     return tuple(nodes)
 
 
-STEPS_PER_PAIR = 5                                  # that a pair (state, state of the keys) costs
-By = DFA | tuple[str, ...]                          # replacements of an occurrence
-Rows = list[dict[int, int]]                         # state -> byte -> next state
+STEPS_PER_PAIR = 5  # that a pair (state, state of the keys) costs
+By = DFA | tuple[str, ...]  # replacements of an occurrence
+Row = dict[int, int]  # byte -> next state
+
 
 class _Keys(NamedTuple):
     """Automaton of the strings that may be replaced, with their replacements."""
 
-    rows: Rows
+    rows: Sequence[Row] | Memo[int, Row]
     start: int
-    by: dict[int, By]                               # accepting state -> replacements of a string that leads there
+    by: dict[int, By]  # accepting state -> replacements of a string that leads there
 
 
 def rewrite(language: DFA, rules: Iterable[tuple[DFA, DFA]]) -> DFA:
@@ -266,10 +284,12 @@ def rewrite(language: DFA, rules: Iterable[tuple[DFA, DFA]]) -> DFA:
     keys = []
     for what, by in rules:
         if "" in what:
-            raise ValueError(f"{what!r} has the empty string, which occurs everywhere; only others can be replaced")
+            raise ValueError(
+                f"{what!r} has the empty string, which occurs everywhere; only others can be replaced"
+            )
         if not by.is_empty():
             rows = _rows(what)
-            ends = np.flatnonzero(what.accepting).tolist()
+            ends = np.flatnonzero(what.explore().accepting).tolist()
             keys.append(_Keys(rows, what.start, dict.fromkeys(ends, by)))
     return _rewritten(language, keys)
 
@@ -338,7 +358,7 @@ def _rewritten(language: DFA, keys: Sequence[_Keys]) -> DFA:
     if language.is_empty():
         return DFA(nfa)
     arcs = language.edges()
-    jumps = {}                                          # state -> state after a key -> replacements
+    jumps = {}  # state -> state after a key -> replacements
     for state in range(1, len(arcs)):
         found = _occurrences(language, state, keys, nfa.budget)
         if found or language.accepts(state):
@@ -364,14 +384,16 @@ def _rewritten(language: DFA, keys: Sequence[_Keys]) -> DFA:
     return DFA(nfa)
 
 
-def _occurrences(language: DFA, state: int, several: Sequence[_Keys], budget: Budget) -> dict[int, list[By]]:
+def _occurrences(
+    language: DFA, state: int, several: Sequence[_Keys], budget: Budget
+) -> dict[int, list[By]]:
     """Return the states after the keys that can be read from `state`, each with the replacements."""
     found: dict[int, list[By]] = {}
     table = language.table
     for keys in several:
         pairs = [(state, keys.start)]
         seen = set(pairs)
-        for at, key in pairs:                           # grows
+        for at, key in pairs:  # grows
             row = keys.rows[key]
             for pair in zip(table[at, list(row)].tolist(), row.values(), strict=True):
                 if pair[0] and pair not in seen:
@@ -384,13 +406,12 @@ def _occurrences(language: DFA, state: int, several: Sequence[_Keys], budget: Bu
     return found
 
 
-def _rows(dfa: DFA) -> Rows:
-    if np.count_nonzero(dfa.explore().table) > 3 * MAX_PARTS:
-        raise TooLarge(shown(dfa), f"more than {3 * MAX_PARTS:,} edges to replace", "fewer states would work")
-    rows = []
-    for row in dfa.table.tolist():
-        rows.append({byte: target for byte, target in enumerate(row) if target})
-    return rows
+def _rows(dfa: DFA) -> Memo[int, Row]:
+    def find(state: int) -> Row:
+        row = dfa.row(state)
+        return {byte: row.item(byte) for byte in np.flatnonzero(row).tolist()}
+
+    return Memo(find)
 
 
 def _trie(table: Mapping[str, Sequence[str]]) -> _Keys:
@@ -398,7 +419,9 @@ def _trie(table: Mapping[str, Sequence[str]]) -> _Keys:
         if not key:
             raise ValueError("the key '' occurs everywhere; only other strings can be replaced")
         if isinstance(alternatives, str):
-            raise TypeError(f"the alternatives of {key!r} are the str {alternatives!r}; a list is [{alternatives!r}]")
+            raise TypeError(
+                f"the alternatives of {key!r} are the str {alternatives!r}; a list is [{alternatives!r}]"
+            )
     rows, ends = trie_of(map(str.encode, table))
     by: dict[int, By] = {}
     for node, alternatives in zip(ends, table.values(), strict=True):
@@ -410,7 +433,7 @@ def _trie(table: Mapping[str, Sequence[str]]) -> _Keys:
 @cache
 def _case_pairs() -> _Keys:
     table = {}
-    for upper in map(chr, range(0x20000)):          # planes 2 and above have no letters with case
+    for upper in map(chr, range(0x20000)):  # planes 2 and above have no letters with case
         lower = upper.lower()
         if len(lower) == 1 and lower != upper == lower.upper():
             table[upper] = [lower]

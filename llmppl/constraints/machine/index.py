@@ -285,19 +285,21 @@ class MachineIndex(Index):
 
     @locked
     def _advance(self, key: tuple[Any, int]) -> Any:
-        state, token = key
-        is_known = 0 <= arguments.integer("token", token) < len(self.trie.tokens)
-        found: Any = None
-        if is_known and state is not END:
-            if self.trie.tokens[token]:
-                found = self._after_token(state, token)
-            elif token in self._eos and state.accepts:
-                found = END
-            else:
-                found = self._specials_after(state).get(token)
+        found = self._next(*key)
         if found is None:
-            raise refusal(self, state, token)
+            raise refusal(self, *key)
         return found
+
+    def _next(self, state: Any, token: int) -> Any:
+        """Return the state after a token, None if it may not follow."""
+        is_known = 0 <= arguments.integer("token", token) < len(self.trie.tokens)
+        if state is END or not is_known:
+            return None
+        if self.trie.tokens[token]:
+            return self._after_token(state, token)
+        if token in self._eos and state.accepts:
+            return END
+        return self._specials_after(state).get(token)
 
 
 class TestedIndex(MachineIndex):
@@ -312,13 +314,10 @@ class TestedIndex(MachineIndex):
     def tokens_to_accept(self, state: Any, most: float = math.inf) -> float:
         return 0
 
+    @locked
     def fits(self, state: Any, token: int) -> bool:
         """Return True if a token may follow."""
-        try:
-            self.advance(state, token)
-        except ValueError:
-            return False
-        return True
+        return self._next(state, token) is not None
 
 
 def checked(state: Any) -> State:

@@ -22,8 +22,13 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from llmppl.constraints.constraint import Bools, Ints, VocabularyLike, without_bytes
-from llmppl.constraints.vocabulary.pretokens import PreTokens, PreTokenState, Split, UnsupportedTokenizer
-from llmppl.constraints.vocabulary.trie import trie_of
+from llmppl.constraints.vocabulary.pretokens import (
+    PreTokens,
+    PreTokenState,
+    Split,
+    UnsupportedTokenizer,
+)
+from llmppl.constraints.vocabulary.trie import ranges, trie_of
 from llmppl.constraints.vocabulary.trie_walk import MemoGraph, walk_state
 from llmppl.constraints.vocabulary.vocabulary import BYTE_PIECES
 from llmppl.support.graphs import Memo
@@ -31,10 +36,10 @@ from llmppl.support.locks import Lock, cached_property, locked
 from llmppl.support.shared import Shared
 
 GPT2 = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"  # the pattern of ByteLevel
-BLANK = "\u2581"                                    # a blank as sentencepiece writes it
+BLANK = "\u2581"  # a blank as sentencepiece writes it
 PREPEND = {"type": "Prepend", "prepend": BLANK}
 REWRITE = {"type": "Replace", "pattern": {"String": " "}, "content": BLANK}
-NEVER = np.iinfo(np.int64).max                      # later than all merges
+NEVER = np.iinfo(np.int64).max  # later than all merges
 
 
 class Merges:
@@ -58,7 +63,9 @@ class Merges:
         results are invalid.
     """
 
-    def __init__(self, sizes: Sequence[int], leaves: Iterable[int], merges: Sequence[tuple[int, int, int]]) -> None:
+    def __init__(
+        self, sizes: Sequence[int], leaves: Iterable[int], merges: Sequence[tuple[int, int, int]]
+    ) -> None:
         V = len(sizes)
         self._rank = {left * V + right: rank for rank, (left, right, _) in enumerate(merges)}
         # last merge of each token
@@ -69,9 +76,13 @@ class Merges:
         stable = [False] * V
         for leaf in leaves:
             stable[leaf] = True
-        for rank in sorted(range(len(merges)), key=lambda rank: sizes[merges[rank][2]]):
+        by_size = sorted(range(len(merges)), key=lambda rank: sizes[merges[rank][2]])
+        for rank in by_size:
             left, right, product = merges[rank]
-            if stable[left] and stable[right] and [*self._crossings(left, right)][-1:] == [(left, right)]:
+            if not (stable[left] and stable[right]):
+                continue
+            crossings = list(self._crossings(left, right))
+            if crossings[-1:] == [(left, right)]:
                 self.ascending &= max(self._time[left], self._time[right]) < rank
                 stable[product] = True
                 self._time[product] = rank
@@ -81,7 +92,9 @@ class Merges:
 
     def is_stable_pair(self, left: int, right: int) -> bool:
         """Return True if the merges rebuild both tokens from their joined bytes."""
-        return bool(self.stable[left] and self.stable[right]) and next(self._crossings(left, right), None) is None
+        if not (self.stable[left] and self.stable[right]):
+            return False
+        return not any(self._crossings(left, right))
 
     def stable_after(self, left: int) -> Bools:
         """Return the tokens that form a stable pair with `left` before them: (V,) bool ndarray."""
@@ -91,7 +104,7 @@ class Merges:
         out = self.stable.copy()
         part = left
         merged = NEVER
-        while part >= 0:                            # along the right spine of `left`, the latest part first
+        while part >= 0:  # along the right spine of `left`, the latest part first
             made = self._time[part]
             mine = slice(first[part], first[part + 1])
             sooner = rank[mine] < merged
@@ -101,9 +114,9 @@ class Merges:
             parts = parts[together]
             ranks = ranks[together]
             number = begin[parts + 1] - begin[parts]
-            total = np.cumsum(number)
-            where = np.arange(number.sum()) + np.repeat(begin[parts] - (total - number), number)
-            out[owner[where[end[where] >= np.maximum(np.repeat(ranks, number), made)]]] = False
+            where = ranges(begin[parts], number)
+            since = np.maximum(np.repeat(ranks, number), made)
+            out[owner[where[end[where] >= since]]] = False
             part = self._right[part]
             merged = made
         return out
@@ -115,7 +128,9 @@ class Merges:
         priority the leftmost comes first: one inside `left`, then one across the border, then one inside `right`.
         """
         V = len(self._time)
-        merged_left = merged_right = NEVER          # the times at which the parts at the border are merged
+        # the times at which the parts at the border are merged
+        merged_left = NEVER
+        merged_right = NEVER
         while True:
             rank = self._rank.get(left * V + right)
             if rank is not None and rank < merged_left and rank <= merged_right:
@@ -146,50 +161,62 @@ class Merges:
         V = len(self._time)
         time = np.array(self._time)
         left = np.array(self._left)
-        keys = np.fromiter(self._rank.keys(), np.int64, len(self._rank))
-        ranks = np.fromiter(self._rank.values(), np.int64, len(self._rank))
+        size = len(self._rank)
+        keys = np.fromiter(self._rank.keys(), np.int64, size)
+        ranks = np.fromiter(self._rank.values(), np.int64, size)
         by_left = np.argsort(keys)
         keys = keys[by_left]
         ranks = ranks[by_left]
-        part = owner = np.flatnonzero(self.stable)
+        part = np.flatnonzero(self.stable)
+        owner = part
         end = np.full(part.size, NEVER)
         spines = []
         while part.size:
             spines.append((part, owner, end))
             above = left[part] >= 0
-            part, owner, end = left[part[above]], owner[above], time[part[above]]
-        parts, owners, ends = (np.concatenate(each) for each in zip(*spines, strict=True))
+            owner = owner[above]
+            end = time[part[above]]
+            part = left[part[above]]
+        columns = zip(*spines, strict=True)
+        parts, owners, ends = map(np.concatenate, columns)
         by_part = np.argsort(parts, kind="stable")
+        owners = owners[by_part].astype(np.int32)
         ids = np.arange(V + 1)
-        first = np.searchsorted(keys // V, ids)
+        lefts = keys // V
+        first = np.searchsorted(lefts, ids)
         begin = np.searchsorted(parts[by_part], ids)
-        return time, keys % V, ranks, first, owners[by_part].astype(np.int32), ends[by_part], begin
+        return time, keys % V, ranks, first, owners, ends[by_part], begin
 
 
 class Rules(NamedTuple):
     """Certain facts about a tokenizer; the defaults state none."""
 
     splits: Sequence[Split] = ()
-    merges: Merges | None = None                    # None: any two tokens may be neighbours
-    alphabet: frozenset[str] = frozenset()          # characters that byte tokens do not spell
-    begin: bytes = b""                              # of every text; b"" if texts may begin with anything
-    alone: bool = True                              # True if `begin` can be a whole text
-    doubt: str = ""                                 # a rule that these facts leave out; "" if there is none
+    merges: Merges | None = None  # None: any two tokens may be neighbours
+    alphabet: frozenset[str] = frozenset()  # characters that byte tokens do not spell
+    begin: bytes = b""  # of every text; b"" if texts may begin with anything
+    alone: bool = True  # True if `begin` can be a whole text
+    doubts: Sequence[str] = ()  # rules that these facts leave out
 
 
-def read_rules(rules: dict[str, Any], vocab: VocabularyLike, has_text: Bools, added: Iterable[int]) -> Rules:
+def read_rules(
+    rules: dict[str, Any], vocab: VocabularyLike, has_text: Bools, added: Iterable[int]
+) -> Rules:
     """Return the rules of a tokenizer from its JSON; raise UnsupportedTokenizer if nothing is certain.
 
     `has_text` is a (V,) bool ndarray: True at tokens that add bytes to a text. `added` lists the ids of added tokens.
     """
     model = rules["model"]
-    marked = model["type"] != "BPE" or model["continuing_subword_prefix"] or model["end_of_word_suffix"]
-    _refuse_if_any({f"its model is {model['type']}, or BPE that marks the parts of words": marked})
+    kind = model["type"]
+    if kind != "BPE" or model["continuing_subword_prefix"] or model["end_of_word_suffix"]:
+        raise UnsupportedTokenizer(f"its model is {kind}, or BPE that marks the parts of words")
     normalizers = _sequence(rules["normalizer"], "normalizers")
     steps = _sequence(rules["pre_tokenizer"], "pretokenizers")
-    if REWRITE in normalizers[-1:]:                 # no blanks are left to split at
+    if REWRITE in normalizers[-1:]:  # no blanks are left to split at
         steps = [step for step in steps if step.get("pattern") != {"String": " "}]
-    splits = [split for step in steps for split in _splits(step)]
+    splits = list[Split]()
+    for step in steps:
+        splits += _splits(step)
     types = [step["type"] for step in steps]
     pieces = model["vocab"]
     blank, begin = _read_blanks(normalizers, steps, bool(splits), pieces)
@@ -197,18 +224,24 @@ def read_rules(rules: dict[str, Any], vocab: VocabularyLike, has_text: Bools, ad
     letters = {piece: vocab.tokens[id] for piece, id in pieces.items() if len(piece) == 1}
     alphabet = frozenset[str]()
     byte_ids = []
-    longest = 4                                         # bytes of a letter, at most
-    num_bytes = 0                                       # that have a token
+    longest = 4  # bytes of a letter, at most
+    num_bytes = 0  # that have a token
     if "ByteLevel" in types:
         longest = 1
         num_bytes = len(set(letters.values()))
     elif model["byte_fallback"]:
-        alphabet = frozenset("".join(letters).replace(BLANK, " ")) | letters.keys()
+        spelled = "".join(letters).replace(BLANK, " ")
+        alphabet = frozenset(spelled) | letters.keys()
         byte_ids = [pieces[piece] for piece in BYTE_PIECES & pieces.keys()]
         num_bytes = len(byte_ids)
     never = {" "} - {blank}
-    leaves = [pieces[char] for char in letters.keys() - never if len(letters[char]) <= longest]
-    leaves += [id for id in byte_ids if vocab.tokens[id].decode("utf-8", "replace") not in alphabet]
+    leaves = []
+    for char in letters.keys() - never:
+        if len(letters[char]) <= longest:
+            leaves.append(pieces[char])
+    for id in byte_ids:
+        if vocab.tokens[id].decode("utf-8", "replace") not in alphabet:
+            leaves.append(id)
     unknown = model["unk_token"] if num_bytes < 256 else None
     if unknown in pieces:
         leaves.append(pieces[unknown])
@@ -219,30 +252,29 @@ def read_rules(rules: dict[str, Any], vocab: VocabularyLike, has_text: Bools, ad
     sizes = [0] * len(vocab.tokens)
     for piece, id in pieces.items():
         sizes[id] = len(piece)
-    products = [(pieces[left], pieces[right], pieces[left + right]) for left, right in model["merges"]]
+    products = []
+    for left, right in model["merges"]:
+        products.append((pieces[left], pieces[right], pieces[left + right]))
     merges = Merges(sizes, leaves, products)
-    _refuse_if_any({"its merges are not in the order in which they can happen": not merges.ascending})
-    doubt = first_reason({
-        "it normalises its text": normalizers not in ([], [REWRITE], [PREPEND, REWRITE]),
-        "it puts a blank before some texts": "Metaspace" in types and steps[0]["prepend_scheme"] != "never",
-        "it has a token for unknown characters": unknown,
-        "it has tokens that no merges make": model["ignore_merges"] and not merges.stable[list(checked.values())].all(),
-    })
-    return Rules(splits, merges, alphabet, begin, normalizers != [PREPEND, REWRITE], doubt)
-
-
-def first_reason(reasons: dict[str, Any]) -> str:
-    """Return the first reason that holds; "" if none does."""
-    return next((reason for reason, holds in reasons.items() if holds), "")
-
-
-def _refuse_if_any(reasons: dict[str, Any]) -> None:
-    if reason := first_reason(reasons):
-        raise UnsupportedTokenizer(reason)
+    if not merges.ascending:
+        raise UnsupportedTokenizer("its merges are not in the order in which they can happen")
+    doubts = list[str]()
+    if normalizers not in ([], [REWRITE], [PREPEND, REWRITE]):
+        doubts.append("it normalises its text")
+    if "Metaspace" in types and steps[0]["prepend_scheme"] != "never":
+        doubts.append("it puts a blank before some texts")
+    if unknown:
+        doubts.append("it has a token for unknown characters")
+    if model["ignore_merges"] and not merges.stable[list(checked.values())].all():
+        doubts.append("it has tokens that no merges make")
+    return Rules(splits, merges, alphabet, begin, normalizers != [PREPEND, REWRITE], doubts)
 
 
 def _read_blanks(
-    normalizers: list[dict[str, Any]], steps: list[dict[str, Any]], splits: bool, pieces: dict[str, int]
+    normalizers: list[dict[str, Any]],
+    steps: list[dict[str, Any]],
+    splits: bool,
+    pieces: dict[str, int],
 ) -> tuple[str, bytes]:
     """Return the form of a blank when tokens are merged, BLANK or " ", and the bytes that begin every text."""
     types = [step["type"] for step in steps]
@@ -252,29 +284,37 @@ def _read_blanks(
     rewritten = metaspace or replaced
     added = any(step.get("add_prefix_space") for step in steps)
     reread = "ByteLevel" in types[:-1] or (metaspace and several)
-    _refuse_if_any({
-        "its pre-tokenizers read what something else has written":
-            reread or (replaced and not metaspace and (splits or "ByteLevel" in types)),
-        "it puts a blank before its pre-tokens": added and several,
-        "it rewrites blanks as a character that it does not know": rewritten and BLANK not in pieces,
-    })
+    if replaced and not metaspace:
+        reread |= splits or "ByteLevel" in types
+    if reread:
+        raise UnsupportedTokenizer("its pre-tokenizers read what something else has written")
+    if added and several:
+        raise UnsupportedTokenizer("it puts a blank before its pre-tokens")
+    if rewritten and BLANK not in pieces:
+        raise UnsupportedTokenizer("it rewrites blanks as a character that it does not know")
     begins = added or normalizers == [PREPEND, REWRITE]
     return BLANK if rewritten else " ", b" " if begins else b""
 
 
-def _check_pieces(pieces: dict[str, int], vocab: VocabularyLike, letters: dict[str, bytes] | None, blank: str) -> None:
+def _check_pieces(
+    pieces: dict[str, int], vocab: VocabularyLike, letters: dict[str, bytes] | None, blank: str
+) -> None:
     """Raise UnsupportedTokenizer if the bytes of a token differ from its piece, read by `letters` or as UTF-8."""
     for piece, id in pieces.items():
         spelled = piece.replace(blank, " ").encode()
         if letters is not None:
             spelled = b"".join([letters.get(char, b"?") for char in piece])
         if vocab.tokens[id] != spelled:
-            raise UnsupportedTokenizer(f"its token {id}, {vocab.tokens[id]!r}, is not spelled like its piece {piece!r}")
+            token = f"its token {id}, {vocab.tokens[id]!r},"
+            raise UnsupportedTokenizer(f"{token} is not spelled like its piece {piece!r}")
 
 
 def _sequence(rule: dict[str, Any] | None, parts: str) -> list[dict[str, Any]]:
     """Return the rules that are applied one after the other."""
-    return [] if rule is None else rule.get(parts, [rule])
+    if rule is None:
+        return []
+    found: list[dict[str, Any]] = rule.get(parts, [rule])
+    return found
 
 
 def _splits(step: dict[str, Any]) -> list[Split]:
@@ -296,12 +336,14 @@ def _splits(step: dict[str, Any]) -> list[Split]:
             return [Split(" [^ ]*|[^ ]+")]
         case {"type": "ByteLevel"} | {"type": "Metaspace", "replacement": "\u2581"}:
             return []
-    raise UnsupportedTokenizer(f"its pre-tokenizer {step['type']} is not supported: {json.dumps(step)}")
+    raise UnsupportedTokenizer(
+        f"its pre-tokenizer {step['type']} is not supported: {json.dumps(step)}"
+    )
 
 
-MASK_BYTES = 1 << 26                                # memory for each of the three tables of masks
-SAMPLES = "a a", "  a  "                            # texts that a decoder must reproduce
-MAX_STATES = 1 << 16                                # states of the pre-tokeniser whose steps are kept
+MASK_BYTES = 1 << 26  # memory for each of the three tables of masks
+SAMPLES = "a a", "  a  "  # texts that a decoder must reproduce
+MAX_STATES = 1 << 16  # states of the pre-tokeniser whose steps are kept
 
 
 class CanonicalState(NamedTuple):
@@ -316,8 +358,8 @@ class CanonicalState(NamedTuple):
     """
 
     pretokens: PreTokenState
-    last: int                                       # the last token; -1 if it cannot merge with the next one
-    tokens: tuple[int, ...] | None                  # the whole sequence; None if the tokenizer is supported
+    last: int  # the last token; -1 if it cannot merge with the next one
+    tokens: tuple[int, ...] | None  # the whole sequence; None if the tokenizer is supported
 
 
 class Canonical(Shared):
@@ -381,32 +423,39 @@ class Canonical(Shared):
         try:
             rules = read_rules(config, vocab, self._has_text, added.tolist())
         except UnsupportedTokenizer as error:
-            rules = Rules(doubt=str(error))
+            rules = Rules(doubts=[str(error)])
         literals = []
         for token in config["added_tokens"]:
             if not (token["special"] and backend.encode_special_tokens):
                 literals.append(_literal(token, config["normalizer"]))
-        self.reason = first_reason({
-            rules.doubt: rules.doubt,
-            "it has added tokens that are text": self._added.size,
-            "it has added tokens that it finds in some texts only": None in literals,
-            "its decoder does not give back its text": not all(map(self.is_canonical, map(self.encode, SAMPLES))),
-        })
+        reasons = list(rules.doubts)
+        if self._added.size:
+            reasons.append("it has added tokens that are text")
+        if None in literals:
+            reasons.append("it has added tokens that it finds in some texts only")
+        if not all(map(self.is_canonical, map(self.encode, SAMPLES))):
+            reasons.append("its decoder does not give back its text")
+        self.reason = next(iter(reasons), "")
         self._merges = rules.merges
         self._possible = self._has_text.copy()
         self._possible[self._added] = False
         if self._merges is not None and not config["model"]["ignore_merges"]:
             self._possible &= self._merges.stable
-        self._pre = PreTokens(rules.splits, filter(None, literals), rules.alphabet, rules.begin, rules.alone)
+        self._pre = PreTokens(
+            rules.splits, filter(None, literals), rules.alphabet, rules.begin, rules.alone
+        )
         self._trie = trie_of(vocab)
         self._graph = MemoGraph(self._pre)
         most = MASK_BYTES // len(vocab.tokens)
-        self._masks = Memo(self._find_mask, most)           # (state of the pre-tokeniser, last token) -> mask
-        self._stable_masks = Memo(self._find_stable, most)  # last token -> tokens that are stable after it
-        self._uncut_masks = Memo(self._find_uncut, most)    # state of the pre-tokeniser -> tokens without a cut inside
-        self._after = Memo(self._read, MAX_STATES)          # (opened state, bytes of a token) -> the state after it
+        # (state of the pre-tokeniser, last token) -> mask
+        self._masks = Memo(self._find_mask, most)
+        # last token -> tokens that are stable after it
+        self._stable_masks = Memo(self._find_stable, most)
+        # state of the pre-tokeniser -> tokens without a cut inside
+        self._uncut_masks = Memo(self._find_uncut, most)
         self._lock = Lock()
-        self.start = CanonicalState(self._pre.start, -1, () if self.reason else None)
+        tokens = () if self.reason else None
+        self.start = CanonicalState(self._pre.start, -1, tokens)
 
     def __repr__(self) -> str:
         return f"Canonical({len(self.vocab.tokens)} tokens, {'supported' if self.supported else 'not supported'})"
@@ -425,7 +474,9 @@ class Canonical(Shared):
         """Check the definition: none of `tokens` is special, and encode(decode(tokens)) == tokens."""
         ids = [int(token) for token in tokens]
         text = self._tokenizer.decode(ids, skip_special_tokens=False)
-        return bool(self._has_text[ids].all()) and self.encode(text) == ids
+        if not self._has_text[ids].all():
+            return False
+        return self.encode(text) == ids
 
     def after(self, tokens: Iterable[int]) -> CanonicalState:
         """Return the state after tokens that are already there, such as those of a context.
@@ -435,7 +486,10 @@ class Canonical(Shared):
         ValueError names the first place where that shows.
         """
         ids = [int(token) for token in tokens]
-        begin = max((at + 1 for at, id in enumerate(ids) if not self._has_text[id]), default=0)
+        begin = 0
+        for at, id in enumerate(ids):
+            if not self._has_text[id]:
+                begin = at + 1
         state = self.start
         for at, id in enumerate(ids[begin:], begin):
             found = self.advance(state, id)
@@ -449,22 +503,28 @@ class Canonical(Shared):
 
     def accepts(self, state: CanonicalState) -> bool:
         """Return True if the sequence is canonical when it ends in `state`."""
-        return self._pre.accepts(state.pretokens) if state.tokens is None else self.is_canonical(state.tokens)
+        if state.tokens is None:
+            return self._pre.accepts(state.pretokens)
+        return self.is_canonical(state.tokens)
 
     def advance(self, state: CanonicalState, token: int) -> CanonicalState | None:
         """Return the state after a token of the vocabulary, or None if no canonical sequence is known to begin so."""
         pretokens, last, tokens = state
         if not 0 <= token < len(self._has_text):
-            raise ValueError(f"token {token} is not in this vocabulary, whose ids are 0 to {len(self._has_text) - 1}")
+            raise ValueError(
+                f"token {token} is not in this vocabulary, whose ids are 0 to {len(self._has_text) - 1}"
+            )
         tokens = None if tokens is None else (*tokens, int(token))
         if not self._possible[token]:
-            apart = token in self._added and self._pre.accepts(pretokens)
-            return CanonicalState(self._pre.start, -1, tokens) if apart else None
-        stable = last < 0 or self._merges is None or self._merges.is_stable_pair(last, token)
-        opened = self._pre.open(pretokens, stable)
-        if opened is None:
+            if token in self._added and self._pre.accepts(pretokens):
+                return CanonicalState(self._pre.start, -1, tokens)
             return None
-        after = self._after[opened, self.vocab.tokens[token]]
+        stable = last < 0 or self._merges is None or self._merges.is_stable_pair(last, token)
+        after = self._pre.open(pretokens, stable)
+        for byte in self.vocab.tokens[token]:
+            if after is None:
+                return None
+            after = self._pre.step(after, byte)
         return after and CanonicalState(after, int(token), tokens)
 
     def mask(self, state: CanonicalState) -> Bools:
@@ -478,36 +538,36 @@ class Canonical(Shared):
     def _find_mask(self, key: tuple[PreTokenState, int]) -> Bools:
         pretokens, last = key
         mask = np.zeros_like(self._possible)
-        for stable, after_last in (True, self._stable_masks[last]), (False, np.True_):
-            opened = self._pre.open(pretokens, stable)
-            if opened is not None:
-                mask |= self._uncut_masks[opened] & after_last
+        cut = self._pre.open(pretokens, False)
+        if cut is not None:
+            mask |= self._uncut_masks[cut]
+        opened = self._pre.open(pretokens, True)
+        if opened is not None:
+            mask |= self._uncut_masks[opened] & self._stable_masks[last]
         mask[self._added] = self._pre.accepts(pretokens)
         mask.flags.writeable = False
         return mask
 
     def _find_stable(self, last: int) -> Bools:
-        return self._possible if last < 0 or self._merges is None else self._merges.stable_after(last)
+        if last < 0 or self._merges is None:
+            return self._possible
+        return self._merges.stable_after(last)
 
     def _find_uncut(self, opened: PreTokenState) -> Bools:
         mask = np.zeros_like(self._possible)
         self._graph = self._graph.renewed(MAX_STATES)
-        mask[walk_state(self._graph, self._trie, self._graph.number(opened))[0]] = True
+        number = self._graph.number(opened)
+        ids, _ = walk_state(self._graph, self._trie, number)
+        mask[ids] = True
         return mask & self._possible
-
-    def _read(self, key: tuple[PreTokenState, bytes]) -> PreTokenState | None:
-        """Return the state after a token's bytes, or None if they do not fit."""
-        opened, data = key
-        state: PreTokenState | None = opened
-        for byte in data:
-            state = state and self._pre.step(state, byte)
-        return state
 
 
 def _literal(token: dict[str, Any], normalizer: Any) -> bytes | None:
     """Return the text of an added token if the tokenizer finds the token in every text that contains it, else None."""
     content: str = token["content"]
     changed = token["normalized"] and normalizer
-    if token["single_word"] or changed or content[:1] in ("", " "):    # a decoder may strip a leading blank
+    if (
+        token["single_word"] or changed or content[:1] in ("", " ")
+    ):  # a decoder may strip a leading blank
         return None
     return content.encode()

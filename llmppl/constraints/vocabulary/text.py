@@ -22,7 +22,9 @@ class Spelled(Shared):
         raise NotImplementedError
 
     def __radd__(self, other: str) -> Text:
-        return Text(bytes_of(other) + self.bytes) if isinstance(other, str) else NotImplemented
+        if not isinstance(other, str):
+            return NotImplemented
+        return Text(bytes_of(other) + self.bytes)
 
 
 class EndOfText(Spelled):
@@ -48,10 +50,12 @@ class EndOfText(Spelled):
     def __str__(self) -> str:
         return ""
 
-    def __hash__(self) -> int:                      # Token defines `==`, also for EOS on the left
-        raise TypeError("EOS has no hash: it equals every eos token of a vocabulary, and their hashes differ")
+    def __hash__(self) -> int:  # Token defines `==`, also for EOS on the left
+        raise TypeError(
+            "EOS has no hash: it equals every eos token of a vocabulary, and their hashes differ"
+        )
 
-    def __reduce__(self) -> str:                    # pickle stores the name of the one object
+    def __reduce__(self) -> str:  # pickle stores the name of the one object
         return "EOS"
 
 
@@ -92,10 +96,12 @@ class Text(Spelled, str):
             return self.bytes == other.bytes
         return str.__eq__(self, other)
 
-    __ne__ = object.__ne__                          # the opposite of __eq__
+    __ne__ = object.__ne__  # the opposite of __eq__
 
     def __add__(self, other: str | Spelled) -> Text:
-        return Text(self.bytes + bytes_of(other)) if isinstance(other, (str, Spelled)) else NotImplemented
+        if not isinstance(other, (str, Spelled)):
+            return NotImplemented
+        return Text(self.bytes + bytes_of(other))
 
     def __reduce__(self) -> tuple[type[Text], tuple[Bytes]]:
         return Text, (self.bytes,)

@@ -49,36 +49,45 @@ class Trie(Shared):
         self.tokens = list(tokens)
         for id in never:
             self.tokens[id] = b""
-        length = np.fromiter(map(len, self.tokens), np.int64, len(self.tokens))
+        V = len(self.tokens)
+        length = np.fromiter(map(len, self.tokens), np.int64, V)
         if length.max(initial=0) > 65535:
-            raise ValueError(f"token {length.argmax()} has {length.max()} bytes; at most 65535 are possible")
+            raise ValueError(
+                f"token {length.argmax()} has {length.max()} bytes; at most 65535 are possible"
+            )
         blob = np.frombuffer(b"".join(self.tokens), np.uint8)
-        order = np.array(sorted(np.flatnonzero(length).tolist(), key=self.tokens.__getitem__), np.int64)
-        begin = (np.cumsum(length) - length)[order]
+        with_bytes = np.flatnonzero(length).tolist()
+        order = np.array(sorted(with_bytes, key=self.tokens.__getitem__), np.int64)
+        begin = np.cumsum(length) - length
+        begin = begin[order]
         length = length[order]
         common = _shared_bytes(blob, begin, length)
-        fresh = length - common                     # nodes that a token adds
+        fresh = length - common  # nodes that a token adds
         last = np.cumsum(fresh)
         where = ranges(begin + common, fresh)
         self.order = order.astype(np.int32)
         self.byte = blob[where]
-        self.depth = (where - np.repeat(begin, fresh)).astype(np.uint16)
+        depth = where - np.repeat(begin, fresh)
+        self.depth = depth.astype(np.uint16)
+        num_ends = np.bincount(last - 1, minlength=where.size)
         self.first = np.zeros(where.size + 1, np.uint32)
-        np.cumsum(np.bincount(last - 1, minlength=where.size), out=self.first[1:])
-        cuts = [0, *np.cumsum(np.bincount(self.depth, minlength=1)).tolist()]
+        np.cumsum(num_ends, out=self.first[1:])
+        sizes = np.bincount(self.depth, minlength=1)
+        cuts = [0, *np.cumsum(sizes).tolist()]
         self.levels = list(itertools.pairwise(cuts))
         self.nodes = np.argsort(self.depth, kind="stable")
         self.bytes = self.byte[self.nodes].astype(np.int64)
         self.num_children = np.zeros(where.size + 1, np.int64)
         self.num_children[-1] = cuts[1]
         for (a, b), (_, c) in itertools.pairwise(self.levels):
-            parent = np.searchsorted(self.nodes[a:b], self.nodes[b:c]) - 1
+            above = self.nodes[a:b]
+            parent = np.searchsorted(above, self.nodes[b:c]) - 1
             self.num_children[a:b] = np.bincount(parent, minlength=b - a)
         self.first_child = cuts[1] + np.cumsum(self.num_children) - self.num_children
         self.first_child[-1] = 0
-        self.loops: dict[Any, Any] = {}             # memos of those who read the trie
+        self.loops: dict[Any, Any] = {}  # memos of those who read the trie
 
-    def __getstate__(self) -> dict[str, Any]:       # loops are found again
+    def __getstate__(self) -> dict[str, Any]:  # loops are found again
         return {**self.__dict__, "loops": {}}
 
     def __len__(self) -> int:
@@ -88,13 +97,15 @@ class Trie(Shared):
     def alone(self) -> Ints:
         """Bytes that are tokens by themselves, ascending."""
         a, b = self.levels[0]
-        is_end = self.first[self.nodes[a:b] + 1] > self.first[self.nodes[a:b]]
+        nodes = self.nodes[a:b]
+        is_end = self.first[nodes + 1] > self.first[nodes]
         return self.bytes[a:b][is_end]
 
     @cached_property
     def complete(self) -> bool:
         """True if every byte of UTF-8 is a token by itself, so that no text has a dead end."""
-        return set(self.alone.tolist()).issuperset([*range(0xC0), *range(0xC2, 0xF5)])
+        alone = set(self.alone.tolist())
+        return alone.issuperset([*range(0xC0), *range(0xC2, 0xF5)])
 
     @cached_property
     def place(self) -> Ints:
@@ -107,29 +118,35 @@ class Trie(Shared):
     @cached_property
     def parent(self) -> Ints:
         """Place of the parent, by place: (n,)."""
-        above = np.repeat(np.arange(len(self)), self.num_children[:-1])
-        return np.concatenate([np.full(self.levels[0][1], len(self)), above])
+        places = np.arange(len(self))
+        above = np.repeat(places, self.num_children[:-1])
+        root = np.full(self.levels[0][1], len(self))
+        return np.concatenate([root, above])
 
     @cached_property
     def skip(self) -> Ints:
         """First node after the subtree of each node: (n + 1,); n for the root."""
-        skip = np.full(len(self) + 1, len(self))    # by place
+        skip = np.full(len(self) + 1, len(self))  # by place
         for a, b in self.levels:
-            skip[a:b] = np.minimum(np.append(self.nodes[a + 1 : b], len(self)), skip[self.parent[a:b]])
+            following = np.append(self.nodes[a + 1 : b], len(self))
+            after_parent = skip[self.parent[a:b]]
+            skip[a:b] = np.minimum(following, after_parent)
         return skip[self.place]
 
     def tokens_at(self, nodes: Ints, states: Ids, begin: Ints) -> tuple[Ids, Ids, Ints]:
         """Return the ids of the tokens that end in `nodes`, the states of their nodes, and the new `begin`."""
-        first = self.first.astype(np.int64)
-        number = first[nodes + 1] - first[nodes]
-        ids = self.order[ranges(first[nodes], number)]
-        return ids, np.repeat(states, number), np.append(0, np.cumsum(number))[begin]
+        first = self.first[nodes].astype(np.int64)
+        number = self.first[nodes + 1] - first
+        ids = self.order[ranges(first, number)]
+        ends = np.append(0, np.cumsum(number))
+        return ids, np.repeat(states, number), ends[begin]
 
 
 def ranges(begin: Ints, size: Ints) -> Ints:
     """Return the concatenation of the ranges begin[i], begin[i] + 1, ..., begin[i] + size[i] - 1."""
     end = size.cumsum()
-    found: Ints = (begin - end + size).astype(np.int64, copy=False).repeat(size)
+    shift = (begin - end + size).astype(np.int64, copy=False)
+    found: Ints = shift.repeat(size)
     found += np.arange(found.size)
     return found
 
@@ -142,7 +159,9 @@ def _shared_bytes(blob: npt.NDArray[np.uint8], begin: Ints, length: Ints) -> Int
     shared = 0
     while alike.size:
         alike = alike[shorter[alike - 1] > shared]
-        alike = alike[blob[begin[alike] + shared] == blob[begin[alike - 1] + shared]]
+        here = blob[begin[alike] + shared]
+        before = blob[begin[alike - 1] + shared]
+        alike = alike[here == before]
         shared += 1
         common[alike] = shared
     return common
@@ -157,6 +176,6 @@ def trie_of(vocab: VocabularyLike) -> Trie:
         raise TypeError(f"masks are over a Vocabulary, such as lm.vocab, not {shown(vocab, 60)}")
     try:
         found = _tries.get(vocab)
-    except TypeError:                               # not hashable, or no weak references
+    except TypeError:  # not hashable, or no weak references
         return Trie(vocab.tokens, without_bytes(vocab))
     return found or _tries.setdefault(vocab, Trie(vocab.tokens, without_bytes(vocab)))

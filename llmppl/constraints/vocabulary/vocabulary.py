@@ -29,7 +29,7 @@ from typing import Any, SupportsIndex, overload
 import numpy as np
 
 from llmppl.constraints.constraint import Bools, Ints
-from llmppl.constraints.vocabulary.text import EOS, EndOfText, Spelled, Text, bytes_of
+from llmppl.constraints.vocabulary.text import EOS, Spelled, bytes_of
 from llmppl.support.arguments import shown
 from llmppl.support.graphs import Memo, reachable
 from llmppl.support.locks import Lock, cached_property
@@ -37,10 +37,12 @@ from llmppl.support.shared import Shared
 
 Decode = Callable[[Sequence[int]], str]
 BYTE_PIECES = frozenset(map("<0x{:02X}>".format, range(256)))
-HEX_BYTES = {f"<0x{a}{b}>": bytes.fromhex(a + b) for a, b in itertools.product(string.hexdigits, repeat=2)}
+HEX_BYTES = {
+    f"<0x{a}{b}>": bytes.fromhex(a + b) for a, b in itertools.product(string.hexdigits, repeat=2)
+}
 SAMPLES = "Hello, world! It's a test.\n\tx = 12", "naïve é 日本語 🙂"
 OPTIONS = {"skip_special_tokens": False, "clean_up_tokenization_spaces": False}
-NUM_SAMPLES = 64                                    # random samples of three tokens each
+NUM_SAMPLES = 64  # random samples of three tokens each
 
 
 def token_bytes(tokenizer: Any, pieces: dict[int, Any], added: dict[int, Any]) -> dict[int, bytes]:
@@ -54,8 +56,10 @@ def token_bytes(tokenizer: Any, pieces: dict[int, Any], added: dict[int, Any]) -
     decoded = {}
     for i in sorted(pieces.keys() - stated.keys()):
         text = between([i])
-        incomplete = "\ufffd" in text or backend is None and not text
-        decoded[i] = _spelled_bytes(pieces[i], text) if incomplete else text.encode()
+        if "\ufffd" in text or (backend is None and not text):
+            decoded[i] = _spelled_bytes(pieces[i], text)
+        else:
+            decoded[i] = text.encode()
     _check(tokenizer, between, decoded)
     return stated | decoded
 
@@ -65,11 +69,15 @@ def _stated_bytes(backend: Any, pieces: dict[int, Any], added: dict[int, Any]) -
     stated = {i: piece for i, piece in pieces.items() if isinstance(piece, bytes)}
     fallback = getattr(getattr(backend, "model", None), "byte_fallback", False)
     if fallback or BYTE_PIECES.issubset(pieces.values()):
-        stated |= {i: HEX_BYTES[piece] for i, piece in pieces.items() if piece in HEX_BYTES}
+        for i, piece in pieces.items():
+            if piece in HEX_BYTES:
+                stated[i] = HEX_BYTES[piece]
     # A token that was added to a byte-level model is matched as plain text, though the decoder may read it as bytes.
-    if getattr(backend, "decoder", None) is not None and b'"ByteLevel"' in backend.decoder.__getstate__():
-        texts = {i: pieces[i] for i in pieces.keys() & added.keys()}
-        stated |= {i: text.encode() for i, text in texts.items() if backend.model.token_to_id(text) != i}
+    decoder = getattr(backend, "decoder", None)
+    if decoder is not None and b'"ByteLevel"' in decoder.__getstate__():
+        for i in pieces.keys() & added.keys():
+            if backend.model.token_to_id(pieces[i]) != i:
+                stated[i] = pieces[i].encode()
     return stated
 
 
@@ -77,9 +85,12 @@ def _between(tokenizer: Any, backend: Any, pieces: dict[int, Any]) -> Decode:
     """Return a function that decodes ids between two guard tokens and cuts off the text of the guards."""
     name: Callable[[int], Any]
     join: Callable[[list[Any]], str]
+    guard: Any
     if backend is None:
-        name, join = int, functools.partial(tokenizer.decode, **OPTIONS)
-        guard = next(filter(pieces.__contains__, [*encode(tokenizer, "a", add_special_tokens=False), *pieces]))
+        name = int
+        join = functools.partial(tokenizer.decode, **OPTIONS)
+        letter = encode(tokenizer, "a", add_special_tokens=False)
+        guard = next(filter(pieces.__contains__, [*letter, *pieces]))
     else:
         name = pieces.__getitem__
         join = " ".join if backend.decoder is None else backend.decoder.decode
@@ -105,13 +116,18 @@ def _check(tokenizer: Any, between: Decode, exact: dict[int, bytes]) -> None:
         return
     rng = random.Random(0)
     samples = [rng.choices(ordinary, k=3) for _ in range(NUM_SAMPLES)]
-    samples += [list(filter(exact.__contains__, encode(tokenizer, text, add_special_tokens=False))) for text in SAMPLES]
+    for text in SAMPLES:
+        encoded = encode(tokenizer, text, add_special_tokens=False)
+        samples.append(list(filter(exact.__contains__, encoded)))
     for ids in samples:
-        data = b"".join(map(exact.__getitem__, ids))
+        tokens = [exact[id] for id in ids]
+        data = b"".join(tokens)
         expected = data.decode("utf-8", "replace")
-        whole = expected.encode() == data           # decoders differ in how they show an incomplete character
-        if whole and (text := between(ids)) != expected:
-            raise _inexact(tokenizer, list(map(exact.__getitem__, ids)), text, expected)
+        if expected.encode() != data:  # decoders differ in how they show an incomplete character
+            continue
+        text = between(ids)
+        if text != expected:
+            raise _inexact(tokenizer, tokens, text, expected)
 
 
 def _inexact(tokenizer: Any, tokens: Sequence[object], text: str, expected: str) -> ValueError:
@@ -127,17 +143,21 @@ def _spelled_bytes(piece: str, text: str) -> bytes:
 
     The piece is "<0xC3>" or has one letter for each byte; otherwise the bytes are those of `text`.
     """
-    in_bytes = bytes(map(_BYTE_OF.__getitem__, piece)) if _BYTE_OF.keys() >= set(piece) else text.encode()
-    return HEX_BYTES.get(piece, in_bytes)
+    if piece in HEX_BYTES:
+        return HEX_BYTES[piece]
+    if _BYTE_OF.keys() >= set(piece):
+        return bytes([_BYTE_OF[letter] for letter in piece])
+    return text.encode()
 
 
 # GPT-2's letters: printable Latin-1 stands for itself, and U+0100 and up for the other bytes
 _PRINTABLE = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
 _BYTE_OF = {chr(byte): byte for byte in range(256)}
-_BYTE_OF |= zip(map(chr, itertools.count(256)), sorted(set(range(256)) - _PRINTABLE), strict=False)
+for _place, _byte in enumerate(sorted(set(range(256)) - _PRINTABLE)):
+    _BYTE_OF[chr(256 + _place)] = _byte
 
 
-class Token(Spelled, int):
+class Token(Spelled, int):  # type: ignore[misc]  # `1 + token` is that of int
     """Token id that knows its vocabulary: `vocab[262]`.
 
     `str(token)` is its text and `token.bytes` its bytes; `text + token` is a Text. `token == EOS` is True if the token
@@ -173,28 +193,26 @@ class Token(Spelled, int):
         if other is EOS:
             return self.is_eos
         if isinstance(other, (str, bytes)):
-            remedy = f"str(token) == {str(other)!r}" if isinstance(other, str) else f"token.bytes == {other!r}"
-            end = ", or token == EOS for the end of the text" if int(self) in self.vocab.special_ids else ""
-            raise TypeError(f"{self!r} is an id, which no {type(other).__name__} equals: compare {remedy}{end}")
+            raise TypeError(
+                f"{self!r} is an id, which no {type(other).__name__} equals: compare str(token) or token.bytes, or "
+                "token == EOS for the end of the text"
+            )
         return int.__eq__(self, other)
 
-    __ne__ = object.__ne__                          # the opposite of __eq__
+    __ne__ = object.__ne__  # the opposite of __eq__
 
     def __str__(self) -> str:
         return self.bytes.decode("utf-8", "replace")
 
     def __repr__(self) -> str:
-        known = "special" if self.vocab.known[self] else "unknown"
-        text = repr(self.bytes if "\ufffd" in str(self) else str(self))
-        what = "EOS" if self.is_eos else known if int(self) in self.vocab.special_ids else text
+        what = repr(self.bytes if "\ufffd" in str(self) else str(self))
+        if self.is_eos:
+            what = "EOS"
+        elif not self.vocab.known[self]:
+            what = "unknown"
+        elif int(self) in self.vocab.special_ids:
+            what = "special"
         return f"Token({int(self)}, {what})"
-
-    @overload
-    def __radd__(self, other: str) -> Text: ...
-    @overload
-    def __radd__(self, other: int) -> int: ...
-    def __radd__(self, other: str | int) -> Text | int:
-        return Text(bytes_of(other) + self.bytes) if isinstance(other, str) else int.__radd__(self, other)
 
     def __reduce__(self) -> tuple[Callable[..., Any], tuple[Vocabulary, int]]:
         return operator.getitem, (self.vocab, int(self))
@@ -227,7 +245,7 @@ class Vocabulary(Shared, Sequence[Token]):
     TypeError
         If a token is not bytes, or an id not an int.
     ValueError
-        If there are no tokens, an id is not in 0..V-1, or an eos id is also unknown.
+        If there are no tokens, or an id is not in 0..V-1.
 
     Examples
     --------
@@ -237,20 +255,24 @@ class Vocabulary(Shared, Sequence[Token]):
     """
 
     def __init__(
-        self, tokens: Sequence[bytes], eos_ids: Iterable[int] = (), special_ids: Iterable[int] = (),
-        unknown_ids: Iterable[int] = (), special_texts: Mapping[int, str] = MappingProxyType({}),
-    ) -> None:  # fmt: skip
+        self,
+        tokens: Sequence[bytes],
+        eos_ids: Iterable[int] = (),
+        special_ids: Iterable[int] = (),
+        unknown_ids: Iterable[int] = (),
+        special_texts: Mapping[int, str] = MappingProxyType({}),
+    ) -> None:
         self.tokens = list(tokens)
         if not self.tokens:
             raise ValueError("a vocabulary needs at least one token, and was given none")
         for i, data in enumerate(self.tokens):
             if not isinstance(data, bytes):
-                raise TypeError(f"a token is bytes, but tokens[{i}] is the {type(data).__name__} {data!r}")
+                raise TypeError(
+                    f"a token is bytes, but tokens[{i}] is the {type(data).__name__} {data!r}"
+                )
         eos = self._ids(eos_ids, "eos_ids")
         special = self._ids([*special_ids, *special_texts], "special_ids")
         unknown = self._ids(unknown_ids, "unknown_ids")
-        if eos & unknown:
-            raise ValueError(f"ids {sorted(eos & unknown)} are given both as eos_ids and as unknown_ids")
         self.eos_ids = tuple(sorted(eos))
         self.special_ids = eos | special | unknown
         for i in self.special_ids:
@@ -276,14 +298,20 @@ class Vocabulary(Shared, Sequence[Token]):
         added = getattr(tokenizer, "added_tokens_decoder", {})
         pieces = {i: piece for piece, i in tokenizer.get_vocab().items()}
         pieces.update({i: token.content for i, token in added.items()})
-        if not pieces:
-            raise ValueError(f"the tokenizer {type(tokenizer).__name__} has no tokens")
         V = max(pieces) + 1
         eos = {*_as_ids(eos_ids), *_as_ids(tokenizer.eos_token_id)}
-        special = {i for i, token in added.items() if token.special} | {*_as_ids(tokenizer.all_special_ids)}
-        data = token_bytes(tokenizer, {i: piece for i, piece in pieces.items() if i not in special}, added)
+        special = set(_as_ids(tokenizer.all_special_ids))
+        special |= {i for i, token in added.items() if token.special}
+        ordinary = {i: piece for i, piece in pieces.items() if i not in special}
+        data = token_bytes(tokenizer, ordinary, added)
         texts = {i: pieces[i] for i in special | eos if i in pieces}
-        return cls([data.get(i, b"") for i in range(V)], eos, special, set(range(V)) - pieces.keys() - eos, texts)
+        return cls(
+            [data.get(i, b"") for i in range(V)],
+            eos,
+            special,
+            set(range(V)) - pieces.keys() - eos,
+            texts,
+        )
 
     def token(self, value: int) -> Token:
         """Return this vocabulary's Token for a token or id: an int (numpy's included), no str, float, bool or EOS.
@@ -306,15 +334,27 @@ class Vocabulary(Shared, Sequence[Token]):
         ValueError
             If no tokens spell `data`; the message names the first byte that cannot be reached.
         """
-        ids, lengths = self.ids_by_bytes, sorted({*map(len, self.ids_by_bytes)})
-        fewest = [(math.inf, -1)] * len(data) + [(0, -1)]  # tokens to the end, and the first
+        ids = self.ids_by_bytes
+        lengths = set(map(len, ids))
+
+        def ends(at: int) -> list[int]:
+            last = len(data) - at
+            return [at + n for n in lengths if n <= last and data[at : at + n] in ids]
+
+        fewest: dict[int, tuple[float, int]] = {
+            len(data): (0, -1)
+        }  # tokens to the end, and the first
         for at in reversed(range(len(data))):
-            parts = [data[at : at + n] for n in lengths]
-            ways = [(fewest[at + len(part)][0] + 1, ids[part][0]) for part in parts if part in ids]
-            fewest[at] = min(ways, default=fewest[at])
+            ways = []
+            for end in ends(at):
+                num, _ = fewest[end]
+                ways.append((num + 1, ids[data[at:end]][0]))
+            fewest[at] = min(ways, default=(math.inf, -1))
         if fewest[0][0] == math.inf:
-            at = max(reachable([0], lambda at: [at + n for n in lengths if data[at : at + n] in ids]))
-            raise ValueError(f"no tokens of this vocabulary spell {shown(data)}: none continues at byte {at}")
+            at = max(reachable([0], ends))
+            raise ValueError(
+                f"no tokens of this vocabulary spell {shown(data)}: none continues at byte {at}"
+            )
         out = []
         at = 0
         while at < len(data):
@@ -355,18 +395,23 @@ class Vocabulary(Shared, Sequence[Token]):
     @cached_property
     def digest(self) -> bytes:
         """Digest of the contents."""
-        facts = repr((self.eos_ids, sorted(self.special_ids), np.flatnonzero(~self.known).tolist()))
-        return hashlib.blake2b(b"".join([self.lengths.tobytes(), *self.tokens, facts.encode()])).digest()
+        unknown = np.flatnonzero(~self.known).tolist()
+        facts = repr((self.eos_ids, sorted(self.special_ids), unknown))
+        contents = [self.lengths.tobytes(), *self.tokens, facts.encode()]
+        return hashlib.blake2b(b"".join(contents)).digest()
 
     def _ids(self, values: Iterable[int], name: str) -> frozenset[int]:
         return frozenset(self._id(value, name) for value in values)
 
     def _id(self, value: object, name: str) -> int:
         if isinstance(value, bool) or not isinstance(value, (int, np.integer)):
-            hint = "; EOS stands for every eos of a vocabulary: name one by its id" * isinstance(value, EndOfText)
-            raise TypeError(f"{name}: a token id is an int, not the {type(value).__name__} {value!r}{hint}")
+            raise TypeError(
+                f"{name}: a token id is an int, not the {type(value).__name__} {value!r}"
+            )
         if not 0 <= value < len(self.tokens):
-            raise ValueError(f"{name}: id {int(value)} is not in this vocabulary, whose ids are 0 to {len(self) - 1}")
+            raise ValueError(
+                f"{name}: id {int(value)} is not in this vocabulary, whose ids are 0 to {len(self) - 1}"
+            )
         return int(value)
 
     def __len__(self) -> int:
@@ -378,7 +423,8 @@ class Vocabulary(Shared, Sequence[Token]):
     def __getitem__(self, index: slice) -> list[Token]: ...
     def __getitem__(self, index: SupportsIndex | slice) -> Token | list[Token]:
         if isinstance(index, slice):
-            return [self._tokens[i] for i in range(*index.indices(len(self)))]
+            ids = range(*index.indices(len(self)))
+            return [self._tokens[i] for i in ids]
         try:
             return self._tokens[self._id(index, "vocab[id]")]
         except ValueError as error:
@@ -399,10 +445,16 @@ class Vocabulary(Shared, Sequence[Token]):
 
     def __reduce__(self) -> tuple[type[Vocabulary], tuple[Any, ...]]:
         unknown = np.flatnonzero(~self.known).tolist()
-        return Vocabulary, (self.tokens, self.eos_ids, sorted(self.special_ids), unknown, self.special_texts)
+        return Vocabulary, (
+            self.tokens,
+            self.eos_ids,
+            sorted(self.special_ids),
+            unknown,
+            self.special_texts,
+        )
 
 
-_LOADED = weakref.WeakValueDictionary[int, Vocabulary]()                # by id
+_LOADED = weakref.WeakValueDictionary[int, Vocabulary]()  # by id
 
 
 def loaded_vocabulary(digest: str) -> Vocabulary:
@@ -422,7 +474,8 @@ def encode(tokenizer: Any, text: str, **options: bool) -> list[Any]:
 
     A tokenizer of transformers writes `split_special_tokens` into the tokenizer that all threads share.
     """
-    with _encoding.lock: return [*tokenizer.encode(text, **options)]         # noqa: E701
+    with _encoding.lock:
+        return [*tokenizer.encode(text, **options)]  # noqa: E701
 
 
 def encode_fragment(tokenizer: Any, vocab: Vocabulary, text: str) -> list[int]:
@@ -447,15 +500,20 @@ def encode_fragment(tokenizer: Any, vocab: Vocabulary, text: str) -> list[int]:
     # After a guard, the tokenizer adds no space before the text; the text may merge with one of the guards.
     for guard in ("", "\n", "a", "."):
         ids = encode(tokenizer, guard + str(text), **options)
-        num = int(np.searchsorted(np.cumsum(vocab.lengths[ids[::-1]]), len(data))) + 1
-        tail = list(ids[-num:])                     # the fewest with at least as many bytes
-        spells = vocab.lengths[tail].all() and b"".join(map(vocab.tokens.__getitem__, tail)) == data
-        if spells and (guard or num == len(ids)):
-            return tail
+        if guard:
+            num_bytes = np.cumsum(vocab.lengths[ids[::-1]])
+            num = int(np.searchsorted(num_bytes, len(data))) + 1
+            ids = ids[-num:]  # the fewest with at least as many bytes
+        tokens = [vocab.tokens[id] for id in ids]
+        if all(tokens) and b"".join(tokens) == data:
+            return ids
     return vocab.spell(data)
 
 
 def _as_ids(ids: int | Iterable[int] | None) -> list[int]:
     """Return a list of ids; tokenizers and generation configs give one id, several, or None."""
-    given = ids if isinstance(ids, Iterable) else [ids]
-    return [i for i in given if i is not None]
+    if ids is None:
+        return []
+    if not isinstance(ids, Iterable):
+        return [ids]
+    return [i for i in ids if i is not None]
