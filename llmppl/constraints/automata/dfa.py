@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from llmppl.constraints.automata.budget import Budget
+from llmppl.constraints.automata.budget import MAX_STATES, Budget
 from llmppl.constraints.automata.determinise import Machine, Subsets, Threads, unguarded
 from llmppl.constraints.automata.nfa import ACCEPT, DEAD, LEAD_BYTES, NFA
 from llmppl.constraints.automata.operations import (
@@ -273,6 +273,9 @@ class DFA(Machine, Part):
         is_unbounded = most == math.inf
         last = least if is_unbounded else int(most)
         nfa = NFA(Budget(f"{arguments.shown(self)}.times({least}, {most})"))
+        if last > MAX_STATES:
+            raise nfa.budget.refusal(f"more than {MAX_STATES:,} states")
+        nfa.reserve(last * len(self.edges()))
         state = ACCEPT
         if is_unbounded:
             state = nfa.star(lambda again: nfa.include(self, again), ACCEPT)

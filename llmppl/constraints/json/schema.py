@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from decimal import Decimal
 from pathlib import Path
 from typing import Any, Literal
@@ -24,9 +24,11 @@ from llmppl.constraints.json.unit import begin_value, table
 from llmppl.constraints.machine.machine import Continuation, Item
 from llmppl.constraints.machine.parts import Part
 from llmppl.support.arguments import is_file_name, is_type, one_of
+from llmppl.support.graphs import postorder
 from llmppl.support.locks import cached_property
 
 MAX_STATES = 20_000                                 # of `automaton`
+MAX_WRITTEN = 1_000_000                             # values in a schema
 ANY_BLANKS = r"[ \n\r\t]*"
 
 
@@ -178,8 +180,28 @@ class JsonSchema(Part):
         return functools.partial(JsonSchema, **self._options), (self.type or self._text,)
 
 
+def _inside(given: Any) -> Iterable[Any]:
+    """Return the values in a dict or list."""
+    if isinstance(given, dict):
+        return given.values()
+    return given if isinstance(given, list | tuple) else ()
+
+
+def _check_size(schema: Any) -> None:
+    """Raise a ValueError if a schema is too large as text, where a dict that has two places is written twice."""
+    sizes = dict[int, int]()
+    for each in postorder([schema], _inside):
+        sizes[id(each)] = 1 + sum(sizes.get(id(inner), 0) for inner in _inside(each))
+    if sizes[id(schema)] > MAX_WRITTEN:
+        raise ValueError(
+            f"the schema has more than {MAX_WRITTEN:,} values when it is written out; "
+            "a $ref to a part in $defs that has many places would work"
+        )
+
+
 def _read(schema: Any) -> tuple[str, Any]:
     """Return the text of a schema, and its JSON values. Raises ValueError if it is not JSON, or no schema."""
+    _check_size(schema)
     try:
         text = schema if isinstance(schema, str) else json.dumps(schema)
         value = json.loads(text, parse_float=Decimal)

@@ -29,7 +29,7 @@ from llmppl.support.shared import Shared
 
 MAX_STEPS = 1 << 16  # that are kept
 LOCK = Lock()  # one thread at a time uses machines, which share units
-MAX_HYPOTHESES = 20_000  # of one state
+MAX_HYPOTHESES = 40_000  # hypotheses and continuations that are closed into one state
 
 
 Exit = Hashable
@@ -124,10 +124,15 @@ class Continuation:
     def bytes_left(self, alone: Bools) -> float:
         """Return a bound of the bytes to the end of the text; inf if none is known."""
         key = alone.tobytes()
-        found = self._left.get(key)
-        if found is None:
-            found = self._left[key] = self.find_left(alone)
-        return found
+        unknown = list[Continuation]()
+        each: Continuation | None = self
+        while each is not None and key not in each._left:
+            unknown.append(each)
+            each = each.after
+        while unknown:
+            last = unknown.pop()
+            last._left[key] = last.find_left(alone)
+        return self._left[key]
 
     def find_left(self, alone: Bools) -> float:
         raise NotImplementedError
@@ -234,6 +239,11 @@ class Machine:
         begun = set[Continuation]()
         accepts = False
         while todo:
+            if len(seen) + len(begun) > MAX_HYPOTHESES:
+                raise ValueError(
+                    f"{self._part!r}: a text can be read in more than {MAX_HYPOTHESES:,} ways; "
+                    "parts that begin differently, or end with a separator, would work"
+                )
             item = todo.pop()
             if isinstance(item, Continuation):
                 if item not in begun:

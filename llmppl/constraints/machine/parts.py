@@ -27,6 +27,8 @@ from llmppl.support import arguments
 from llmppl.support.locks import cached_property
 from llmppl.support.shared import Shared
 
+MAX_DEPTH = 60  # of parts inside each other
+MAX_SIZE = 10_000  # parts of a composition
 FOUND_AGAIN = {"machine", "text_machine", "_unit"}  # attributes that pickles leave out
 
 
@@ -80,6 +82,16 @@ class Part(Shared):
     def inner_parts(self) -> Sequence[Part]:
         """Parts of a composition."""
         return ()
+
+    @cached_property
+    def depth(self) -> int:
+        """Number of parts inside each other."""
+        return 1 + max((part.depth for part in self.inner_parts), default=0)
+
+    @cached_property
+    def size(self) -> int:
+        """Number of parts, as the composition is written: a part that has two places counts twice."""
+        return 1 + sum(part.size for part in self.inner_parts)
 
     @property
     def names(self) -> frozenset[str]:
@@ -259,6 +271,17 @@ def bounds(least: int, most: float | None) -> tuple[int, float]:
     return least, arguments.count("most", most, least=least)
 
 
+def check_size(part: Part) -> None:
+    """Raise a ValueError if a composition has too many parts, or they are nested too deep."""
+    reason = ""
+    if part.depth > MAX_DEPTH:
+        reason = f"nested more than {MAX_DEPTH} deep"
+    elif part.size > MAX_SIZE:
+        reason = f"made of more than {MAX_SIZE:,} parts"
+    if reason:
+        raise ValueError(f"a composition is {reason}; a Grammar with recursive rules would work")
+
+
 class Literal(Part):
     """One given text. It has no place in the value of a composition."""
 
@@ -391,6 +414,7 @@ class Named(Part):
         self.name = arguments.text("name", name)
         if not name:
             raise ValueError('name must be a text of at least one character, not ""')
+        check_size(self)
 
     def __repr__(self) -> str:
         return f"{in_brackets(self.part)}.named({self.name!r})"
@@ -429,6 +453,7 @@ class Concatenation(Part):
         self.parts = list[Part]()
         for part in parts:
             self.parts += part.pieces
+        check_size(self)
         names = [name for part in self.parts for name in part.names]
         if len(set(names)) < len(names):
             twice = sorted({name for name in names if names.count(name) > 1})
@@ -485,6 +510,7 @@ class Union(Part):
         self.parts = list[Part]()
         for part in parts:
             self.parts += part.parts if isinstance(part, Union) else [part]
+        check_size(self)
 
     def __repr__(self) -> str:
         return " | ".join(in_brackets(part) for part in self.parts)
@@ -557,10 +583,10 @@ class Repetition(Part):
         self.part = part
         self.least = least
         self.most = most
+        check_size(self)
 
     def __repr__(self) -> str:
-        most = "inf" if self.most == math.inf else f"{self.most:g}"
-        return f"{in_brackets(self.part)}.times({self.least}, {most})"
+        return f"{in_brackets(self.part)}.times({self.least}, {self.most})"
 
     @property
     def inner_parts(self) -> Sequence[Part]:
@@ -635,6 +661,7 @@ class Intersection(Part):
     def __init__(self, first: Part, second: Part) -> None:
         self.first = first
         self.second = second
+        check_size(self)
 
     def __repr__(self) -> str:
         return f"{in_brackets(self.first)} & {in_brackets(self.second)}"
@@ -701,7 +728,10 @@ class Intersection(Part):
 
 def in_brackets(part: Part) -> str:
     """Return the repr of a part, or the name of its class; a composition with an operator is in brackets."""
-    if isinstance(part, Concatenation | Union | Intersection):
+    shape = part
+    if not getattr(part, "reads_text", True):
+        shape = part.composition  # type: ignore[attr-defined]
+    if isinstance(shape, Concatenation | Union | Intersection):
         return f"({part!r})"
     name = repr(part)
     return type(part).__name__ if name.startswith("<") else name

@@ -10,7 +10,7 @@ A text given as symbols has special tokens among its bytes. A str is read withou
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple, Protocol
 
 from llmppl.constraints.machine.machine import Machine
@@ -78,7 +78,6 @@ class Reader:
                 self.data += b"\0"
         self._ends: Memo[tuple[Part, int], list[int]] = Memo(self._find_ends)
         self._readings: Memo[tuple[Part, int, int], Reading | None] = Memo(self._read)
-        self._splits: dict[tuple[Part, int, int, int], list[Reading] | None] = {}
 
     def read(self, part: Part, begin: int, end: int) -> Reading | None:
         """Return the reading of a piece, None if the part does not read it."""
@@ -132,51 +131,48 @@ class Reader:
 
     def read_row(self, parts: Sequence[Part], begin: int, end: int) -> list[Reading] | None:
         """Return the readings of pieces that follow each other, one for each part."""
-        first = parts[0]
-        if len(parts) == 1:
-            reading = self.read(first, begin, end)
-            return None if reading is None else [reading]
-        key = first, len(parts), begin, end
-        if key not in self._splits:
-            self._splits[key] = self._find_row(parts, begin, end)
-        return self._splits[key]
-
-    def _find_row(self, parts: Sequence[Part], begin: int, end: int) -> list[Reading] | None:
-        for cut in self.ends(parts[0], begin):
-            if cut > end:
-                continue
-            rest = self.read_row(parts[1:], cut, end)
-            if rest is None:
-                continue
-            reading = self.read(parts[0], begin, cut)
-            if reading is not None:
-                return [reading, *rest]
-        return None
+        return self._read_in_a_row(lambda number: parts[number], len(parts), len(parts), begin, end)
 
     def read_times(self, part: Part, least: int, most: float, begin: int, end: int) -> list[Reading] | None:
         """Return the readings of `least` to `most` pieces of one part; empty pieces only if they are needed."""
-        todo = [(begin, 0, [*self.ends(part, begin)][::-1])]
-        seen = {(begin, 0)}
+        return self._read_in_a_row(lambda number: part, least, most, begin, end)
+
+    def _read_in_a_row(
+        self, part_at: Callable[[int], Part], least: int, most: float, begin: int, end: int
+    ) -> list[Reading] | None:
+        """Return the readings of `least` to `most` pieces, the first ones as long as possible."""
+        todo = [(begin, self._cuts(part_at, begin, 0, most))]
+        seen = set[tuple[int, int]]()
         readings = list[Reading]()
         while todo:
-            at, number, cuts = todo[-1]
+            at, cuts = todo[-1]
+            number = len(readings)
             if at == end and number >= least:
                 return readings
-            if not cuts or number >= most:
+            if not cuts:
                 todo.pop()
                 if readings:
                     readings.pop()
                 continue
             cut = cuts.pop()
-            place = cut, number + 1
-            if cut > end or place in seen or (cut == at and number >= least):
+            more = number + 1
+            if cut > end or (cut, more) in seen or (cut == at and number >= least):
                 continue
-            seen.add(place)
-            reading = self.read(part, at, cut)
+            next_cuts = self._cuts(part_at, cut, more, most)
+            if not next_cuts and (cut < end or more < least):
+                continue
+            reading = self.read(part_at(number), at, cut)
             if reading is not None:
+                seen.add((cut, more))
                 readings.append(reading)
-                todo.append((cut, number + 1, [*self.ends(part, cut)][::-1]))
+                todo.append((cut, next_cuts))
         return None
+
+    def _cuts(self, part_at: Callable[[int], Part], at: int, number: int, most: float) -> list[int]:
+        """Return the places where the next piece may end, the furthest last; none after `most` pieces."""
+        if number >= most:
+            return []
+        return self.ends(part_at(number), at)[::-1]
 
 
 def value_of(part: Part, text: str | Sequence[Any]) -> Any:

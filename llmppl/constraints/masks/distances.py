@@ -133,6 +133,7 @@ def build(index: Any, max_states: int) -> PrecomputedIndex:
 MAX_MEMO = 1 << 16                                  # distances that are kept for states without a table
 MAX_WORK = 12_000_000                               # of the searches of one call, at 100 to 250 ns each
 MAX_WALKED = 50_000_000                             # tokens that the searches in one table read
+FEW = 30                                            # states that Python treats faster than numpy
 
 Floats = npt.NDArray[np.float64]
 
@@ -246,21 +247,38 @@ def _least_steps(edges: Ints, distance: Floats) -> Floats:
     target = edges & _TARGET
     source = source[np.argsort(target, kind="stable")]
     degrees = np.bincount(target, minlength=distance.size)
-    begin = np.cumsum(degrees) - degrees
+    begin = np.append(0, np.cumsum(degrees))
     order = np.argsort(distance, kind="stable")[: np.count_nonzero(distance < np.inf)]
-    depths, first = np.unique(distance[order], return_index=True)
-    given = dict(zip(depths.tolist(), np.split(order, first[1:]), strict=False))    # one piece of an empty order
+    given = order.tolist()
+    depths = distance[order].tolist()
+    num_given = 0
     distance = distance.copy()
-    nearer = order[:0]
+    sources: Any = memoryview(source)  # type: ignore[arg-type]
+    begins: Any = memoryview(begin)  # type: ignore[arg-type]
+    distances: Any = memoryview(distance)  # type: ignore[arg-type]
+    near: list[int] = []
     depth = 0.0
-    while given or nearer.size:
-        depth = depth if nearer.size else next(iter(given))
-        level = given.pop(depth, order[:0])
-        level = np.append(nearer, level[distance[level] == depth])
-        before = source[ranges(begin[level], degrees[level])]
-        nearer = np.unique(before[distance[before] > depth + 1])
+    while num_given < len(given) or near:
+        if not near:
+            depth = depths[num_given]
+        level = near
+        while num_given < len(given) and depths[num_given] == depth:
+            if distances[given[num_given]] == depth:
+                level.append(given[num_given])
+            num_given += 1
         depth = depth + 1
-        distance[nearer] = depth
+        if len(level) < FEW:
+            near = []
+            for state in level:
+                for before in sources[begins[state] : begins[state + 1]]:
+                    if distances[before] > depth:
+                        distances[before] = depth
+                        near.append(before)
+        else:
+            befores = source[ranges(begin[level], degrees[level])]
+            nearer = np.unique(befores[distance[befores] > depth])
+            distance[nearer] = depth
+            near = nearer.tolist()
     return distance
 
 

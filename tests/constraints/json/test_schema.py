@@ -505,6 +505,17 @@ def test_a_recursion_that_can_end_is_read(schema, text):
     assert refusals(schema, [text, text + "]"]) == ["", "masks"]
 
 
+def test_a_dict_with_many_places_is_written_out_to_some_size():
+    part = {"type": "integer"}
+    for _ in range(12):
+        part = {"allOf": [part, part]}
+    JsonSchema({"$defs": {"a": part}, "type": "null"})
+    for _ in range(100):
+        part = {"allOf": [part, part]}
+    with pytest.raises(ValueError, match="more than 1,000,000 values when it is written out"):
+        JsonSchema(part)
+
+
 # ---- values
 
 

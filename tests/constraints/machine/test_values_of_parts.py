@@ -5,6 +5,7 @@ import pickle
 from typing import Annotated, Literal
 
 import pytest
+from helpers.common import BYTES
 from pydantic import AfterValidator, BaseModel
 
 from llmppl import CachedTransformer, Grammar, JsonSchema, Regex, Values, generate
@@ -85,6 +86,56 @@ def test_a_check_of_one_part_chooses_the_cut():
         (EVEN + Regex("[0-9]?")).parse("1")
 
 
+def test_a_refused_piece_hides_no_other_cut_of_a_repetition():
+    def refuse_c(text):
+        if text == "c":
+            raise ValueError("c is refused")
+        return text
+
+    part = Values(Annotated[Literal["a", "ab", "c", "bc"], AfterValidator(refuse_c)])
+    assert (part + part).parse("abc") == ("a", "bc")
+    assert part.times(2).parse("abc") == ["a", "bc"]
+
+
+def test_alternatives_may_begin_with_the_same_part():
+    nested = Grammar('start: "(" start ")" | "x"')
+    part = (nested + Values(int).named("number")) | (nested + Regex("[a-z]").named("letter"))
+    assert part.parse("(x)1") == {"number": 1}
+    assert part.parse("(x)b") == {"letter": "b"}
+
+
+def test_six_hundred_parts_in_a_row_have_a_value():
+    part = PETS.named("pets")
+    for _ in range(600):
+        part = part + "a"
+    assert part.parse('["cat"]' + 600 * "a") == {"pets": ["cat"]}
+    index = part.index(BYTES)
+    assert index.tokens_to_accept(index.start) == 602
+
+
+@pytest.mark.parametrize("nest", [
+    lambda part: part.star(),
+    lambda part: part.named("x"),
+    lambda part: ("(" + part + ")").optional(),
+    lambda part: part & part,
+    lambda part: (part | "a") + "b",
+])  # fmt: skip
+def test_compositions_may_be_nested_to_some_depth(nest):
+    made = PETS
+    for _ in range(6):
+        made = nest(made)
+    made.index(BYTES)
+    with pytest.raises(ValueError, match="nested more than 60 deep|made of more than 10,000 parts"):
+        for _ in range(100_000):
+            made = nest(made)
+
+
+def test_names_of_compositions_have_brackets():
+    part = (Regex("a").named("x") + "b").times(2, math.inf)
+    assert repr(part | PETS).startswith("(Regex('a').named('x') + 'b').times(2, inf) | ")
+    assert repr(PETS.times(1234567)).endswith(".times(1234567, 1234567)")
+
+
 def test_membership_tests_masks_and_checks():
     assert "1" in JsonSchema({"type": "integer"}) and '"a"' not in JsonSchema({"type": "integer"})
     odd = JsonSchema({"type": "integer", "not": {"multipleOf": 2}})
@@ -101,6 +152,17 @@ def test_of_equal_texts_the_first_alternative_reads():
     assert (Regex("[0-9]+") | PETS | int).parse("1") == "1" and (int | Regex("[0-9]+")).parse(
         "1"
     ) == 1
+
+
+@pytest.mark.parametrize("make", [
+    lambda: Regex("").times(10**9),
+    lambda: Regex("[a-z]{0,9}").times(100_000),
+    lambda: part_of(has_no_b).times(10**9).machine,
+    lambda: part_of(has_no_b).times(0, 10**9).machine,
+])
+def test_huge_repetitions_of_what_may_be_empty_are_refused(make):
+    with pytest.raises(ValueError, match="too large|can be read in more than"):
+        make()
 
 
 @pytest.mark.parametrize("make, error, message", [

@@ -25,7 +25,7 @@ from llmppl.constraints.machine import effects
 from llmppl.constraints.masks import distances, mask_store
 from llmppl.constraints.masks import index as index_module
 from llmppl.constraints.vocabulary import trie_walk
-from llmppl.constraints.vocabulary.trie import Trie
+from llmppl.constraints.vocabulary.trie import Trie, ranges
 
 SHARED = ROOT.parent / "shared"
 
@@ -321,6 +321,15 @@ def naive_distances(recognizer, vocab):
         for state, steps in sigma.items():
             distance[state] = min([distance[state], *(1 + distance[target] for target in steps.values())])
     return sigma, distance
+
+
+def test_a_long_chain_of_states_is_no_long_row_of_arrays(monkeypatch):
+    asked = []
+    monkeypatch.setattr(distances, "ranges", lambda *given: asked.append(given) or ranges(*given))
+    table = np.zeros((3002, 256), np.int32)
+    table[1:-1, 97] = np.arange(2, 3002)
+    left = distances.bytes_to_accept(table, np.arange(3002) == 3001)
+    assert left[1:].tolist() == list(range(3000, -1, -1)) and len(asked) < 10
 
 
 @pytest.mark.parametrize("generic", [False, True])
