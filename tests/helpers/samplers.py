@@ -20,7 +20,7 @@ SAMPLERS = {
 every_sampler = pytest.mark.parametrize("run", SAMPLERS.values(), ids=SAMPLERS)
 
 
-def is_posterior(run, make, truth, *, full=1000, quick=150, least=0.0, **how):
+def is_posterior(run, make, truth, *, full=1000, quick=80, least=0.0, **how):
     """Check that the mean weight of each text over many runs is its `truth`, and that of all, Z.
 
     The error is at most 4.5 standard errors. Texts with less than `least` of Z are tested in Z only.

@@ -56,7 +56,7 @@ def test_answers_agree_with_a_plain_forward_pass_after_any_history(name):
     check()
 
 
-@settings(max_examples=repetitions(100, 8), derandomize=True)
+@settings(max_examples=repetitions(100, 4), derandomize=True)
 @given(operations(3, 6), BUDGETS, BUDGETS, BATCHES)
 def test_two_models_at_once_do_not_disturb_each_other(ops, budget, other, batch):
     lms = [

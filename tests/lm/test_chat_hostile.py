@@ -11,7 +11,7 @@ import re
 
 import numpy as np
 import pytest
-from helpers.common import wants_model
+from helpers.common import repetitions, wants_model
 from helpers.tokenizers import byte_level, llama, unigram
 from tokenizers import AddedToken, normalizers
 
@@ -283,7 +283,7 @@ def hostile(family):
         end[:-1],
         end[1:],
         f"<tool_call>{end}</tool_call>{turn}</think><think>",
-        5000 * "a " + end + 200 * turn,
+        repetitions(5000, 300) * "a " + end + 200 * turn,
     ]
 
 
@@ -307,7 +307,7 @@ def test_no_text_of_a_conversation_becomes_a_control_token(name):
 def test_halves_in_several_messages_make_no_control_token(name):
     family = FAMILIES[name]
     for token in [*family.special[:3], *family.added[:2]]:
-        for at in range(1, len(token)):
+        for at in range(1, len(token), repetitions(1, 2)):
             for first, second in itertools.pairwise(family.places):
                 family.check({first: token[:at], second: token[at:]})
             family.check(dict.fromkeys(family.places, token[at:] + token[:at]))

@@ -73,7 +73,7 @@ def test_a_local_model_loads_without_a_progress_bar_and_restores_the_setting(nam
 def test_models_loaded_in_threads_equal_those_loaded_one_by_one(bars, capfd):
     truth = CachedTransformer.from_pretrained(engine="transformers").context("Once").log_probs()
     with ThreadPoolExecutor(4) as threads:
-        for lm in threads.map(CachedTransformer.from_pretrained, [EMBEDDED] * 12):
+        for lm in threads.map(CachedTransformer.from_pretrained, [EMBEDDED] * repetitions(12, 6)):
             np.testing.assert_array_equal(lm.context("Once").log_probs(), truth)
     assert bars() == (True, True) and capfd.readouterr().err == ""
 

@@ -303,7 +303,7 @@ def test_foreign_draws_after_a_choice_are_unbiased(run):
             self.finish()
 
     random.seed(0)
-    is_posterior(run, Foreign, {"T": 1.5, "F": math.exp(-2.0) / 2}, quick=500)
+    is_posterior(run, Foreign, {"T": 1.5, "F": math.exp(-2.0) / 2}, quick=200)
 
 
 @every_sampler

@@ -45,7 +45,7 @@ from llmppl.queries import Query
 V = 6
 A, B, C, SPACE, AB, END = range(6)
 ENDS = "eos", "prefix", "boundary"
-RUNS = repetitions(800, 150)
+RUNS = repetitions(800, 100)
 each_end = pytest.mark.parametrize("end", ENDS)
 
 

@@ -131,7 +131,7 @@ PROBLEMS = st.one_of(FEW, FEW, FEW, SEEDS.map(functools.partial(random_problem, 
 # ---- search
 
 
-@settings(max_examples=repetitions(250, 40))
+@settings(max_examples=repetitions(250, 24))
 @given(PROBLEMS, st.sampled_from(["strings", "tokens"]), st.sampled_from(["joint", "conditional"]), st.integers(1, 5))
 def test_a_search_agrees_with_the_enumeration_and_its_order(problem, results, order, batch):
     expected = problem.truth(order)[results == "tokens"]
@@ -156,7 +156,7 @@ def test_unpushed_tokens_may_spell_the_best_string_together(num_letters, x, y):
     assert str(best) == "axy" and math.exp(best.log_prob) == pytest.approx(p[-4] + y * p[-5])
 
 
-@settings(max_examples=repetitions(200, 30))
+@settings(max_examples=repetitions(200, 16))
 @given(FEW)
 def test_bounds_of_a_truncated_sum_contain_the_truth(problem):
     problem.options["tokenization"] = "all"             # a canonical string has one spelling
@@ -197,7 +197,7 @@ def test_a_token_that_spans_a_match_counts_at_its_end():
     assert (found.lower, found.upper) == (pytest.approx(0.9), pytest.approx(0.9)) and found.shortest
 
 
-@settings(max_examples=repetitions(300, 45))
+@settings(max_examples=repetitions(300, 24))
 @given(PROBLEMS, st.integers(0, 6))
 def test_bounds_contain_the_truth_and_converge_to_it(problem, max_expansions):
     _, _, p = problem.truth()

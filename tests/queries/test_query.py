@@ -211,7 +211,7 @@ def chi_square_ok(counts: Counter, expected: dict, n: int) -> None:
 
 
 def test_prefixes_are_drawn_uniformly_as_strings():
-    lm, n = language_model(), repetitions(4000, 800)
+    lm, n = language_model(), repetitions(4000, 500)
     query = Query(lm, "(a|b|bb|bbb)c", prefix=["a", "b", "bb", "bbb"])
     drawn = query.samples(local=True, prefixes="uniform", particles=1, seed=0)
     counts = Counter(match.prefix for match in itertools.islice(drawn, n))
@@ -220,7 +220,7 @@ def test_prefixes_are_drawn_uniformly_as_strings():
 
 def test_local_samples_follow_the_distribution_that_renormalises_each_token():
     """Kuchnik et al. 2023, random search: computed here by walking every token sequence."""
-    lm, n = language_model(), repetitions(4000, 800)
+    lm, n = language_model(), repetitions(4000, 500)
     words = {text for text in strings(3) if re.fullmatch("a(b|c)?|ba", text)}
     dist: dict[str, float] = {}
 
@@ -246,7 +246,7 @@ SAMPLED = ["a[ab]{0,3}c|ba", "(ab){1,3}", "a(b|c)?|b", "[ab]{2}|c", " ?(a|b)c?",
 @pytest.mark.parametrize("end", ["eos", "prefix", "boundary"])
 def test_weighted_samples_follow_the_model_given_the_language(pattern, end):
     """Block by block, the weights of each string add up to an unbiased estimate of its probability (4.5 errors)."""
-    lm, runs = language_model(), repetitions(1000, 100)
+    lm, runs = language_model(), repetitions(1000, 60)
     words = {text for text in strings(6) if re.fullmatch(pattern, text)}
     expected, *_ = truth(lm, words, [""], end=end)
     names = sorted(word for _, word in expected)
@@ -282,7 +282,7 @@ def test_the_stream_of_samples_carries_these_weights():
 
 
 def test_the_error_of_weighted_samples_falls_with_their_number():
-    lm, pattern, seeds = language_model(), "a[ab]{0,2}c|ba", range(repetitions(300, 60))
+    lm, pattern, seeds = language_model(), "a[ab]{0,2}c|ba", range(repetitions(300, 30))
     exact = given_language(lm, pattern)
 
     def error(N: int) -> float:
@@ -294,7 +294,7 @@ def test_the_error_of_weighted_samples_falls_with_their_number():
 
 
 def test_distinct_samples_are_drawn_without_replacement_from_the_model():
-    lm, n = language_model(), repetitions(3000, 500)
+    lm, n = language_model(), repetitions(3000, 300)
     p = given_language(lm, "a(b|c)?|ba")
     query = Query(lm, "a(b|c)?|ba")
     drawn = [[str(match) for match in query.distinct(seed=seed)] for seed in range(n)]
@@ -316,7 +316,7 @@ def test_matches_begin_each_other_only_after_the_prefix():
 RULES = [{}, {"top_k": 3}, {"top_p": 0.8}, {"temperature": 1.4, "top_k": 4, "top_p": 0.9}]
 
 
-@settings(max_examples=repetitions(100, 20))
+@settings(max_examples=repetitions(100, 12))
 @given(st.text(LETTERS, min_size=1, max_size=4), st.sampled_from(RULES), st.booleans())
 def test_certificates_agree_with_the_distribution(text, rule, end):
     lm = language_model()

@@ -83,7 +83,7 @@ def test_random_streams_are_the_text_of_their_results(kind, embedded):
     lm = {"letters": LM, "bytes": random_model(), "embedded": embedded}[kind]
     rng, num_stopped = random.Random(kind), 0
     with Service(lm, together=4) as service:
-        for _ in range(repetitions(350, 25)):
+        for _ in range(repetitions(350, 15)):
             constraint, options = random_call(rng, PARTS[kind])
             try:
                 call = service.generate("a", constraint, **options)
@@ -97,7 +97,7 @@ def test_random_streams_are_the_text_of_their_results(kind, embedded):
 
 def test_the_first_stop_string_among_many_ends_a_text():
     rng = random.Random(0)
-    for _ in range(repetitions(3000, 300)):
+    for _ in range(repetitions(3000, 150)):
         stops = ["".join(rng.choices("ab", k=rng.randint(1, 5))) for _ in range(rng.randint(1, 9))]
         data, num_new = "".join(rng.choices("ab", k=rng.randint(1, 12))).encode(), rng.randint(1, 4)
         ends = [(end, start) for end in range(max(len(data) - num_new, 0) + 1, len(data) + 1) for start in range(end)]

@@ -10,6 +10,7 @@ from typing import Literal
 
 import numpy as np
 import pytest
+from helpers.common import repetitions
 from helpers.tiny import log_prob_by_hand, table_lm, tiny_lm
 from pydantic import BaseModel, Field, model_validator
 
@@ -195,7 +196,7 @@ def is_ticket(text):
 def test_conditionals_are_the_probabilities_of_a_closed_field_given_the_rest(method):
     values = {"colour": Colour, "open": [True, False], "level": [1, 2, 3], "pet": ["x", "y", None]}
     num_refused = 0
-    for seed in range(6):
+    for seed in range(repetitions(6, 3)):
         before = "a" + "b" * seed
         answer = generate(table_lm(logits_after, TOKENS), before, Ticket, method=method, seed=seed)
         given = json.loads(answer.text)
@@ -447,7 +448,7 @@ def test_texts_that_a_check_refuses_stay_in_the_denominator():
             assert not a
             return a
 
-    lm, N = letters(), 500
+    lm, N = letters(), repetitions(500, 250)
     masked = enumerate_exact(ConstrainedText(lm, "a", JsonSchema(Pair, whitespace=False), max_tokens=30))
     found = generate(lm, "a", JsonSchema(Checked, whitespace=False), method="importance", max_tokens=30, N=N, seed=0)
     refused = sum(p for value, p in masked.answers().items() if value.a)

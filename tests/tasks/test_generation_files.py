@@ -74,17 +74,24 @@ def test_a_file_of_answers_continues_where_it_was_left(tmp_path):
         json.dumps(result.as_dict())
 
 
+@pytest.fixture(scope="module")
+def written(tmp_path_factory):
+    """Return a file of answers."""
+    path = tmp_path_factory.mktemp("answers") / "r.db"
+    answers(path)
+    return path
+
+
 @pytest.mark.parametrize(
     "changed, said",
     [({"N": 5}, "N and K was"), ({"method": "importance"}, "method was"), ({"seed": 4}, "its seed was"),
      ({"version": "2"}, "its version was"), ({"temperature": 0.5}, "rule was absent")],
 )  # fmt: skip
-def test_answers_of_another_run_are_refused(changed, said, tmp_path):
-    answers(tmp_path / "r.db")
+def test_answers_of_another_run_are_refused(changed, said, written):
     with pytest.raises(ValueError, match=said):
-        answers(tmp_path / "r.db", resume=True, **changed)
+        answers(written, resume=True, **changed)
     with pytest.raises(FileExistsError):
-        answers(tmp_path / "r.db")
+        answers(written)
 
 
 def test_answers_of_another_constraint_are_refused(tmp_path):

@@ -315,7 +315,7 @@ STEER, STANDARD = "steer N=4 K=2 distinct", "standard N=4, systematic always"
 
 @pytest.mark.parametrize(
     "name, algorithm",
-    [("soft", STANDARD), ("where, second choice", STEER)],
+    [("soft", STANDARD), pytest.param("where, second choice", STEER, marks=pytest.mark.slow)],
 )
 def test_Z_hat_and_histogram_through_run_many_are_right_on_average(name, algorithm):
     """Within 4.5 standard errors of the sum by hand; see test_exactness."""
@@ -328,7 +328,7 @@ def test_Z_hat_and_histogram_through_run_many_are_right_on_average(name, algorit
 @pytest.mark.parametrize("to", [None, "results.db"])
 def test_memory_does_not_grow_with_the_number_of_tasks(tmp_path, to):
     lm = table_lm(lambda ids: [0.1 * (len(ids) % 3), 0.0, -1.0], cache_bytes=1 << 14)
-    num_tasks, counts = repetitions(5000, 300), []
+    num_tasks, counts = repetitions(5000, 150), []
 
     def run(n, rng):
         prompt = "".join(rng.choice(["a", "b"], 8))

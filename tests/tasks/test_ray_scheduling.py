@@ -100,9 +100,9 @@ def test_tasks_are_taken_and_sent_only_when_results_are_wanted():
     assert cluster.sent == sent
 
 
-@pytest.mark.parametrize("seed", range(repetitions(full=20, quick=2)))
+@pytest.mark.parametrize("seed", range(repetitions(full=20, quick=1)))
 def test_64_workers_that_die_and_a_driver_that_is_stopped_lose_nothing(tmp_path, seed):
-    n, path = 2000, tmp_path / "results.db"
+    n, path = repetitions(full=2000, quick=1000), tmp_path / "results.db"
     stops = sorted(scaling.np.random.default_rng(seed).integers(1, n, size=3).tolist())
     clusters = scaling.simulate(path, n, stops, size=64, together=4, cost=COST, life=5.0)
     assert sum(cluster.deaths for cluster in clusters) > 10

@@ -239,7 +239,7 @@ FULL = """
 import resource, signal, sys
 from helpers.killable import coin
 from llmppl import run_many
-resource.setrlimit(resource.RLIMIT_FSIZE, (200_000, 200_000))
+resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, 100_000))
 seen = []
 try:
     for result in run_many(coin, range(1000), seed=3, to=sys.argv[1]):
@@ -255,8 +255,8 @@ def test_a_full_disk_ends_the_run_and_loses_no_result(path, tmp_path):
     error, number = told.stdout.splitlines()
     assert "The results before are whole; resume=True goes on" in error and str(path) in error
     assert len(load_results(path)) == int(number) > 10
-    run_all(path, range(400), resume=True)
-    run_all(tmp_path / "whole.db", range(400))
+    run_all(path, range(200), resume=True)
+    run_all(tmp_path / "whole.db", range(200))
     assert records(path) == records(tmp_path / "whole.db")
 
 
@@ -531,7 +531,7 @@ def killed(path, number):
     return told
 
 
-@pytest.mark.parametrize("first, second", [(1, 5), (9, 1), *[(7, 7)] * repetitions(10, 0)])
+@pytest.mark.parametrize("first, second", [(9, 1), *[(1, 5), *[(7, 7)] * 10] * repetitions(1, 0)])
 def test_a_killed_run_resumes_and_ends_the_same(path, tmp_path, first, second):
     told = [*killed(path, first), *killed(path, second)]
     assert {result.index for result in load_results(path)} >= set(told) and len(set(told)) == len(told)

@@ -82,7 +82,7 @@ def texts_for(dfa: DFA, seed: int) -> list[str]:
     return texts
 
 
-many = settings(max_examples=repetitions(800, 60), suppress_health_check=list(HealthCheck))
+many = settings(max_examples=repetitions(800, 40), suppress_health_check=list(HealthCheck))
 
 
 @pytest.mark.parametrize("patterns", [PLAIN, LOOKING, ONCE], ids=["plain", "lookarounds", "atomic groups"])
@@ -238,7 +238,7 @@ def test_escape_gives_a_pattern_of_the_text_itself(text):
 # ---- classes, over all code points
 
 
-BY_WIDTH = ["".join(c for c in EVERY if len(c.encode()) == width) for width in (1, 2, 3, 4)]
+BY_WIDTH = [EVERY[:0x80], EVERY[0x80:0x800], EVERY[0x800:0xF800], EVERY[0xF800:]]       # 1 to 4 bytes in UTF-8
 BYTES = [np.frombuffer(text.encode(), np.uint8).reshape(-1, width) for width, text in enumerate(BY_WIDTH, 1)]
 
 
@@ -272,7 +272,7 @@ def test_a_class_without_case_has_the_same_characters_as_in_re(pattern, flags):
 def test_a_cased_character_without_case_matches_the_same_as_in_re():
     cased = characters.cased()
     assert set(cased) >= {c for c in EVERY if c.lower() != c or c.upper() != c}
-    for c in cased[:: repetitions(7, 149)]:
+    for c in cased[:: repetitions(7, 401)]:
         assert members(c, re.I) == set(re.findall(c, cased, re.I)), c
 
 
@@ -383,7 +383,7 @@ def test_many_required_parts_of_a_long_text_compile_quickly(rule, inside, outsid
     assert dfa.num_states < 50_000
 
 
-@settings(many, max_examples=repetitions(500, 30))
+@settings(many, max_examples=repetitions(500, 16))
 @given(st.lists(st.tuples(st.sampled_from(["", "a", "[ab]"]), st.lists(st.tuples(
     st.sampled_from("=!"), PLAIN, st.sampled_from(["", "$"])), min_size=1, max_size=3), PLAIN), min_size=1, max_size=2))
 def test_lookaheads_at_the_start_of_alternatives_agree_with_re(alternatives):

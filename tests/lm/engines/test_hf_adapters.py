@@ -214,7 +214,7 @@ def test_threads_that_use_different_adapters_do_not_disturb_each_other():
     start = threading.Barrier(6)
 
     def work(name, seed):
-        texts = np.random.default_rng(seed).integers(3, V, (repetitions(100, 12), 9)).tolist()
+        texts = np.random.default_rng(seed).integers(3, V, (repetitions(100, 6), 9)).tolist()
         start.wait()
         return {(name, *ids[:n]): lms[name].at(ids[:n]).log_probs() for ids in texts for n in range(5, 10)}
 

@@ -79,6 +79,7 @@ def test_tokenizer_template_ends_and_name_come_from_the_file(original, tmp_path,
     assert repr(lm).startswith(f"CachedTransformer(tiny, {file}, Vocabulary(261 tokens")
 
 
+@pytest.mark.slow
 def test_the_real_model_knows_a_capital_and_ends_where_its_turn_does(monkeypatch):
     monkeypatch.delenv("XDG_CACHE_HOME")                # converted once in the user's own cache (540 MB)
     wants_model("smollm2")
