@@ -98,7 +98,7 @@ CEILINGS = {
     "llmppl/serving": (13_000, 10.4, 33, 36, 72),
     "llmppl/support": (9_430, 9.3, 26, 34, 51),
     "llmppl/tasks": (13_576, 8.2, 27, 37, 38),
-    "tests": (362_829, 12.6, 16, 80, 2_493),                # room for the tests of mended defects
+    "tests": (362_909, 12.6, 16, 80, 2_493),                # room for the tests of mended defects
 }
 
 

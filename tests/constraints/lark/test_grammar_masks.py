@@ -40,7 +40,11 @@ def vocabularies(embedded):
     return found
 
 
-@pytest.mark.parametrize("vocabulary, name", FOUND)
+QUICK = [each for each in FOUND if each[0] == "embedded" or each[1] == "sql"]
+ALL = [each if each in QUICK else pytest.param(*each, marks=pytest.mark.slow) for each in FOUND]
+
+
+@pytest.mark.parametrize("vocabulary, name", ALL)
 def test_masks_along_random_texts_are_those_found_before(vocabulary, name, vocabularies):
     if vocabulary not in vocabularies:
         pytest.skip(f"no vocabulary {vocabulary} in {SHARED}")
