@@ -11,15 +11,27 @@ import pytest
 
 from llmppl import native
 from llmppl.constraints import Regex
-from llmppl.constraints.vocabulary import native_walk
+from llmppl.constraints.vocabulary import native_walk, slices
 from llmppl.constraints.vocabulary.native_walk import beside_of, native_trie
 from llmppl.constraints.vocabulary.trie import Trie
 from llmppl.constraints.vocabulary.trie_walk import MemoGraph
 
 LETTERS = 97, 103
-TIGHT = {
-    "LEAST": (1, 1), "LEAST_NODES": (0, 0), "LONGEST": (1, 5), "FEW": (1, 4), "MAX_SLICES": (2, 2), "MAX_EXITS": (1, 3),
-}  # fmt: skip
+TIGHT = [
+    (native_walk, "LEAST", 1, 1),
+    (native_walk, "LEAST_NODES", 0, 0),
+    (native_walk, "FEW", 1, 4),
+    (native_walk, "MAX_EXITS", 1, 3),
+    (slices, "LONGEST", 1, 5),
+    (slices, "MAX_SLICES", 2, 2),
+]
+
+
+def tighten(seed, set=setattr):
+    """Set the limits of walks to small values."""
+    rng = np.random.default_rng(seed)
+    for module, name, least, most in TIGHT:
+        set(module, name, int(rng.integers(least, most + 1)))
 
 
 class Rows(MemoGraph):
@@ -176,10 +188,8 @@ def main(library, count):
     native.LIBRARY = Path(library)
     assert native.library() is not None
     for seed in range(count):
-        rng = np.random.default_rng(seed)
         check_tokens(seed)
-        for name, (least, most) in TIGHT.items():
-            setattr(native_walk, name, int(rng.integers(least, most + 1)))
+        tighten(seed)
         check_masks(seed)
         check_rows(seed)
     print(f"{count} checked")

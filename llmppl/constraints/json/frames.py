@@ -95,6 +95,10 @@ class Frame:
         """Return False if a key has moves only, which may be many."""
         return True
 
+    def num_plain(self, key: Key) -> float | None:
+        """Return how many plain bytes, whichever, may follow a key; None if only its moves tell."""
+        return 0
+
     def closing(self, key: Key) -> Expansion:
         """Return the expansion without moves and calls that only make the value longer."""
         found = self.expand(key)

@@ -64,7 +64,8 @@ class Names:
         self.rests = Memo(self._find_rests)
         self.moves = Memo(self._find_moves)
         patterns = dict(itertools.chain(*(others.patterns for others in shape.others)))
-        if shape.names == String() and not patterns:
+        self._are_free = shape.names == String() and not patterns
+        if self._are_free:
             part = both(*(others.additional for others in shape.others))
             self.dfa = anything()
             self.parts = dict.fromkeys(np.flatnonzero(self.dfa.accepting).tolist(), part)
@@ -83,6 +84,12 @@ class Names:
         self.dfa._fix(np.where(live[table], table, 0).astype(np.int32), accepting, 1)
         self.start = int(live[1])
         self._is_endless = _endless(self.dfa.table, live)
+
+    def num_plain(self, state: int, escape: str | None) -> float | None:
+        """Return how many plain bytes, whichever, may follow in a name; None if only its moves tell."""
+        if not self._are_free:
+            return None
+        return math.inf if state == self.start and escape is None else 0
 
     def _find_rests(self, state: int) -> frozenset[bytes] | None:
         if self._is_endless[state]:
@@ -206,6 +213,9 @@ class Members(Container):
             self._ordered = (1 << len(self._listed)) - 1
         self._parts = Memo(shape.of_name)
         self._choices = Memo(self._find_choices, MAX_LOCALS)
+        self._beginning = Memo(self._find_beginning, MAX_LOCALS)
+        self._next_listed = Memo(self._find_next_listed, MAX_LOCALS)
+        self._moves_of_others = Memo(self._find_moves_of_others, MAX_LOCALS)
 
     @property
     def is_possible(self) -> bool:
@@ -331,10 +341,13 @@ class Members(Container):
 
     def _like(self, name: Name) -> range:
         """Return the range of the sorted listed names that begin so."""
-        if name.text is None:
+        return self._beginning[name.text]
+
+    def _find_beginning(self, text: bytes | None) -> range:
+        if text is None:
             return range(0)
-        low = bisect_left(self._spellings, name.text)
-        return range(low, bisect_left(self._spellings, name.text + b"\xff", low))
+        low = bisect_left(self._spellings, text)
+        return range(low, bisect_left(self._spellings, text + b"\xff", low))
 
     def _rests(self, name: Name) -> set[bytes]:
         """Return the rests of the listed and used names that begin so."""
@@ -346,18 +359,39 @@ class Members(Container):
         return {each[len(name.text) :] for each in names}
 
     def _in_name(self, name: Name) -> list[Move]:
-        special = {QUOTE, *(rest[0] for rest in self._rests(name) if rest)}
-        ordered = tuple(sorted(special))
         moves = []
+        ordered = self._ordered_bytes(name)
         for byte in ordered:
             after = self._read(name, byte)
             if after is not None:
                 moves.append((byte, byte, after))
-        for move in self._others.moves[name.other, name.escape]:
-            after = Name(name.at, None, move.state, move.escape)
-            if self._may_end(after):
-                moves += [(low, high, after) for low, high in cut(move.low, move.high, ordered)]
+        for low, high, state, escape in self._moves_of_others[name.other, name.escape, ordered]:
+            moves.append((low, high, Name(name.at, None, state, escape)))
         return moves
+
+    def _ordered_bytes(self, name: Name) -> bytes:
+        """Return the bytes, ascending, whose moves depend on the names that are listed or used."""
+        if name.at.used:
+            return bytes(sorted({QUOTE, *(rest[0] for rest in self._rests(name) if rest)}))
+        return self._next_listed[name.text]
+
+    def _find_next_listed(self, text: bytes | None) -> bytes:
+        found = {QUOTE}
+        like = self._beginning[text]
+        for each in self._spellings[like.start : like.stop]:
+            if text is not None and len(each) > len(text):
+                found.add(each[len(text)])
+        return bytes(sorted(found))
+
+    def _find_moves_of_others(self, key: tuple[int, str | None, bytes]) -> list[NameMove]:
+        """Return the moves of other names without some bytes; whether a name may end so depends on these alone."""
+        other, escape, without = key
+        found = []
+        for move in self._others.moves[other, escape]:
+            if move.escape is not None or self._others.rests[move.state] != frozenset():
+                for low, high in cut(move.low, move.high, tuple(without)):
+                    found.append(NameMove(low, high, move.state, move.escape))
+        return found
 
     def _read(self, name: Name, byte: int) -> Key | None:
         """Return the key after one byte of a name."""
@@ -403,6 +437,11 @@ class Members(Container):
         if name.text is not None:
             after = after._replace(used=at.used | {name.text})
         return Between("colon", 0, after, part)
+
+    def num_plain(self, key: Key) -> float | None:
+        if not isinstance(key, Name) or not key.other:
+            return 0
+        return self._others.num_plain(key.other, key.escape)
 
     def closing(self, key: Key) -> Expansion:
         if not isinstance(key, Name):

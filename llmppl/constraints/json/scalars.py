@@ -309,6 +309,12 @@ class Quoted(Frame):
             moves.append((byte, byte, to))
         return moves
 
+    def num_plain(self, key: Key) -> float | None:
+        if not self._is_free:
+            return None
+        state, *_, room = key
+        return room if state == self._dfa.start else 0
+
     def _inside(self, key: Key) -> list[Move]:
         state, need, room = key
         moves = []

@@ -62,6 +62,9 @@ class FrameUnit(StateUnit):
         after = self.frame.step(self.states[number], byte)
         return 0 if after is None else self.number(after)
 
+    def num_plain(self, number: int) -> float | None:
+        return self.frame.num_plain(self.states[number].key)
+
     def exits_at(self, number: int) -> tuple[Exit, ...]:
         local: Local = self.states[number]
         if not self.frame.has_exits(local.key):

@@ -14,9 +14,9 @@ import numpy as np
 
 from llmppl.constraints.machine.machine import LOCK, Exit, Unit
 from llmppl.constraints.masks.mask_store import MaskStore, PackedMask
-from llmppl.constraints.vocabulary.native_walk import ROOT, Found, beside_of, native_trie
+from llmppl.constraints.vocabulary.native_walk import ROOT, Found
 from llmppl.constraints.vocabulary.trie import Ids, Trie
-from llmppl.constraints.vocabulary.trie_walk import read_tokens
+from llmppl.constraints.vocabulary.trie_walk import read_mask, read_tokens
 from llmppl.support.graphs import Memo
 
 MAX_EFFECTS = 1 << 14  # that are kept for a vocabulary
@@ -75,13 +75,10 @@ class Effects:
 
     def _find(self, key: tuple[Unit, int, bytes]) -> Effect:
         unit, number, nodes = key
-        in_c = native_trie(self.trie)
-        beside = beside_of(unit)
-        if in_c is not None and beside is not None and unit.is_always_viable and nodes == self.root:
-            mask, ids, found = in_c.mask(beside, number, with_exits=True)
-            if ids is None:
-                return Effect(self.store.of_walk(mask, None, False), exits_of(unit, found))
-            return Effect(self.store.of_ids(ids, False), exits_of(unit, found))
+        if unit.is_always_viable and nodes == self.root:
+            plain = unit.num_plain(number)
+            mask, ids, found = read_mask(unit, self.trie, number, plain, with_exits=True)
+            return Effect(self.store.of_walk(mask, ids, False), exits_of(unit, found))
         found = read_tokens(unit, self.trie, number, np.frombuffer(nodes, np.int32), with_exits=True)
         tokens = None
         if unit.is_always_viable:

@@ -61,6 +61,9 @@ class Unit(Graph, Protocol):
     def row(self, number: int) -> Ints:
         """Return the numbers of the states after each byte: (256,)."""
 
+    def num_plain(self, number: int) -> float | None:
+        """Return how many plain bytes, whichever, may follow before an exit; None if only rows tell."""
+
     def follow(self, label: Exit, after: Continuation) -> list[Item]:
         """Return the items that follow an exit."""
 

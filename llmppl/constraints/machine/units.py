@@ -41,6 +41,9 @@ class TableUnit(TableGraph):
     def step(self, number: int, byte: int) -> int:
         return self.recognizer.row(number).item(byte)
 
+    def num_plain(self, number: int) -> float | None:
+        return None
+
     def follow(self, label: Exit, after: Continuation) -> list[Item]:
         return [after]
 
@@ -97,6 +100,9 @@ class StateUnit(MemoGraph):
         if self.table.item(number, byte) < 0:
             self.fill(number, np.array([byte]))
         return self.table.item(number, byte)
+
+    def num_plain(self, number: int) -> float | None:
+        return None
 
     def row(self, number: int) -> Ints:
         row: Ints = self.table[number]

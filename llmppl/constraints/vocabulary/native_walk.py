@@ -1,8 +1,8 @@
 """Walks of a vocabulary's trie in C, beside the table of an automaton (`llmppl/native/walk.c`).
 
 A walk stops where something is missing: the row of a state that Python computes, or room for results. It goes on when
-that is provided. The tokens of a *slice* consist of bytes of one class. A state where any bytes of the class may follow
-takes all tokens of the slice at once, and the walk reads the others.
+that is provided. Where any bytes of a class may follow, the walk reads only the tokens outside a slice
+(`llmppl.constraints.vocabulary.slices`).
 """
 
 from __future__ import annotations
@@ -12,18 +12,16 @@ from contextlib import nullcontext
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
-import numpy.typing as npt
 
 from llmppl import native
 from llmppl.constraints.constraint import Bools
+from llmppl.constraints.vocabulary import slices
+from llmppl.constraints.vocabulary.slices import Slice
 from llmppl.constraints.vocabulary.trie import Ids, Trie
 
-Bytes = npt.NDArray[np.uint8]
 ROOT = np.array([-1], np.int32)
-LONGEST = 24  # bytes of a token in a slice
 LEAST = 24  # bytes of a class that has a slice
 LEAST_NODES = 2000  # of a trie with slices
-MAX_SLICES = 16  # that are kept
 MAX_EXITS = 4096  # that one call lists
 FEW = 32  # a mask with less than one token in so many is listed, too
 
@@ -95,15 +93,6 @@ def beside_of(graph: Any) -> Beside | None:
     return found
 
 
-class Slice(NamedTuple):
-    """Tokens that consist of bytes of one class, at most `longest`, and the nodes to read for the other tokens."""
-
-    mask: Bools
-    jump: Ids
-    longest: int
-    size: int  # number of the tokens
-
-
 class Found(NamedTuple):
     """Tokens that fit with the states they lead to, and nodes above others with states that have exits."""
 
@@ -127,7 +116,7 @@ class NativeTrie:
         )
         self._depth = len(trie.levels) + 2
         self._free = list[_Walk]()  # not in use
-        self._slices: dict[bytes, Slice | None] = {}
+        self._slices = slices.slices_of(trie)
 
     def tokens(
         self, beside: Beside, start: int, roots: Ids = ROOT, *, with_exits: bool = False
@@ -136,13 +125,24 @@ class NativeTrie:
         with beside.lock: return self._read(beside, start, roots, None, None, with_exits)  # noqa: E701
 
     def mask(
-        self, beside: Beside, start: int, *, with_exits: bool = False
+        self,
+        beside: Beside,
+        start: int,
+        plain: float | None = None,
+        *,
+        with_exits: bool = False,
     ) -> tuple[Bools, Ids | None, Found]:
-        """Return the mask of the tokens that fit a state, (V,) bool, their ids if they are few, and the exits."""
+        """Return the mask of the tokens that fit a state, (V,) bool, their ids if they are few, and the exits.
+
+        `plain` is the number of plain bytes, whichever, that may follow. Without it, rows tell which bytes may.
+        """
         known = None
-        if len(self._trie) >= LEAST_NODES:
+        if plain is not None:
+            known = self._slices.plain(plain)
+        elif len(self._trie) >= LEAST_NODES:
             with beside.lock: known = self._slice_at(beside, start, with_exits)  # noqa: E701
-        if known is None:
+        if known is None or known.size <= self._size // FEW:
+            known = None
             mask = np.zeros(self._size, bool)
         else:
             mask = known.mask.copy()
@@ -190,13 +190,13 @@ class NativeTrie:
         )
 
     def _slice_at(self, beside: Beside, start: int, with_exits: bool) -> Slice | None:
-        """Return the slice that a state takes whole, if its class was met before: for one use, a walk is faster."""
-        inside = np.empty(256, np.uint8)
+        """Return the slice that a state takes whole; None if there is none, or its class is new."""
+        inside = np.empty(256, bool)
         at = native.address(inside)
         length = ctypes.c_int32()
         lacking = status = None
         while status != native.DONE:
-            arguments = (start, with_exits, LEAST, LONGEST, at, ctypes.byref(length))
+            arguments = (start, with_exits, LEAST, slices.LONGEST, at, ctypes.byref(length))
             status = self._library.class_of(ctypes.byref(beside.arrays), *arguments)
             if status != native.DONE:
                 if (status, length.value) == lacking and status == native.ROW:
@@ -205,26 +205,7 @@ class NativeTrie:
                 beside.provide(status, length.value, 0)
         if length.value < 2:
             return None
-        key = inside.tobytes()
-        if key not in self._slices:
-            if len(self._slices) >= MAX_SLICES:
-                self._slices.clear()
-            self._slices[key] = None
-            return None
-        found = self._slices[key]
-        if found is None:
-            found = self._slices[key] = self._new_slice(inside)
-        return found if found.longest <= length.value and found.size > self._size // FEW else None
-
-    def _new_slice(self, inside: Bytes) -> Slice:
-        mask = np.zeros(self._size, bool)
-        jump = np.empty(len(self._trie) + 1, np.int32)
-        stack = np.empty(self._depth, np.int32)
-        places = list(map(native.address, (inside, mask, jump, stack)))
-        longest = self._library.slice_of(
-            ctypes.byref(self._arrays), places[0], LONGEST, *places[1:]
-        )
-        return Slice(mask, jump, longest, int(np.count_nonzero(mask)))
+        return self._slices.of_class(inside, length.value)
 
 
 class _Walk(native.Walk):

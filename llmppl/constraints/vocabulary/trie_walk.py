@@ -22,9 +22,12 @@ import numpy.typing as npt
 
 from llmppl.constraints.constraint import Bools, Ints, State, TabledRecognizer
 from llmppl.constraints.vocabulary.native_walk import ROOT, Found, beside_of, native_trie
+from llmppl.constraints.vocabulary.slices import Slice, slices_of
 from llmppl.constraints.vocabulary.trie import Ids, Trie, ranges
 
 CHUNK = 1 << 18                                     # entries of the whole index worked on at once
+FEW = 64                                            # nodes that are read one by one
+Triple = tuple[int, int, int]                       # walk, place and state of a node
 
 
 class Graph(Protocol):
@@ -163,25 +166,78 @@ def walk(graph: Graph, trie: Trie, starts: Ints) -> Walk:
     return Walk(begin, ids, states)
 
 
-def _levels(graph: Graph, trie: Trie, roots: Ints, starts: Ints) -> Iterator[tuple[Ints, Ints, Ids]]:
-    """Yield the nodes of each level below some nodes that fit: the walk, the place and the state of each."""
-    above = trie.place[roots]
-    size = trie.num_children[above]
-    places = ranges(trie.first_child[above], size)
-    rows: Ints = np.arange(starts.size).repeat(size)
-    states: Ints = starts.repeat(size)
-    yield rows[:0], places[:0], states[:0].astype(np.int32)
-    while places.size:
-        after = steps(graph, states, trie.bytes[places])
-        alive = after.nonzero()[0]
-        places = places[alive]
-        after = after[alive]
-        rows = rows[alive]
-        yield rows, places, after
+def _levels(
+    graph: Graph,
+    trie: Trie,
+    roots: Ints,
+    starts: Ints,
+    known: Slice | None = None,
+) -> Iterator[tuple[Ints, Ints, Ids]]:
+    """Yield the nodes of each level below some nodes that fit: the walk, the place and the state of each.
+
+    If a slice is known, nodes with tokens of the slice alone are passed over.
+    """
+    is_other = None if known is None else known.is_other
+    places = trie.place[roots]
+    states = starts.astype(np.int32)
+    rows: Ints = np.arange(starts.size)
+    while True:
+        if trie.num_children[places].sum() <= FEW:
+            found, num_read = _read_few(graph, trie, rows, places, states, is_other)
+            yield _columns(found[places.size :])
+            if num_read == len(found):
+                return
+            rows, places, states = _columns(found[num_read:])
         size = trie.num_children[places]
         places = ranges(trie.first_child[places], size)
-        states = after.repeat(size)
+        states = states.repeat(size)
         rows = rows.repeat(size)
+        if is_other is not None:
+            others = is_other[places].nonzero()[0]
+            rows, places, states = rows[others], places[others], states[others]
+        after = steps(graph, states, trie.bytes[places])
+        alive = after.nonzero()[0]
+        rows, places, states = rows[alive], places[alive], after[alive]
+        yield rows, places, states
+
+
+def _read_few(
+    graph: Graph,
+    trie: Trie,
+    rows: Ints,
+    places: Ints,
+    states: Ints,
+    is_other: Bools | None,
+) -> tuple[list[Triple], int]:
+    """Return some nodes and those below them that fit, and the number of nodes whose children were read.
+
+    A loop reads a few nodes faster than numpy. It stops where they are many.
+    """
+    bytes = trie.bytes.data
+    first = trie.first_child.data
+    num_children = trie.num_children.data
+    found = list(zip(rows.tolist(), places.tolist(), states.tolist(), strict=True))
+    num_read = 0
+    for row, place, state in found:  # grows
+        size = num_children[place]
+        if size + len(found) - num_read > FEW:
+            break
+        num_read += 1
+        for child in range(first[place], first[place] + size):
+            if is_other is None or is_other[child]:
+                byte = bytes[child]
+                after = graph.table.item(state, byte)
+                if after < 0 or not graph.ready[state]:
+                    graph.fill(state, np.array([byte]))
+                    after = graph.table.item(state, byte)
+                if after:
+                    found.append((row, child, after))
+    return found, num_read
+
+
+def _columns(triples: list[Triple]) -> tuple[Ints, Ints, Ids]:
+    rows, places, states = np.array(triples, np.int64).reshape(-1, 3).T
+    return rows, places, states.astype(np.int32)
 
 
 def read_tokens(graph: Any, trie: Trie, start: int, roots: Ids = ROOT, *, with_exits: bool = False) -> Found:
@@ -190,16 +246,49 @@ def read_tokens(graph: Any, trie: Trie, start: int, roots: Ids = ROOT, *, with_e
     beside = beside_of(graph)
     if in_c is not None and beside is not None:
         return in_c.tokens(beside, start, roots, with_exits=with_exits)
-    parts = []
-    for _, places, states in _levels(graph, trie, roots, np.full(len(roots), start)):
-        is_exit = np.zeros(places.size, bool)
-        if with_exits:
-            some = [state for state in np.unique(states).tolist() if graph.exits[state]]
-            is_exit = np.isin(states, some) & (trie.num_children[places] > 0)
-        nodes = trie.nodes[places]
-        ids, ends, _ = trie.tokens_at(nodes, states, nodes[:0])
-        parts.append(Found(ids, ends, nodes[is_exit].astype(np.int32), states[is_exit]))
-    return Found(*map(np.concatenate, zip(*parts, strict=True)))
+    return _read_levels(graph, trie, start, roots, None, with_exits)
+
+
+def read_mask(
+    graph: Any,
+    trie: Trie,
+    start: int,
+    plain: float | None = None,
+    *,
+    with_exits: bool = False,
+) -> tuple[Bools, Ids | None, Found]:
+    """Return the mask of the tokens that fit a state, (V,) bool, their ids if they are few, and the exits.
+
+    `plain` is the number of plain bytes, whichever, that may follow, None if it is not known.
+    """
+    in_c = native_trie(trie)
+    beside = beside_of(graph)
+    if in_c is not None and beside is not None:
+        return in_c.mask(beside, start, plain, with_exits=with_exits)
+    known = slices_of(trie).plain(plain or 0)
+    found = _read_levels(graph, trie, start, ROOT, known, with_exits)
+    if known is None:
+        mask = np.zeros(len(trie.tokens), bool)
+        mask[found.ids] = True
+        return mask, found.ids, found
+    mask = known.mask.copy()
+    mask[found.ids] = True
+    return mask, None, found
+
+
+def _read_levels(
+    graph: Any, trie: Trie, start: int, roots: Ids, known: Slice | None, with_exits: bool
+) -> Found:
+    levels = _levels(graph, trie, roots, np.full(len(roots), start), known)
+    _, places, states = map(np.concatenate, zip(*levels, strict=True))
+    ids, ends, _ = trie.tokens_at(trie.nodes[places], states, places[:0])
+    if not with_exits:
+        return Found(ids, ends, ids[:0], ids[:0])
+    inner = (trie.num_children[places] > 0).nonzero()[0]
+    some = [state for state in np.unique(states[inner]).tolist() if graph.exits[state]]
+    exits = inner[np.isin(states[inner], some)]
+    nodes = trie.nodes[places[exits]].astype(np.int32)
+    return Found(ids, ends, nodes, states[exits])
 
 
 def walk_state(graph: Graph, trie: Trie, number: int) -> tuple[Ids, Ids]:

@@ -3,12 +3,13 @@
 import numpy as np
 import pytest
 from helpers.common import repetitions
-from helpers.in_c import TIGHT, Rows, check_masks, check_tokens
+from helpers.in_c import Rows, check_masks, check_tokens, tighten
 
 from llmppl import native
 from llmppl.constraints import Regex, TokenIndex, Vocabulary
 from llmppl.constraints.vocabulary import native_walk
 from llmppl.constraints.vocabulary.native_walk import beside_of, native_trie
+from llmppl.constraints.vocabulary.slices import slices_of
 from llmppl.constraints.vocabulary.trie import Trie
 
 pytestmark = pytest.mark.skipif(
@@ -24,9 +25,7 @@ def test_tokens_and_exits_equal_those_read_byte_by_byte(monkeypatch, seed):
 
 @pytest.mark.parametrize("seed", range(repetitions(400, 40)))
 def test_masks_equal_those_read_byte_by_byte_with_slices(monkeypatch, seed):
-    rng = np.random.default_rng(seed)
-    for name, (least, most) in TIGHT.items():
-        monkeypatch.setattr(native_walk, name, int(rng.integers(least, most + 1)))
+    tighten(seed, monkeypatch.setattr)
     check_masks(seed)
 
 
@@ -39,7 +38,7 @@ def test_slices_are_taken_from_their_second_use_on():
         [2655],
     )
     index = Regex("[a-z]{1,40}").index(vocab)
-    slices = native_trie(index.trie)._slices
+    slices = slices_of(index.trie)._of_classes
     masks = [index.mask(index.after("a" * n)) for n in range(41)]
     assert [each.longest for each in slices.values()] == [3]
     for n, mask in enumerate(masks):
