@@ -74,13 +74,13 @@ MAX_WALK = 1.1                                          # times the moves that d
 # comprehensions in 1,000 code lines, code lines above 100 characters. A commit that raises one says why, beside it.
 # The aims are 200,000 tokens in all, and 9.5 tokens in a line of each folder.
 CEILINGS = {
-    "llmppl": (268_923, 10.1, 28, 48, 1_409),
+    "llmppl": (268_897, 10, 27, 45, 1_316),
     "llmppl/.": (10_344, 11.9, 23, 93, 76),
     "llmppl/cli": (5_688, 8, 31, 24, 32),
     "llmppl/constraints": (3_900, 8.5, 22, 18, 15),
     "llmppl/constraints/automata": (21_736, 9.5, 13, 28, 9),
     "llmppl/constraints/json": (28_499, 10, 29, 49, 119),
-    "llmppl/constraints/lark": (14_881, 11.4, 28, 90, 108),
+    "llmppl/constraints/lark": (14_855, 9.2, 1, 31, 15),
     "llmppl/constraints/machine": (15_731, 9.7, 19, 34, 25),
     "llmppl/constraints/masks": (6_271, 10.1, 23, 18, 26),
     "llmppl/constraints/vocabulary": (16_068, 9.5, 16, 25, 18),

@@ -13,13 +13,13 @@ from __future__ import annotations
 
 import heapq
 import itertools
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 
 from llmppl.constraints.lark.lexer import Ended, PartialTokens
-from llmppl.constraints.lark.parser import IGNORED, Parser, Stack, union
+from llmppl.constraints.lark.parser import IGNORED, Parser, Stack
 from llmppl.support.graphs import Memo
 
-MAX_EXPLORED = 1_000                                # partial tokens read to find an end
+MAX_EXPLORED = 1_000  # partial tokens read to find an end
 
 
 class Completion:
@@ -29,7 +29,7 @@ class Completion:
     ----------
     ends : partial token -> bits of the terminals that it may become
     next : (lexer, obligation) -> bits of the terminals that may begin after the obligation
-    sure : Ended -> True if the parser's taking of the terminal proves that the text may go on
+    free : (lexer, obligation) -> True if the obligation excludes no terminal, or no ignored text
     """
 
     def __init__(self, parser: Parser, partials: PartialTokens, lexer_of: dict[int, int]) -> None:
@@ -38,48 +38,50 @@ class Completion:
         self.lexer_of = lexer_of
         self.ends = Memo(self._find_ends)
         self.next = Memo(self._find_next)
-        self.sure = Memo(self._is_sure)
-        self.newline = parser.bits[partials.newline] if partials.newline else 0
-        self._every = [self._bits(lexer) for lexer in partials.lexers]
+        self.free = Memo(self._is_free)
+        self.newline = 0
+        if partials.newline:
+            self.newline = parser.bits[partials.newline]
 
     def _bits(self, names: Iterable[str]) -> int:
-        ignored = self.partials.ignored
-        return union(IGNORED if name in ignored else self.parser.bits.get(name, 0) for name in names)
+        found = 0
+        for name in names:
+            if name in self.partials.ignored:
+                found |= IGNORED
+            else:
+                found |= self.parser.bits.get(name, 0)
+        return found
 
     def _find_ends(self, number: int) -> int:
-        token = self.partials.tokens[number]
-        names_of = self.partials.automata.names_of
-        names = names_of(token.threads) | names_of(token.keyword_threads)
-        return self._bits(names)
+        return self._bits(self.partials.names_in(number))
 
     def _find_next(self, place: tuple[int, int]) -> int:
         lexer, obligation = place
         partials = self.partials
         heads = partials.heads[obligation]
         names = set(partials.lexers[lexer])
-        if partials.automata.guards:                    # which may exclude terminals here
-            tokens = map(partials.tokens.__getitem__, partials.starts[place])
-            names &= set().union(*(partials.automata.names_of((*t.threads, *t.keyword_threads)) for t in tokens))
+        if partials.automata.guards:  # which may exclude terminals here
+            possible = set[str]()
+            for token in partials.starts[place]:
+                possible |= partials.names_in(token)
+            names &= possible
         return self._bits(name for name in names if (partials.firsts[name] & heads).any())
 
-    def _is_free(self, lexer: int, obligation: int) -> bool:
-        """Check that an obligation excludes no terminal, or no ignored text, after which it is over."""
-        found = self.next[lexer, obligation]
-        return bool(found & IGNORED) or found == self._every[lexer]
-
-    def _is_sure(self, end: Ended) -> bool:
-        is_line_end = isinstance(end.symbol, tuple)
-        lexers = range(len(self._every))
-        return not is_line_end and all(self._is_free(lexer, end.obligation) for lexer in lexers)
+    def _is_free(self, place: tuple[int, int]) -> bool:
+        found = self.next[place]
+        return bool(found & IGNORED) or found == self._bits(self.partials.lexers[place[0]])
 
     def completable(self, stack: Stack, token: int) -> bool:
         """Check whether the parser takes a terminal that a partial token may become."""
         found = self.parser.admitted(stack, self.ends[token])
-        return bool(found & ~self.newline) or (bool(found) and self._line_fits(stack, token))
-
-    def _line_fits(self, stack: Stack, number: int) -> bool:
-        token = self.partials.tokens[number]
-        return self.parser.line_fits(stack, 0 if self.partials.reads_line_end[number] else max(token.column, 0))
+        if found & ~self.newline:
+            return True
+        if not found:
+            return False
+        column = 0
+        if not self.partials.reads_line_end[token]:
+            column = max(self.partials.tokens[token].column, 0)
+        return self.parser.line_fits(stack, column)
 
     def starts(self, stack: Stack, obligation: int) -> tuple[int, ...]:
         """Return the partial tokens that begin after a token that led to a stack and left an obligation."""
@@ -87,11 +89,13 @@ class Completion:
 
     def may_go_on(self, stack: Stack, obligation: int) -> bool:
         """Check whether a token may follow the one that led to a stack and left an obligation."""
-        lexer = self.lexer_of[stack.state]
-        if self._is_free(lexer, obligation):
+        place = self.lexer_of[stack.state], obligation
+        if self.free[place]:
             return True
-        found = self.parser.admitted(stack, self.next[lexer, obligation])
-        return bool(found & ~self.newline) or (bool(found) and self.parser.line_fits(stack, 0))
+        found = self.parser.admitted(stack, self.next[place])
+        if found & ~self.newline:
+            return True
+        return bool(found) and self.parser.line_fits(stack, 0)
 
     def may_end(self, stack: Stack, obligation: int) -> bool:
         """Check whether the text may be over after a token that led to a stack and left an obligation."""
@@ -110,22 +114,30 @@ class Completion:
         """
         order = itertools.count()
         left = MAX_EXPLORED
-        found = set()
+        found = set[str]()
         begun = self.parser.bottom, self.partials.first
-        todo = [(0, 0, *begun)]
+        todo = [(0, 0, begun)]
         seen = {begun}
         while todo:
-            _, _, stack, obligation = heapq.heappop(todo)
+            _, _, (stack, obligation) = heapq.heappop(todo)
             if self.may_end(stack, obligation):
                 return None
             for ends in self.partials.exits(self.starts(stack, obligation)):
                 left -= 1
                 if not left:
                     return None
-                for end in ends:
-                    for place in self.parser.after(stack, [end]):
-                        found |= {end.terminal} if end.terminal and not self.may_follow(*place) else set()
-                        if place not in seen:
-                            seen.add(place)
-                            heapq.heappush(todo, (place[0].height, next(order), *place))
+                for place, terminal in self._after(stack, ends):
+                    if terminal and not self.may_follow(*place):
+                        found.add(terminal)
+                    if place not in seen:
+                        seen.add(place)
+                        heapq.heappush(todo, (place[0].height, next(order), place))
         return found
+
+    def _after(
+        self, stack: Stack, ends: Iterable[Ended]
+    ) -> Iterator[tuple[tuple[Stack, int], str | None]]:
+        """Yield the stack and the obligation after each way in which a token may end, with its terminal."""
+        for end in ends:
+            for place in self.parser.after(stack, [end]):
+                yield place, end.terminal

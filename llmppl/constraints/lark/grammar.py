@@ -27,7 +27,6 @@ from llmppl.constraints.constraint import Bools
 from llmppl.constraints.lark.completion import Completion
 from llmppl.constraints.lark.lexer import PartialTokens
 from llmppl.constraints.lark.loader import Parts, read
-from llmppl.constraints.lark.parser import bits_of
 from llmppl.constraints.lark.unit import LarkUnit
 from llmppl.constraints.machine.machine import Continuation, Item, State
 from llmppl.constraints.machine.parts import Part, Special
@@ -79,40 +78,66 @@ class Grammar(Part):
     ):
         self.text = text("grammar", grammar)
         if is_file_name(grammar):
-            raise ValueError(f"grammar: {grammar!r} is the name of a file: Grammar.from_file({grammar!r}) reads it")
-        self._options: dict[str, Any] = {"start": start, "import_paths": list(import_paths), "postlex": postlex}
+            raise ValueError(
+                f"grammar: {grammar!r} is the name of a file: Grammar.from_file({grammar!r}) reads it"
+            )
+        self._options: dict[str, Any] = {
+            "start": start,
+            "import_paths": list(import_paths),
+            "postlex": postlex,
+        }
         self._options |= {"g_regex_flags": g_regex_flags, "source_path": source_path}
         self.specials = {}
         for name, special in specials.items():
             if not isinstance(special, Special):
                 special = Special(special)
             self.specials[name] = special.token
-        methods = "process", "_process", "handle_NL"
-        plain = all(getattr(type(postlex), name, None) is getattr(Indenter, name) for name in methods)
-        if postlex is not None and not plain:
-            raise ValueError(f"postlex: a lark.indenter.Indenter that only names its terminals, not {postlex!r}")
-        found = read(grammar, start, import_paths, g_regex_flags, postlex, source_path, list(specials))
+        for name in ("process", "_process", "handle_NL"):
+            if postlex is not None and getattr(type(postlex), name, None) is not getattr(
+                Indenter, name
+            ):
+                raise ValueError(
+                    f"postlex: a lark.indenter.Indenter that only names its terminals, not {postlex!r}"
+                )
+        found = read(
+            grammar, start, import_paths, g_regex_flags, postlex, source_path, list(specials)
+        )
         parser = found.parser
         lexers, lexer_of = _lexers(found)
         self._parser = parser
-        self.partials = PartialTokens(found.terminals, found.ignored, lexers, postlex, len(specials))
+        self.partials = PartialTokens(
+            found.terminals, found.ignored, lexers, postlex, len(specials)
+        )
         self._completion = Completion(parser, self.partials, lexer_of)
         self._unit = LarkUnit(self._completion, list(self.specials.values()))
         self.start = self.machine.start
-        stuck = set[str]() if self.start is None else self._completion.taking_all()
+        stuck: set[str] | None = set()
+        if self.start is not None:
+            stuck = self._completion.taking_all()
         if stuck is not None:
-            takers = [f"{name} {shown(self.partials.terminals[name].pattern)}" for name in sorted(stuck)]
-            why = f": no text goes on after terminal {' and '.join(takers)}" if takers else ""
-            raise ValueError(f"lark parses no text at all with this grammar (start rule {start!r}){why}")
+            why = ""
+            if stuck:
+                takers = [
+                    f"{name} {shown(self.partials.terminals[name].pattern)}"
+                    for name in sorted(stuck)
+                ]
+                why = f": no text goes on after terminal {' and '.join(takers)}"
+            raise ValueError(
+                f"lark parses no text at all with this grammar (start rule {start!r}){why}"
+            )
 
     def __repr__(self) -> str:
-        specials = f", specials={self.specials!r}" if self.specials else ""
+        specials = ""
+        if self.specials:
+            specials = f", specials={self.specials!r}"
         return f"Grammar({shown(self.text)}{specials})"
 
     @cached_property
     def lark(self) -> Lark:
         """Lark itself with this grammar, for parse trees; made on first use."""
-        return Lark(self.text, parser="lalr", lexer="contextual", maybe_placeholders=False, **self._options)
+        return Lark(
+            self.text, parser="lalr", lexer="contextual", maybe_placeholders=False, **self._options
+        )
 
     @classmethod
     def from_file(
@@ -148,7 +173,7 @@ class Grammar(Part):
     def least_bytes(self, alone: Bools) -> float:
         return self._unit.least_after(self._parser.bottom, self.partials.first, alone)
 
-    def __reduce__(self) -> tuple[Any, ...]:            # a pickle is compiled anew
+    def __reduce__(self) -> tuple[Any, ...]:  # a pickle is compiled anew
         return partial(Grammar, **self._options, specials=self.specials), (self.text,)
 
     def step(self, state: State, byte: int) -> State | None:
@@ -162,11 +187,16 @@ class Grammar(Part):
 
 def _lexers(found: Parts) -> tuple[list[tuple[str, ...]], dict[int, int]]:
     """Return lark's contextual lexers, as names of terminals in order; and the lexer of each state of the parser."""
-    rank = {terminal.name: i for i, terminal in enumerate(found.terminals)}
-    always = {rank[name] for name in found.ignored.union(found.always)}
-    ranks = {bit: rank[name] for name, bit in found.parser.bits.items() if name in rank}
-    terminals = found.parser.terminals()
-    numbers = Numbering(terminals.values())
-    selected = [always.union(ranks[bit] for bit in bits_of(bits) if bit in ranks) for bits in numbers.keys_in_order]
-    lexers = [tuple([found.terminals[i].name for i in sorted(some)]) for some in selected]
-    return lexers, {state: numbers[bits] for state, bits in terminals.items()}
+    always = found.ignored | found.always
+    numbers = Numbering[int]()
+    lexer_of = dict[int, int]()
+    for state, bits in found.parser.terminals().items():
+        lexer_of[state] = numbers[bits]
+    lexers = list[tuple[str, ...]]()
+    for bits in numbers.keys_in_order:
+        names = list[str]()
+        for terminal in found.terminals:
+            if terminal.name in always or found.parser.bits.get(terminal.name, 0) & bits:
+                names.append(terminal.name)
+        lexers.append(tuple(names))
+    return lexers, lexer_of

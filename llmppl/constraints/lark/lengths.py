@@ -13,6 +13,7 @@ import heapq
 import itertools
 import math
 from collections import defaultdict
+from typing import Any
 
 from llmppl.constraints.automata.nfa import DEAD
 from llmppl.constraints.lark.lexer import PartialTokens
@@ -28,11 +29,13 @@ class Lengths:
         self._parser = parser
         self._partials = partials
         self._to_end = bytes_to_end(partials.automata)
-        symbols = {symbol for rule in parser.rules for symbol in rule.expansion if symbol.is_term}
-        costs = derived(parser.rules, {symbol: self._of_terminal(symbol.name) for symbol in symbols})
-        self._rests: Memo[Rule, list[float]] = Memo(
-            lambda rule: suffix_sums([costs.get(symbol, math.inf) for symbol in rule.expansion])
-        )
+        terminals = dict[Any, float]()
+        for rule in parser.rules:
+            for symbol in rule.expansion:
+                if symbol.is_term:
+                    terminals[symbol] = self._of_terminal(symbol.name)
+        self._costs = derived(parser.rules, terminals)
+        self._rests: Memo[Rule, list[float]] = Memo(self._find_rests)
         self._whole = min(self._rests[rule][0] for rule, _ in parser.begun[parser.bottom.state])
         self._exits = Memo(self._find_exits)
         self._ends: Memo[int, list[tuple[float, str]]] = Memo(self._find_ends)
@@ -42,17 +45,29 @@ class Lengths:
         start = self._partials.automata.starts.get(name)
         if start is None:
             return 0.0
-        return math.inf if start == DEAD else self._to_end[start]
+        if start == DEAD:
+            return math.inf
+        return self._to_end[start]
+
+    def _find_rests(self, rule: Rule) -> list[float]:
+        """Return the least bytes of the symbols of a rule from each place on, and 0 for its end."""
+        rests = [0.0]
+        for symbol in reversed(rule.expansion):
+            rests.append(rests[-1] + self._costs.get(symbol, math.inf))
+        rests.reverse()
+        return rests
 
     def of_stack(self, stack: Stack) -> float:
         """Return a lower bound of the bytes after the tokens that led to a stack."""
-        return self._whole if stack.below is None else self._of_place((stack.below, stack.state))
+        if stack.below is None:
+            return self._whole
+        return self._of_place((stack.below, stack.state))
 
     def _of_place(self, place: Place) -> float:
-        lefts = place[0].lefts
-        if place[1] not in lefts:
+        below, state = place
+        if state not in below.lefts:
             self._find(place)
-        return lefts[place[1]]
+        return below.lefts[state]
 
     def _find(self, start: Place) -> None:
         """Find the bounds of a state on a stack, and of those that it depends on, which are lower."""
@@ -91,12 +106,14 @@ class Lengths:
             for rule, size in self._parser.begun[state]:
                 name = rule.origin.name
                 rest = self._rests[rule][size]
-                after = self._parser.shifts[below].get(name) if size == 1 else None
+                after = None
+                if size == 1:
+                    after = self._parser.shifts[below].get(name)
                 if after is not None:
                     heapq.heappush(todo, (cost + rest, next(order), after))
                 else:
                     found[size, name] = min(cost + rest, found.get((size, name), math.inf))
-        return [(*rule, cost) for rule, cost in found.items()]
+        return [(size, name, cost) for (size, name), cost in found.items()]
 
     def of_token(self, stack: Stack, token: int) -> float:
         """Return a lower bound of the bytes after a partial token on a stack."""
@@ -113,10 +130,16 @@ class Lengths:
             return self.of_stack(stack)
         if name != self._partials.newline:
             place = self._parser.shifted(stack, name)
-            return math.inf if place is None else self._of_place(place)
+            if place is None:
+                return math.inf
+            return self._of_place(place)
         columns = stack.layout.columns
-        tops = [self._parser.feed(stack, (name, column)) for column in (*columns, columns[-1] + 1)]
-        return min((self.of_stack(top) for top in tops if top is not None), default=math.inf)
+        least = math.inf
+        for column in (*columns, columns[-1] + 1):
+            top = self._parser.feed(stack, (name, column))
+            if top is not None:
+                least = min(least, self.of_stack(top))
+        return least
 
     def _find_ends(self, number: int) -> list[tuple[float, str]]:
         """Return the terminals that a partial token may become, with the least bytes to their ends, ascending."""
@@ -126,11 +149,6 @@ class Lengths:
             name = self._partials.automata.names[state]
             least[name] = min(least[name], max(1.0, self._to_end[state]))
         return sorted((bytes, name) for name, bytes in least.items())
-
-
-def suffix_sums(numbers: list[float]) -> list[float]:
-    """Return the sum of the numbers from each place on, and 0 for the end."""
-    return [*itertools.accumulate(reversed(numbers), initial=0.0)][::-1]
 
 
 def bytes_to_end(automata: Automata) -> list[float]:
@@ -146,9 +164,11 @@ def bytes_to_end(automata: Automata) -> list[float]:
     level = list(automata.ends)
     depth = 0.0
     while level:
-        new = [state for state in reachable(level, silent.__getitem__) if found[state] == math.inf]
-        for state in new:
-            found[state] = depth
-        level = [before for state in new for before in reading[state]]
+        before = list[int]()
+        for state in reachable(level, silent.__getitem__):
+            if found[state] == math.inf:
+                found[state] = depth
+                before += reading[state]
+        level = before
         depth += 1
     return found

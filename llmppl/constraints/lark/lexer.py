@@ -22,7 +22,6 @@ Source: the lexer of lark 1.3.
 from __future__ import annotations
 
 import functools
-import itertools
 from bisect import bisect_right
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Sequence
@@ -33,18 +32,25 @@ import numpy.typing as npt
 
 from llmppl.constraints.automata.budget import TooLarge
 from llmppl.constraints.automata.nfa import DEAD
-from llmppl.constraints.lark.terminals import FIRST_SPECIAL, Assumptions, Automata, Terminal, Undecided
+from llmppl.constraints.lark.parser import Symbol
+from llmppl.constraints.lark.terminals import (
+    FIRST_SPECIAL,
+    Assumptions,
+    Automata,
+    Terminal,
+    Undecided,
+)
 from llmppl.support.arguments import shown
 from llmppl.support.graphs import Memo, Numbering, reachable
 
 States = frozenset[int]
 Bools = npt.NDArray[np.bool_]
-Keywords = tuple[tuple[str, tuple[str, ...]], ...]      # terminals with their keywords, in order
+Keywords = tuple[tuple[str, tuple[str, ...]], ...]  # terminals with their keywords, in order
 
-MAX_SCANS = 20_000                                      # partial tokens of a grammar
-MAX_THREADS = 400_000                                   # in partial tokens and obligations, at some microseconds each
-ASSUMED = 50                                            # states that an assumption counts as
-LAYOUT_CUTS = 9, 10, 11, 32, 33                         # around tab, line end and space
+MAX_SCANS = 20_000  # partial tokens of a grammar
+MAX_THREADS = 400_000  # in partial tokens and obligations, at some microseconds each
+ASSUMED = 50  # states that an assumption counts as
+LAYOUT_CUTS = 9, 10, 11, 32, 33  # around tab, line end and space
 
 
 class Obligation(NamedTuple):
@@ -71,16 +77,20 @@ class PartialToken(NamedTuple):
 class Ended(NamedTuple):
     """A token that may end here: the symbol for the parser (None if ignored), and the number of its obligation."""
 
-    symbol: str | tuple[str, int] | None
+    symbol: Symbol | None
     obligation: int
 
     @property
     def terminal(self) -> str | None:
         """The symbol, without the column of a line end."""
-        return self.symbol[0] if isinstance(self.symbol, tuple) else self.symbol
+        if isinstance(self.symbol, tuple):
+            return self.symbol[0]
+        return self.symbol
 
 
-Outcome = tuple[tuple[int, ...], tuple[Ended, ...]]     # partial tokens with which it goes on; ways in which it ends
+Outcome = tuple[
+    tuple[int, ...], tuple[Ended, ...]
+]  # partial tokens with which it goes on; ways in which it ends
 
 
 class PartialTokens:
@@ -93,7 +103,6 @@ class PartialTokens:
     starts : (lexer, obligation) -> the partial tokens that begin after it
         There are several if look-aheads at their beginning are undecided.
     classes : partial token -> the first byte of each class of bytes that it does not tell apart
-    rows : partial token -> its outcome for each class, None if not known yet
     heads : obligation -> (num_symbols,) bool, False at symbols with which no token of any lexer can begin after it
     firsts : name of a terminal -> (num_symbols,) bool, True at symbols with which it may begin; guards are ignored
     reads_line_end : partial token -> True if it may read another line end
@@ -111,16 +120,15 @@ class PartialTokens:
         automata = self.automata = Automata(terminals, self.specials.stop)
         self.lexers = lexers
         self.ignored = ignored
-        self.newline = indenter.NL_type if indenter else None
-        self.widths = {32: 1, 9: indenter.tab_len} if indenter else {}
+        self.newline: str | None = None
+        self.widths = dict[int, int]()  # of the bytes that move a line's column
+        if indenter:
+            self.newline = indenter.NL_type
+            self.widths = {32: 1, 9: indenter.tab_len}
         self.terminals = {terminal.name: terminal for terminal in terminals}
-        self._size = 0                                  # of all partial tokens and obligations, in states of terminals
-        self.token_number: Numbering[PartialToken] = Numbering(
-            check=lambda token: self._keep(len(token.threads) + len(token.keyword_threads), token.threads)
-        )
-        self.obligation_number: Numbering[Obligation] = Numbering(
-            check=lambda each: self._keep(len(each.forbidden) + sum(map(len, each.required)), ())
-        )
+        self._size = 0  # of all partial tokens and obligations, in states of terminals
+        self.token_number = Numbering[PartialToken](check=self._keep_token)
+        self.obligation_number = Numbering[Obligation](check=self._keep_obligation)
         self.tokens = self.token_number.keys_in_order
         self.obligations = self.obligation_number.keys_in_order
         self.starts = Memo(self._begin)
@@ -128,53 +136,71 @@ class PartialTokens:
         self.heads = Memo(self._find_heads)
         self.firsts: Memo[str, Bools] = Memo(lambda name: automata.firsts([automata.starts[name]]))
         self.reads_line_end = Memo(self._reads_line_end)
-        self.rows: Memo[int, list[Outcome | None]] = Memo(lambda number: [None] * len(self.classes[number]))
-        self._outcomes: dict[Outcome, Outcome] = {}     # equal ones are one object
-        self._alternatives = Memo(self._order)          # by lexer
+        self._outcomes = Memo(self._read)
+        self._alternatives = Memo(self._order)  # by lexer
         self._settled = Memo(self._settle_after_byte)
         self._tracker_cuts = Memo(self._find_tracker_cuts)
-        self.first = self.obligation_number[Obligation(frozenset(), frozenset(), automata.first_trackers)]
+        self.first = self.obligation_number[
+            Obligation(frozenset(), frozenset(), automata.first_trackers)
+        ]
 
     def step(self, number: int, byte: int) -> Outcome:
         """Return the outcome of a byte: the partial tokens that continue, and the ways in which the token may end."""
-        i = bisect_right(self.classes[number], byte) - 1
-        row = self.rows[number]
-        outcome = row[i]
-        if outcome is None:
-            outcome = self._read(self.tokens[number], byte)
-            outcome = row[i] = self._outcomes.setdefault(outcome, outcome)
-        return outcome
+        classes = self.classes[number]
+        first = classes[bisect_right(classes, byte) - 1]
+        return self._outcomes[number, first]
 
     def step_all(self, numbers: Collection[int], byte: int) -> Outcome:
         """Return the joint outcome of a byte for several partial tokens."""
-        if len(numbers) == 1:
-            (number,) = numbers
-            return self.step(number, byte)
-        going_on, ends = zip(((), ()), *[self.step(number, byte) for number in numbers], strict=True)
-        return tuple(sorted(set().union(*going_on))), tuple(dict.fromkeys(itertools.chain.from_iterable(ends)))
+        going_on = set[int]()
+        ended = dict[Ended, None]()
+        for number in numbers:
+            more, ends = self.step(number, byte)
+            going_on.update(more)
+            ended |= dict.fromkeys(ends)
+        return tuple(sorted(going_on)), tuple(ended)
+
+    def names_in(self, number: int) -> set[str]:
+        """Return the terminals that a partial token may become."""
+        token = self.tokens[number]
+        return self.automata.names_of((*token.threads, *token.keyword_threads))
 
     def exits(self, numbers: Iterable[int]) -> Iterator[tuple[Ended, ...]]:
         """Yield the ways in which each partial token that some of them lead to may end after a byte."""
 
         def onward(number: int) -> Iterator[int]:
-            return itertools.chain.from_iterable(self.step(number, byte)[0] for byte in self.classes[number])
+            for byte in self.classes[number]:
+                yield from self.step(number, byte)[0]
 
         for number in reachable(numbers, onward):
-            ends = [self.step(number, byte)[1] for byte in self.classes[number]]
-            yield tuple(dict.fromkeys(itertools.chain.from_iterable(ends)))
+            found = dict[Ended, None]()
+            for byte in self.classes[number]:
+                found |= dict.fromkeys(self.step(number, byte)[1])
+            yield tuple(found)
 
     def _reads_line_end(self, number: int) -> bool:
         states = reachable(self.tokens[number].threads, self.automata.onward)
-        return any(lo <= 10 <= hi for lo, hi, _ in self.automata.edges_of(states))
+        return bool(self.automata.read(states, 10))
 
     # ---- limits
+
+    def _keep_token(self, token: PartialToken) -> None:
+        self._keep(len(token.threads) + len(token.keyword_threads), token.threads)
+
+    def _keep_obligation(self, obligation: Obligation) -> None:
+        size = len(obligation.forbidden)
+        for states in obligation.required:
+            size += len(states)
+        self._keep(size, ())
 
     def _keep(self, size: int, threads: Sequence[int]) -> None:
         """Count the kept states; TooLarge, with the terminal that takes most, beyond the limit."""
         self._size += size
         if self._size > MAX_THREADS or len(self.tokens) >= MAX_SCANS:
-            some = [q for token in self.tokens[-1000:] for q in token.threads] or threads
-            name, _ = Counter(map(self.automata.names.__getitem__, some)).most_common(1)[0]
+            counts = Counter(self.automata.names[q] for q in threads)
+            for token in self.tokens[-1000:]:
+                counts.update(self.automata.names[q] for q in token.threads)
+            name, _ = counts.most_common(1)[0]
             raise TooLarge(
                 f"terminal {name} {shown(self.terminals[name].pattern)}",
                 f"{len(self.tokens):,} states of the lexer so far, with {self._size:,} of its terminals in them",
@@ -186,22 +212,33 @@ class PartialTokens:
     def _order(self, lexer: int) -> tuple[list[int], Keywords]:
         """Return the entries of a lexer's alternatives in lark's order, and their keywords."""
         names = set(self.lexers[lexer])
-        terminals = [self.terminals[name] for name in self.lexers[lexer]]
-        entries = [self.automata.starts[t.name] for t in terminals if names.isdisjoint(t.embedded)]
-        keywords = tuple([(t.name, t.keywords) for t in terminals])
-        return [q for q in entries if q != DEAD], _restricted(keywords, names, names)
+        entries = list[int]()
+        keywords = list[tuple[str, tuple[str, ...]]]()
+        for name in self.lexers[lexer]:
+            terminal = self.terminals[name]
+            keywords.append((name, terminal.keywords))
+            start = self.automata.starts[name]
+            if start != DEAD and names.isdisjoint(terminal.embedded):
+                entries.append(start)
+        return entries, _restricted(keywords, names, names)
 
     def _begin(self, key: tuple[int, int]) -> tuple[int, ...]:
         lexer, obligation = key
         entries, keywords = self._alternatives[lexer]
-        threads = frozenset(self.automata.starts[name] for _, names in keywords for name in names)
-        tokens, ended = self._settle(PartialToken(keywords, tuple(entries), threads, self.obligations[obligation], -1))
+        spelled = set[int]()
+        for _, names in keywords:
+            spelled.update(self.automata.starts[name] for name in names)
+        begun = self.obligations[obligation]
+        tokens, ended = self._settle(
+            PartialToken(keywords, tuple(entries), frozenset(spelled), begun, -1)
+        )
         assert not ended, "lark refuses terminals that match the empty text"
         return tokens
 
     def _find_heads(self, obligation: int) -> Bools:
-        cuts = self._cuts_of((), self.obligations[obligation])
-        possible = [self._survives(self._after(self.obligations[obligation], byte)) for byte in cuts]
+        found = self.obligations[obligation]
+        cuts = self._cuts_of((), found)
+        possible = [self._survives(self._after(found, byte)) for byte in cuts]
         return np.repeat(possible, np.diff([*cuts, self.specials.stop]))
 
     def _survives(self, obligation: Obligation) -> bool:
@@ -210,7 +247,9 @@ class PartialTokens:
             states = self.automata.closure(obligation.forbidden, obligation.trackers, Assumptions())
         except Undecided:
             return True
-        return self.automata.ends.keys().isdisjoint(states) and frozenset() not in obligation.required
+        return (
+            self.automata.ends.keys().isdisjoint(states) and frozenset() not in obligation.required
+        )
 
     # ---- bytes
 
@@ -220,23 +259,30 @@ class PartialTokens:
 
     def _cuts_of(self, states: Iterable[int], obligation: Obligation) -> list[int]:
         """Return the first symbol of each class of symbols that NFA states and an obligation do not tell apart."""
-        cuts = {0, FIRST_SPECIAL, *(LAYOUT_CUTS if self.newline else ())}
-        for lo, hi, _ in self.automata.edges_of(obligation.forbidden.union(states, *obligation.required)):
+        cuts = {0, FIRST_SPECIAL}
+        if self.newline:
+            cuts.update(LAYOUT_CUTS)
+        for lo, hi, _ in self.automata.edges_of(
+            obligation.forbidden.union(states, *obligation.required)
+        ):
             cuts.add(lo)
             cuts.add(hi + 1)
-        cuts.update(*map(self._tracker_cuts.__getitem__, enumerate(obligation.trackers)))
+        for place in enumerate(obligation.trackers):
+            cuts.update(self._tracker_cuts[place])
         cuts.discard(self.specials.stop)
         return sorted(cuts)
 
     def _find_tracker_cuts(self, key: tuple[int, int]) -> list[int]:
         tracker, state = key
         row = self.automata.trackers[tracker].row(state) if state else np.zeros(256)
-        cuts = (np.flatnonzero(np.diff(row)) + 1).tolist()
+        cuts: list[int] = (np.flatnonzero(np.diff(row)) + 1).tolist()
         return cuts
 
-    def _read(self, token: PartialToken, byte: int) -> Outcome:
+    def _read(self, place: tuple[int, int]) -> Outcome:
+        number, byte = place
+        token = self.tokens[number]
         read = self.automata.read
-        threads = read(token.threads, byte)
+        threads = tuple(read(token.threads, byte))
         if not threads:
             return (), ()
         column = token.column
@@ -244,17 +290,20 @@ class PartialTokens:
             column += self.widths.get(byte, 0)
         if self.newline and byte == 10:
             column = 0
-        keyword_threads = frozenset(read(token.keyword_threads, byte))
-        keywords = self._keywords_left(token.keywords, threads, keyword_threads)
-        return self._settled[
-            PartialToken(keywords, tuple(threads), keyword_threads, self._after(token.obligation, byte), column)
-        ]
+        spelled = frozenset(read(token.keyword_threads, byte))
+        keywords = self._keywords_left(token.keywords, threads, spelled)
+        obligation = self._after(token.obligation, byte)
+        return self._settled[PartialToken(keywords, threads, spelled, obligation, column)]
 
-    def _keywords_left(self, keywords: Keywords, threads: Iterable[int], keyword_threads: Collection[int]) -> Keywords:
+    def _keywords_left(
+        self, keywords: Keywords, threads: Iterable[int], keyword_threads: Collection[int]
+    ) -> Keywords:
         """Return the keywords active in `keyword_threads` of the terminals active in `threads`."""
         if not keyword_threads:
             return ()
-        return _restricted(keywords, self.automata.names_of(threads), self.automata.names_of(keyword_threads))
+        return _restricted(
+            keywords, self.automata.names_of(threads), self.automata.names_of(keyword_threads)
+        )
 
     def _after(self, obligation: Obligation, byte: int) -> Obligation:
         """Return an obligation after one more byte, its epsilon edges not yet followed."""
@@ -266,35 +315,46 @@ class PartialTokens:
         )
 
     def _settle_after_byte(self, token: PartialToken) -> Outcome:
-        threads = len(token.threads) + len(token.keyword_threads)
-        self._keep(threads + len(token.obligation.forbidden), token.threads)
+        self._keep_token(token)
+        self._keep(len(token.obligation.forbidden), token.threads)
         return self._settle(token)
 
     def _settle(self, token: PartialToken) -> Outcome:
         """Follow the epsilon edges of all threads, under every assumption about the look-aheads on the way."""
-        going_on: dict[int, None] = {}
-        ended: dict[Ended, None] = {}
+        going_on = dict[int, None]()
+        ended = dict[Ended, None]()
         todo = [Assumptions()]
         while todo:
             ahead = todo.pop()
             try:
-                self._assume(ahead, token, going_on, ended)
+                onward, end = self._assume(ahead, token)
             except Undecided as undecided:
                 self._keep(ASSUMED, token.threads)
-                todo += [Assumptions({**ahead, undecided.args[0]: holds}) for holds in (False, True)]
+                for holds in (False, True):
+                    todo.append(Assumptions({**ahead, undecided.args[0]: holds}))
+                continue
+            if onward is not None:
+                going_on[onward] = None
+            if end is not None:
+                ended[end] = None
         return tuple(going_on), tuple(ended)
 
-    def _assume(
-        self, ahead: Assumptions, token: PartialToken, going_on: dict[int, None], ended: dict[Ended, None]
-    ) -> None:
+    def _assume(self, ahead: Assumptions, token: PartialToken) -> tuple[int | None, Ended | None]:
+        """Return the partial token that goes on under some assumptions, and the end of the token; None if impossible.
+
+        Raises Undecided at a look-ahead without an assumption.
+        """
         obligation = self._assumed(ahead, token.obligation)
+        onward = end = None
         if obligation is None:
-            return
+            return onward, end
         ends = self.automata.ends
         names = self.automata.names
-        closure = functools.partial(self.automata.closure, trackers=obligation.trackers, ahead=ahead)
-        before = []                                     # threads preferred to the match
-        matched = None                                  # terminal
+        closure = functools.partial(
+            self.automata.closure, trackers=obligation.trackers, ahead=ahead
+        )
+        before = []  # threads preferred to the match
+        matched = None  # terminal
         for q in closure(token.threads):
             if q in ends:
                 matched = ends[q]
@@ -305,34 +365,69 @@ class PartialTokens:
         keywords = dict(token.keywords)
         if before:
             hosts = self.automata.names_of(before)
-            possible = set().union(*[keywords.get(host, ()) for host in hosts])
-            left = frozenset([q for q in spelled if q not in ends and names[q] in possible])
-            column = token.column if self.newline in hosts else -1
+            possible = set[str]()
+            for host in hosts:
+                possible.update(keywords.get(host, ()))
+            left = frozenset(q for q in spelled if q not in ends and names[q] in possible)
+            column = token.column
+            if self.newline not in hosts:
+                column = -1
             own = self._keywords_left(token.keywords, before, left)
-            going_on[self.token_number[PartialToken(own, tuple(before), left, obligation, column)]] = None
+            onward = self.token_number[PartialToken(own, tuple(before), left, obligation, column)]
         if matched:
             whole = {ends[q] for q in spelled if q in ends}
-            name = next(filter(whole.__contains__, keywords.get(matched, ())), matched)
-            symbol = None if matched in self.ignored else (name, token.column) if name == self.newline else name
+            symbol = self._symbol(matched, keywords.get(matched, ()), whole, token.column)
             after = obligation._replace(forbidden=obligation.forbidden.union(before))
-            if symbol not in self.ignored:          # lark does not drop an ignored keyword, and no parser takes it
-                ended[Ended(symbol, self.obligation_number[after])] = None
+            if (
+                symbol not in self.ignored
+            ):  # lark does not drop an ignored keyword, and no parser takes it
+                end = Ended(symbol, self.obligation_number[after])
+        return onward, end
+
+    def _symbol(
+        self, matched: str, keywords: Sequence[str], whole: set[str], column: int
+    ) -> Symbol | None:
+        """Return the symbol of a match for the parser; `whole` are the keywords that the match spells."""
+        if matched in self.ignored:
+            return None
+        for name in keywords:
+            if name in whole:
+                matched = name
+                break
+        if matched == self.newline:
+            return matched, column
+        return matched
 
     def _assumed(self, ahead: Assumptions, obligation: Obligation) -> Obligation | None:
         """Return an obligation with its epsilon edges followed, or None if an assumption is already wrong."""
-        ends = self.automata.ends
+        ends = self.automata.ends.keys()
         trackers = obligation.trackers
-        denied = [entry for entry, holds in ahead.items() if not holds]
-        forbidden = frozenset(self.automata.closure([*obligation.forbidden, *denied], trackers, ahead))
-        if not ends.keys().isdisjoint(forbidden):
+        denied = list(obligation.forbidden)
+        wanted = list(obligation.required)
+        for entry, holds in ahead.items():
+            if holds:
+                wanted.append(frozenset([entry]))
+            else:
+                denied.append(entry)
+        forbidden = frozenset(self.automata.closure(denied, trackers, ahead))
+        if not ends.isdisjoint(forbidden):
             return None
-        wanted = [*obligation.required, *({entry} for entry, holds in ahead.items() if holds)]
-        sets = [self.automata.closure(states, trackers, ahead) for states in wanted]
-        required = frozenset([frozenset(states) - forbidden for states in sets if ends.keys().isdisjoint(states)])
-        return None if frozenset() in required else Obligation(forbidden, required, trackers)
+        required = set[States]()
+        for states in wanted:
+            reached = self.automata.closure(states, trackers, ahead)
+            if ends.isdisjoint(reached):
+                required.add(frozenset(reached) - forbidden)
+        if frozenset() in required:
+            return None
+        return Obligation(forbidden, frozenset(required), trackers)
 
 
-def _restricted(keywords: Keywords, hosts: set[str], names: set[str]) -> Keywords:
+def _restricted(
+    keywords: Iterable[tuple[str, tuple[str, ...]]], hosts: set[str], names: set[str]
+) -> Keywords:
     """Return the keywords of `hosts` that are among `names`."""
-    pairs = [(host, tuple(filter(names.__contains__, each))) for host, each in keywords if host in hosts]
-    return tuple([pair for pair in pairs if pair[1]])
+    found = list[tuple[str, tuple[str, ...]]]()
+    for host, each in keywords:
+        if host in hosts and not names.isdisjoint(each):
+            found.append((host, tuple(name for name in each if name in names)))
+    return tuple(found)

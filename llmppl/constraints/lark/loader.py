@@ -23,15 +23,15 @@ from llmppl.constraints.lark.parser import IndentedParser, Parser, Rule, derived
 from llmppl.constraints.lark.terminals import Terminal, special_terminal, split_keywords
 from llmppl.support.graphs import postorder, reachable
 
-MAX_SYMBOLS = 150_000                               # of a grammar, with all rules written out
-MAX_TERMINAL_SYMBOLS = 40_000                       # of all terminals, with the terminals in them written out
-MAX_TERMINALS = 1_000                               # lark's tables of a repeat of words are quadratic in their number
-MAX_TEMPLATES = 5_000                               # rules that templates make
-MAX_NAME = 5_000                                    # characters of the name of such a rule
-MAX_UNSEEN = 10                                     # terminals of several terminals that need no count
-COUNTED = 10**12                                    # symbols at which counting stops
+MAX_SYMBOLS = 150_000  # of a grammar, with all rules written out
+MAX_TERMINAL_SYMBOLS = 40_000  # of all terminals, with the terminals in them written out
+MAX_TERMINALS = 1_000  # lark's tables of a repeat of words are quadratic in their number
+MAX_UNSEEN = 10  # terminals of several terminals that need no count
+MAX_TEMPLATES = 5_000  # rules that templates make
+MAX_NAME = 5_000  # characters of the name of such a rule
+COUNTED = 10**12  # symbols at which counting stops
 
-Sizes = tuple[int, int]                             # the number of alternatives, and of the symbols in all of them
+Sizes = tuple[int, int]  # the number of alternatives, and of the symbols in all of them
 
 
 @dataclass(frozen=True)
@@ -66,10 +66,14 @@ def read(
     except FileNotFoundError as error:
         raise ValueError(f"grammar: nothing to import from {error.filename!r}") from error
     except LarkError as error:
-        how = "\nlark writes a rule as start: ..., not as root ::= ..." if "::=" in text else ""
+        how = ""
+        if "::=" in text:
+            how = "\nlark writes a rule as start: ..., not as root ::= ..."
         raise ValueError(f"grammar: {error}{how}") from error
     except AssertionError as error:
-        raise ValueError("grammar: a terminal that is declared may stand in rules, not in other terminals") from error
+        raise ValueError(
+            "grammar: a terminal that is declared may stand in rules, not in other terminals"
+        ) from error
     except RecursionError:
         raise ValueError(
             "grammar: groups or rules are nested too deeply for lark to read it; give inner groups names of their own, "
@@ -84,22 +88,30 @@ def _written_out(
     unmade = _unmade(loaded, postlex, specials)
     _check_templates(loaded.rule_defs)
     _check_sizes(loaded.rule_defs)
-    always = frozenset(postlex.always_accept if postlex is not None else ())
+    always = frozenset[str]()
+    if postlex is not None:
+        always = frozenset(postlex.always_accept)
     definitions, alternatives, ignored = loaded.compile([start], set(always))
     if len(definitions) > MAX_TERMINALS:
         raise GrammarError(
-            f"{len(definitions):,} terminals, more than {MAX_TERMINALS:,}: one for all, WORD: \"a\" | \"b\", would do"
+            f'{len(definitions):,} terminals, more than {MAX_TERMINALS:,}: one for all, WORD: "a" | "b", would do'
         )
     if not any(rule.origin.name == start for rule in alternatives):
         raise GrammarError(f"no rule is named {start!r}, from which a text is to start")
-    if missing := set(ignored) - {terminal.name for terminal in definitions}:
+    missing = set(ignored).difference(terminal.name for terminal in definitions)
+    if missing:
         raise GrammarError(f"Ignore terminals are not defined: {missing}")
-    rules = [Rule(each.origin, each.expansion, each.order, None, each.options) for each in alternatives]
+    rules = [
+        Rule(each.origin, each.expansion, each.order, None, each.options) for each in alternatives
+    ]
     _check_unmade(rules, unmade)
     _check_ends(rules, start, set(ignored))
     terminals = split_keywords(definitions, flags)
     terminals += [special_terminal(name, number) for number, name in enumerate(specials)]
-    parser = Parser(rules, start) if postlex is None else IndentedParser(rules, start, postlex)
+    if postlex is None:
+        parser = Parser(rules, start)
+    else:
+        parser = IndentedParser(rules, start, postlex)
     return Parts(terminals, frozenset(ignored), always, parser)
 
 
@@ -110,13 +122,17 @@ def _unmade(loaded: load_grammar.Grammar, postlex: Any, specials: Sequence[str])
     """
     for name, _, tree, _ in loaded.rule_defs:
         if tree is None:
-            raise GrammarError(f"%declare {name} declares a rule; a name in capitals, {name.upper()}, is a terminal")
+            raise GrammarError(
+                f"%declare {name} declares a rule; a name in capitals, {name.upper()}, is a terminal"
+            )
     declared = {name for name, (tree, _) in loaded.term_defs if tree is None}
     if postlex is not None:
         declared -= {postlex.NL_type, postlex.INDENT_type, postlex.DEDENT_type}
     for name in specials:
         if name not in declared:
-            raise GrammarError(f"specials has {name!r}: `%declare {name}` and no definition of it would work")
+            raise GrammarError(
+                f"specials has {name!r}: `%declare {name}` and no definition of it would work"
+            )
     return declared.difference(specials)
 
 
@@ -133,12 +149,25 @@ def _check_unmade(rules: Sequence[Rule], unmade: set[str]) -> None:
 
 def _check_ends(rules: Sequence[Rule], start: str, ignored: set[str]) -> None:
     """Raise GrammarError if the start rule has no finite sequence of terminals that reach the parser."""
-    symbols = {symbol for rule in rules for symbol in rule.expansion}
-    read = [symbol for symbol in symbols if symbol.is_term and symbol.name not in ignored]
-    if NonTerminal(start) not in derived(rules, dict.fromkeys(read, 0)):
-        used = sorted(ignored.intersection(symbol.name for symbol in symbols))
-        why = f": its rules want {', '.join(used)}, which %ignore drops" if used else ": its rules never end"
-        raise GrammarError(f"lark parses no text at all with this grammar (start rule {start!r}){why}")
+    read = dict[Any, float]()
+    used = set[str]()
+    for rule in rules:
+        for symbol in rule.expansion:
+            if symbol.name in ignored:
+                used.add(symbol.name)
+            elif symbol.is_term:
+                read[symbol] = 0
+    if NonTerminal(start) not in derived(rules, read):
+        why = "never end"
+        if used:
+            why = f"want {', '.join(sorted(used))}, which %ignore drops"
+        raise GrammarError(
+            f"lark parses no text at all with this grammar (start rule {start!r}): its rules {why}"
+        )
+
+
+def _subtrees(tree: Any) -> list[Any]:
+    return [child for child in tree.children if isinstance(child, Tree)]
 
 
 class _Loader(GrammarBuilder):
@@ -146,19 +175,26 @@ class _Loader(GrammarBuilder):
 
     def _define(self, name: str, is_term: bool, exp: Any, *options: Any, **more: Any) -> None:
         super()._define(name, is_term, exp, *options, **more)  # type: ignore[no-untyped-call]
-        trees = {name: each.tree for name, each in self._definitions.items() if each.is_term}
-        inside = {                                      # the terminals in each, as often as they are named
-            name: [str(part.name) for part in tree.scan_values(lambda part: isinstance(part, LarkTerminal))]
-            for name, tree in trees.items() if tree is not None
-        }  # fmt: skip
-        if is_term and sum(len(each) > 1 for each in inside.values()) > MAX_UNSEEN:
+        inside = dict[str, list[str]]()  # the terminals in each, as often as they are named
+        num_nested = 0
+        for each, definition in self._definitions.items():
+            if definition.is_term and definition.tree is not None:
+                parts = definition.tree.scan_values(lambda part: isinstance(part, LarkTerminal))
+                inside[each] = [str(part.name) for part in parts]
+                num_nested += len(inside[each]) > 1
+        if is_term and num_nested > MAX_UNSEEN:
             self._check_terminals(inside)
 
     def _check_terminals(self, inside: dict[str, list[str]]) -> None:
-        sizes: dict[str, int] = {}
-        for name in postorder(inside, lambda each: [part for part in inside[each] if part in inside], key=str):
-            own = len(list(self._definitions[name].tree.scan_values(bool)))
-            sizes[name] = min(own + sum(sizes.get(part, 1) for part in inside[name]), COUNTED)
+        def edges(name: str) -> list[str]:
+            return [part for part in inside[name] if part in inside]
+
+        sizes = dict[str, int]()
+        for name in postorder(inside, edges, key=str):
+            size = len(list(self._definitions[name].tree.scan_values(bool)))
+            for part in inside[name]:
+                size += sizes.get(part, 1)
+            sizes[name] = min(size, COUNTED)
         if sum(sizes.values()) > MAX_TERMINAL_SYMBOLS:
             worst = max(sizes, key=sizes.__getitem__)
             raise GrammarError(
@@ -170,11 +206,17 @@ class _Loader(GrammarBuilder):
 
 def _check_templates(definitions: Sequence[Any]) -> None:
     """Raise GrammarError if templates make too many rules of each other, or never end."""
-    bodies = {name: (params, list(tree.find_data("template_usage"))) for name, params, tree, _ in definitions}
+    bodies = dict[str, tuple[Sequence[str], list[Any]]]()
+    plain = list[tuple[str, tuple[str, ...]]]()
+    for name, params, tree, _ in definitions:
+        bodies[name] = params, list(tree.find_data("template_usage"))
+        if not params:
+            plain.append((name, ()))
 
     def spelled(part: Any, given: dict[str, str]) -> str:
         if isinstance(part, Tree):
-            return f"{part.data}{{{','.join(spelled(child, given) for child in part.children)}}}"
+            inner = [spelled(child, given) for child in part.children]
+            return f"{part.data}{{{','.join(inner)}}}"
         name = str(getattr(part, "name", part))
         return given.get(name, name)
 
@@ -186,10 +228,11 @@ def _check_templates(definitions: Sequence[Any]) -> None:
             if str(name.name) in bodies:
                 yield str(name.name), tuple([spelled(each, given) for each in arguments])
 
-    plain: list[tuple[str, tuple[str, ...]]] = [(name, ()) for name, params, _, _ in definitions if not params]
     for number, (name, arguments) in enumerate(reachable(plain, uses)):
         if number > MAX_TEMPLATES + len(plain) or sum(map(len, arguments)) > MAX_NAME:
-            raise GrammarError(f"templates call each other without an end, or too often: {name}{{...}}")
+            raise GrammarError(
+                f"templates call each other without an end, or too often: {name}{{...}}"
+            )
 
 
 def _check_sizes(definitions: Sequence[Any]) -> None:
@@ -197,9 +240,9 @@ def _check_sizes(definitions: Sequence[Any]) -> None:
     total = 0
     for name, _, tree, _ in definitions:
         known: dict[int, Sizes] = {}
-        for part in postorder([tree], lambda part: [child for child in part.children if isinstance(child, Tree)]):
+        for part in postorder([tree], _subtrees):
             inner = [known.get(id(child), (1, 1)) for child in part.children]
-            known[id(part)], more = _sizes(str(part.data), inner, list(map(str, part.children)))
+            known[id(part)], more = _sizes(part, inner)
             total += more
         total += known[id(tree)][1]
         if total > MAX_SYMBOLS:
@@ -209,30 +252,41 @@ def _check_sizes(definitions: Sequence[Any]) -> None:
             )
 
 
-def _sizes(kind: str, inner: Sequence[Sizes], children: Sequence[str]) -> tuple[Sizes, int]:
+def _sizes(part: Any, inner: Sequence[Sizes]) -> tuple[Sizes, int]:
     """Return the size of a part of a rule's tree, and of the rules that lark makes for it."""
-    if kind == "expansions":
-        return (sum(n for n, _ in inner), sum(size for _, size in inner)), 0
-    if kind == "expansion":
+    if part.data == "expansions":
+        return _either(inner), 0
+    if part.data == "expansion":
         return _in_a_row(inner), 0
-    if kind not in ("maybe", "expr"):                   # a value or an alias
-        return (inner[0] if kind == "alias" else (1, 1)), 0
+    if part.data == "alias":
+        return inner[0], 0
+    if part.data not in ("maybe", "expr"):
+        return (1, 1), 0
     n, size = inner[0]
-    if kind == "maybe" or children[1] == "?":
+    operator = "?"
+    if part.data == "expr":
+        operator = str(part.children[1])
+    if operator == "?":
         return (n + 1, size), 0
-    if children[1] in "+*":
-        return (1 + (children[1] == "*"), 1), 2 * size + n
-    least = int(children[2])
-    most = int(children[-1])
-    if most >= load_grammar.REPEAT_BREAK_THRESHOLD:     # lark makes rules of factors up to 5 + 5
+    if operator == "*":
+        return (2, 1), 2 * size + n
+    if operator == "+":
+        return (1, 1), 2 * size + n
+    most = int(part.children[-1])
+    if most >= load_grammar.REPEAT_BREAK_THRESHOLD:  # lark makes rules of factors up to 5 + 5
         return (1, 2), 100 * _in_a_row([(n, size)] * 10)[1]
-    rows = [_in_a_row([(n, size)] * number) for number in range(least, most + 1)]
-    return (sum(n for n, _ in rows), sum(size for _, size in rows)), 0
+    numbers = range(int(part.children[2]), most + 1)
+    return _either([_in_a_row([(n, size)] * number) for number in numbers]), 0
+
+
+def _either(parts: Sequence[Sizes]) -> Sizes:
+    return sum(n for n, _ in parts), sum(size for _, size in parts)
 
 
 def _in_a_row(parts: Sequence[Sizes]) -> Sizes:
     number = 1
     size = 0
-    for n, s in parts:
-        number, size = min(number * n, COUNTED), min(size * n + s * number, COUNTED)
+    for n, more in parts:
+        size = min(size * n + more * number, COUNTED)
+        number = min(number * n, COUNTED)
     return number, size

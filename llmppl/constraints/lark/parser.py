@@ -10,9 +10,9 @@ Source: the parser of lark 1.3, whose analysis makes the tables.
 
 from __future__ import annotations
 
-import functools
 import heapq
 import itertools
+from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from importlib import import_module
 from typing import Any, NamedTuple
@@ -25,28 +25,17 @@ from lark.parsers.grammar_analysis import RulePtr
 from lark.parsers.lalr_analysis import LALR_Analyzer, Shift
 from lark.utils import classify
 
-from llmppl.support.graphs import Interned, reversed_edges
+from llmppl.support.graphs import Interned
 
 _untyped: Any = import_module("lark.parsers.lalr_analysis")
 END = "$END"
-NOWHERE = -1                                        # no state of the parser
-IGNORED = 1                                         # the bit of ignored text
-MAX_ITEMS = 300_000                                 # of lark's parser; a rule after a state is two, a lookahead 1/5
-MAX_CHAIN = 500                                     # reductions before a token, by the parser's states and symbols
-
-Symbol = str | tuple[str, int]                      # a terminal; one that ends a line with the next line's column
+NOWHERE = -1  # no state of the parser
+IGNORED = 1  # the bit of ignored text
+MAX_ITEMS = 300_000  # of lark's parser; a rule after a state is two, a lookahead 1/5
+MAX_CHAIN = 500  # reductions before a token, by the parser's states and symbols
 
 
-def union(sets: Iterable[int]) -> int:
-    """Return all bits of some sets."""
-    return functools.reduce(int.__or__, sets, 0)
-
-
-def bits_of(bits: int) -> Iterator[int]:
-    """Yield the single bits of a set."""
-    while bits:
-        yield bits & -bits
-        bits &= bits - 1
+Symbol = str | tuple[str, int]  # a terminal; one that ends a line with the next line's column
 
 
 class Rule(lark_grammar.Rule):
@@ -105,7 +94,9 @@ class _Analyzer(LALR_Analyzer):
 
     def expand_rule(self, source_rule: Any, rules_by_origin: Any = None) -> Any:
         if source_rule not in self._expanded:
-            self._expanded[source_rule] = frozenset(super().expand_rule(source_rule, rules_by_origin))
+            self._expanded[source_rule] = frozenset(
+                super().expand_rule(source_rule, rules_by_origin)
+            )
         self._count(len(self._expanded[source_rule]))
         return self._expanded[source_rule]
 
@@ -120,7 +111,9 @@ class _Analyzer(LALR_Analyzer):
     def compute_includes_lookback(self) -> None:
         """Compute two relations as lark does, from the pointers of a state by their rule's name."""
         self._count(2 * len(self.nonterminal_transitions))
-        pointers = {state: classify(state.closure, lambda each: each.rule.origin) for state in self.lr0_itemsets}
+        pointers = dict[Any, dict[Any, Any]]()
+        for state in self.lr0_itemsets:
+            pointers[state] = classify(state.closure, lambda each: each.rule.origin)
         for transition in self.nonterminal_transitions:
             state, name = transition
             for pointer in pointers[state].get(name, ()):
@@ -158,20 +151,36 @@ class Stack:
     """A parser stack, shared by all texts that lead to it: a state, the stack below, and the layout (if indented)."""
 
     __slots__ = (
-        "state", "below", "layout", "height", "all", "shifted", "lines", "complete", "admits", "lefts", "__weakref__"
-    )  # fmt: skip
+        "state",
+        "below",
+        "layout",
+        "height",
+        "all",
+        "shifted",
+        "lines",
+        "complete",
+        "admits",
+        "lefts",
+        "__weakref__",
+    )
 
     def __init__(self, state: int, below: Stack | None, layout: Layout | None):
         self.state = state
         self.below = below
-        self.layout: Any = layout                       # a Layout, or None
-        self.height: int = below.height + 1 if below else 1
-        self.all: Interned[Stack] = below.all if below else Interned(Stack)
-        self.shifted: dict[str, tuple[Stack | None, int]] = {}  # by terminal; None stands for the stack itself
-        self.lines: dict[Symbol, Stack | None] = {}     # by the terminal that ends a line
-        self.complete: bool | None = None               # whether the text may end here
-        self.admits: dict[int, int] = {}                # bits -> those that may be fed
-        self.lefts: dict[int, float] = {}               # by a state on top, bytes to the end (`lengths.py`)
+        self.layout: Any = layout  # a Layout, or None
+        self.height = 1
+        if below is None:
+            self.all = Interned(Stack)
+        else:
+            self.height = below.height + 1
+            self.all = below.all
+        self.shifted = dict[
+            str, tuple[Stack | None, int]
+        ]()  # by terminal; None stands for the stack itself
+        self.lines = dict[Symbol, Stack | None]()  # by the terminal that ends a line
+        self.complete: bool | None = None  # whether the text may end here
+        self.admits = dict[int, int]()  # bits -> those that may be fed
+        self.lefts = dict[int, float]()  # by a state on top, bytes to the end (`lengths.py`)
 
     def push(self, state: int, layout: Layout | None) -> Stack:
         return self.all.of(state, self, layout)
@@ -180,11 +189,11 @@ class Stack:
         stack: Stack | None = self
         while size and stack is not None:
             stack = stack.below
-            size = size - 1
+            size -= 1
         return stack
 
 
-Place = tuple[Stack, int]                           # a stack, and a state on top of it
+Place = tuple[Stack, int]  # a stack, and a state on top of it
 
 
 class Parser:
@@ -204,37 +213,57 @@ class Parser:
     """
 
     indenter: Any = None
-    layout: Layout | None = None                        # where a text begins
+    layout: Layout | None = None  # where a text begins
 
     def __init__(self, rules: Sequence[Rule], start: str) -> None:
         analyzer: Any = _Analyzer(rules, start)
         analyzer.compute_lalr()
         table = analyzer.parse_table
         self.rules = rules
-        self.begun = [[(each.rule, each.index) for each in state.kernel] for state in analyzer.lr0_itemsets]
-        names = {rule.origin.name for rule in rules}
-        terminals = dict.fromkeys(name for row in table.states.values() for name in row if name not in names)
-        terminals.pop(END, None)
-        self.bits: dict[str | None, int] = {name: 1 << i for i, name in enumerate([None, *terminals, END])}
+        self.begun = list[list[tuple[Rule, int]]]()
+        for itemset in analyzer.lr0_itemsets:
+            self.begun.append([(each.rule, each.index) for each in itemset.kernel])
+        self.bits: dict[str | None, int] = {None: IGNORED}
         self._start_state = table.start_states[start]
         self.end_state = table.end_states[start]
         self.bottom = Stack(self._start_state, None, self.layout)
-        self.shifts: list[dict[str, int]] = []
-        self.reductions: list[list[tuple[int, tuple[int, str]]]] = []
-        self.reduced: list[dict[str, tuple[int, str]]] = []
+        self.shifts = list[dict[str, int]]()
+        self.shift_bits = list[int]()
+        self.reductions = list[list[tuple[int, tuple[int, str]]]]()
+        self.reduced = list[dict[str, tuple[int, str]]]()
+        names = {rule.origin.name for rule in rules}
         for _, row in sorted(table.states.items()):
-            self.shifts.append({name: to for name, (action, to) in row.items() if action is Shift})
-            before = {name: rule for name, (action, rule) in row.items() if action is not Shift}
-            self.reduced.append({name: (len(rule.expansion), rule.origin.name) for name, rule in before.items()})
-            lookaheads = reversed_edges((name, [rule]) for name, rule in self.reduced[-1].items())
-            self.reductions.append([(union(map(self.bits.__getitem__, some)), to) for to, some in lookaheads.items()])
-        self.shift_bits = [union(self.bits.get(name, 0) for name in shifts) for shifts in self.shifts]
+            shifts = dict[str, int]()
+            shift_bits = 0
+            reduced = dict[str, tuple[int, str]]()
+            bits_before = defaultdict[tuple[int, str], int](int)
+            for name, (action, to) in row.items():
+                bit = 0
+                if name not in names:
+                    bit = self.bits.setdefault(name, 1 << len(self.bits))
+                if action is Shift:
+                    shifts[name] = to
+                    shift_bits |= bit
+                else:
+                    reduced[name] = len(to.expansion), to.origin.name
+                    bits_before[reduced[name]] |= bit
+            self.shifts.append(shifts)
+            self.shift_bits.append(shift_bits)
+            self.reduced.append(reduced)
+            self.reductions.append([(bits, rule) for rule, bits in bits_before.items()])
+        self.bits.setdefault(END, 1 << len(self.bits))
 
     def terminals(self) -> dict[int, int]:
         """Return the bits of the terminals that have an action, for the first state and those after a terminal."""
-        after = {q for shifts in self.shifts for name, q in shifts.items() if name in self.bits}
-        states = sorted(after | {self._start_state})
-        return {q: self.shift_bits[q] | union(bits for bits, _ in self.reductions[q]) for q in states}
+        states = {self._start_state}
+        for shifts in self.shifts:
+            states.update(state for name, state in shifts.items() if name in self.bits)
+        found = dict[int, int]()
+        for state in sorted(states):
+            found[state] = self.shift_bits[state]
+            for bits, _ in self.reductions[state]:
+                found[state] |= bits
+        return found
 
     # ---- tokens
 
@@ -243,7 +272,10 @@ class Parser:
         if symbol is None:
             return stack
         place = self.shifted(stack, symbol)
-        return None if place is None else place[0].push(place[1], None)
+        if place is None:
+            return None
+        below, state = place
+        return below.push(state, None)
 
     def shifted(self, stack: Stack, symbol: Any) -> Place | None:
         """Return the state after a terminal, and the stack below it; None if the parser refuses the terminal."""
@@ -252,11 +284,19 @@ class Parser:
             base = self._reduce(stack, symbol)
             assert base is not None
             state = self.shifts[base.state].get(symbol, NOWHERE)
-            found = stack.shifted[symbol] = (None if base is stack else base), state
+            if base is stack:
+                found = None, state
+            else:
+                found = base, state
+            stack.shifted[symbol] = found
         below, state = found
-        return None if state == NOWHERE else (below or stack, state)
+        if state == NOWHERE:
+            return None
+        return below or stack, state
 
-    def after(self, stack: Stack, ends: Iterable[tuple[Symbol | None, int]]) -> Iterator[tuple[Stack, int]]:
+    def after(
+        self, stack: Stack, ends: Iterable[tuple[Symbol | None, int]]
+    ) -> Iterator[tuple[Stack, int]]:
         """Yield the stack after each way in which a token may end, and its obligation, unless the parser refuses."""
         for symbol, obligation in ends:
             top = self.feed(stack, symbol)
@@ -275,23 +315,26 @@ class Parser:
         shift_bits = self.shift_bits
         reductions = self.reductions
         todo = [(stack.below, stack.state, among)]
-        empty = set()
+        empty = set[tuple[Stack, int]]()
         while todo:
             below, state, among = todo.pop()
             found |= shift_bits[state] & among
             for bits, (size, name) in reductions[state]:
-                if not bits & among:
+                left = bits & among
+                if not left:
                     continue
                 if size:
                     base = below and below.pop(size - 1)
+                elif below:
+                    base = below.push(state, None)
                 else:
-                    base = below.push(state, None) if below else stack
+                    base = stack
                 assert base is not None
-                if base.height > most or (not size and (base, bits & among) in empty):
+                if base.height > most or (not size and (base, left) in empty):
                     raise _endless(name, "a token")
                 if not size:
-                    empty.add((base, bits & among))
-                todo.append((base, self.shifts[base.state][name], bits & among))
+                    empty.add((base, left))
+                todo.append((base, self.shifts[base.state][name], left))
         return found
 
     def line_fits(self, stack: Stack, least: int) -> bool:
@@ -311,10 +354,10 @@ class Parser:
 
     def _reduce(self, stack: Stack, symbol: Any) -> Stack | None:
         """Return the stack after all reductions before `symbol`; None if that completes the text ($END)."""
-        most = stack.height + len(self.shifts)          # above: some state is back, and nothing read
+        most = stack.height + len(self.shifts)  # above: some state is back, and nothing read
         seen = set[Stack]()
-        while (reduction := self.reduced[stack.state].get(symbol)) is not None:
-            size, name = reduction
+        while symbol in self.reduced[stack.state]:
+            size, name = self.reduced[stack.state][symbol]
             if stack.height > most or stack in seen or len(seen) > MAX_CHAIN * most:
                 raise _endless(name, symbol)
             seen.add(stack)
@@ -340,27 +383,41 @@ class IndentedParser(Parser):
     def __init__(self, rules: Sequence[Rule], start: str, indenter: Any) -> None:
         super().__init__(rules, start)
         self.indenter = indenter
-        self._opened = dict.fromkeys(indenter.CLOSE_PAREN_types, -1) | dict.fromkeys(indenter.OPEN_PAREN_types, 1)
+        self._opened = dict.fromkeys(indenter.CLOSE_PAREN_types, -1) | dict.fromkeys(
+            indenter.OPEN_PAREN_types, 1
+        )
         self._nested = all(map(self._nests, rules))
-        blocks = [self.bits.get(name, 0) for name in (indenter.INDENT_type, indenter.DEDENT_type, END)]
-        self._in_lines = union(self.bits.values()) & ~union([IGNORED, *blocks])
+        self._in_lines = 0
+        for name, bit in self.bits.items():
+            if name not in (None, indenter.INDENT_type, indenter.DEDENT_type, END):
+                self._in_lines |= bit
+        self._closing = 0
+        for name in indenter.CLOSE_PAREN_types:
+            self._closing |= self.bits.get(name, 0)
 
     def _nests(self, rule: Rule) -> bool:
         """Check that the brackets of a rule are closed in it, none of them before it is opened."""
-        open = list(itertools.accumulate((self._opened.get(symbol.name, 0) for symbol in rule.expansion), initial=0))
-        return min(open) == open[-1] == 0
+        num_open = 0
+        for symbol in rule.expansion:
+            num_open += self._opened.get(symbol.name, 0)
+            if num_open < 0:
+                return False
+        return num_open == 0
 
     def admitted(self, stack: Stack, among: int) -> int:
         """Return the same, and the terminal that ends a line; `line_fits` decides where it may stand."""
         found = super().admitted(stack, among) | (among & self.bits[self.indenter.NL_type])
         if self._nested or stack.layout.brackets:
             return found
-        return found & ~union(self.bits.get(name, 0) for name in self.indenter.CLOSE_PAREN_types)
+        return found & ~self._closing
 
     def line_fits(self, stack: Stack, least: int) -> bool:
         """Check whether a line may end on `stack`, with the next one at column `least` or to the right of it."""
-        columns = *stack.layout.columns, max(stack.layout.columns[-1] + 1, least)
-        return any(self.feed(stack, (self.indenter.NL_type, c)) is not None for c in columns if c >= least)
+        columns = stack.layout.columns
+        for column in (*columns, max(columns[-1] + 1, least)):
+            if column >= least and self.feed(stack, (self.indenter.NL_type, column)) is not None:
+                return True
+        return False
 
     def feed(self, stack: Stack, symbol: Symbol | None) -> Stack | None:
         layout = stack.layout
@@ -374,19 +431,29 @@ class IndentedParser(Parser):
         place = self.shifted(stack, symbol)
         if place is None or brackets < 0:
             return None
-        return place[0].push(place[1], Layout(brackets, layout.columns))
+        below, state = place
+        return below.push(state, Layout(brackets, layout.columns))
 
-    def _feed_line_end(self, stack: Stack, columns: tuple[int, ...], name: str, column: int) -> Stack | None:
+    def _feed_line_end(
+        self, stack: Stack, columns: tuple[int, ...], name: str, column: int
+    ) -> Stack | None:
         """Return the stack after a line's end and its blocks, or None if no line may follow there."""
         if column > columns[-1]:
-            top = _on_top(self._shift(stack, name, self.indenter.INDENT_type), Layout(0, (*columns, column)))
-        elif column in columns:                         # else -1, too: a line end without '\n', on which lark fails
-            left = columns[: columns.index(column) + 1]
-            closed = [self.indenter.DEDENT_type] * (len(columns) - len(left))
-            top = _on_top(self._shift(stack, name, *closed), Layout(0, left))
+            blocks = [self.indenter.INDENT_type]
+            columns = *columns, column
+        elif column in columns:  # else -1, too: a line end without '\n', on which lark fails
+            num_left = columns.index(column) + 1
+            blocks = [self.indenter.DEDENT_type] * (len(columns) - num_left)
+            columns = columns[:num_left]
         else:
             return None
-        return top if top and (super().admitted(top, self._in_lines) or self.complete(top)) else None
+        after = self._shift(stack, name, *blocks)
+        if after is None or after.below is None:
+            return None
+        top = after.below.push(after.state, Layout(0, columns))
+        if super().admitted(top, self._in_lines) or self.complete(top):
+            return top
+        return None
 
     def _shift(self, stack: Stack, *symbols: str) -> Stack | None:
         """Return the stack after some tokens, with its layout as before."""
@@ -399,12 +466,8 @@ class IndentedParser(Parser):
         return stack
 
     def _outdented(self, stack: Stack) -> Stack | None:
-        return self._shift(stack, *[self.indenter.DEDENT_type] * (len(stack.layout.columns) - 1))
-
-
-def _on_top(stack: Stack | None, layout: Layout) -> Stack | None:
-    """Return the stack with another layout on top."""
-    return stack and stack.below and stack.below.push(stack.state, layout)
+        num_open = len(stack.layout.columns) - 1
+        return self._shift(stack, *[self.indenter.DEDENT_type] * num_open)
 
 
 def _endless(name: str, symbol: str) -> ValueError:

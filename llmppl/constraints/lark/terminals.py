@@ -13,7 +13,6 @@ Source: the lexer of lark 1.3.
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -38,8 +37,8 @@ class Terminal:
     name: str
     pattern: str
     nfa: NFA
-    keywords: tuple[str, ...]                       # names of the terminals that its text may be instead
-    embedded: frozenset[str]                        # names of terminals whose alternatives cover this one
+    keywords: tuple[str, ...]  # names of the terminals that its text may be instead
+    embedded: frozenset[str]  # names of terminals whose alternatives cover this one
 
 
 class Assumptions(dict[int, bool]):
@@ -58,31 +57,39 @@ class Automata:
 
     def __init__(self, terminals: Sequence[Terminal], num_symbols: int) -> None:
         self.num_symbols = num_symbols
-        self.epsilon: list[tuple[int, ...]] = []
-        self.edges: list[tuple[tuple[int, int, int], ...]] = []
-        self.guards: dict[int, Behind | Ahead] = {}
-        self.names: list[str] = []                      # of each state's terminal
-        self.ends: dict[int, str] = {}                  # accepting states, and ends of look-aheads
-        self.starts: dict[str, int] = {}
+        self.epsilon = list[tuple[int, ...]]()
+        self.edges = list[tuple[tuple[int, int, int], ...]]()
+        self.guards = dict[int, Behind | Ahead]()
+        self.names = list[str]()  # of each state's terminal
+        self.ends = dict[int, str]()  # accepting states, and ends of look-aheads
+        self.starts = dict[str, int]()
         for terminal in terminals:
             self._add(terminal.name, terminal.nfa)
-        trackers = {id(guard.tracker): guard.tracker for guard in self.guards.values() if isinstance(guard, Behind)}
-        self.trackers: list[Any] = list(trackers.values())
-        self.first_trackers = tuple([int(tracker.start) for tracker in self.trackers])
-        self._tracker_number = dict(zip(trackers, itertools.count()))
+        behinds = [guard.tracker for guard in self.guards.values() if isinstance(guard, Behind)]
+        self.trackers: list[Any] = list(dict.fromkeys(behinds))
+        self.first_trackers = tuple(int(tracker.start) for tracker in self.trackers)
 
     def _add(self, name: str, nfa: NFA) -> None:
         base = len(self.epsilon)
-        self.starts[name] = base + nfa.start if nfa.start != DEAD else DEAD
+        self.starts[name] = DEAD
+        if nfa.start != DEAD:
+            self.starts[name] = base + nfa.start
         self.names += [name] * len(nfa)
-        for q in range(len(nfa)):
-            self.epsilon.append(tuple([base + target for target in nfa.epsilon[q]]))
-            self.edges.append(tuple([(lo, hi, base + target) for lo, hi, target in nfa.edges(q)]))
+        for q, targets in enumerate(nfa.epsilon):
+            self.epsilon.append(tuple([base + target for target in targets]))
+            edges = list[tuple[int, int, int]]()
+            for lo, hi, target in nfa.edges(q):
+                edges.append((lo, hi, base + target))
+            self.edges.append(tuple(edges))
         for q, guard in nfa.guards.items():
-            self.guards[base + q] = Ahead(base + guard.entry, guard.positive) if isinstance(guard, Ahead) else guard
+            if isinstance(guard, Ahead):
+                guard = Ahead(base + guard.entry, guard.positive)
+            self.guards[base + q] = guard
         self.ends[base] = self.ends[base + 1] = name
 
-    def closure(self, states: Iterable[int], trackers: tuple[int, ...], ahead: Assumptions) -> list[int]:
+    def closure(
+        self, states: Iterable[int], trackers: tuple[int, ...], ahead: Assumptions
+    ) -> list[int]:
         """Return the stops that `states` reach without reading, most preferred first.
 
         Raises Undecided at a look-ahead that `ahead` does not decide.
@@ -100,25 +107,29 @@ class Automata:
                 continue
             if self.edges[q] or q in self.ends:
                 order.append(q)
-            stack.extend(reversed(self.epsilon[q]))
+            stack += reversed(self.epsilon[q])
         return order
 
     def _holds(self, guard: Ahead | Behind, trackers: tuple[int, ...], ahead: Assumptions) -> bool:
         if isinstance(guard, Ahead):
             return ahead[guard.entry]
-        number = self._tracker_number[id(guard.tracker)]
+        number = self.trackers.index(guard.tracker)
         return bool(self.trackers[number].accepts(trackers[number]))
 
     def track(self, states: tuple[int, ...], byte: int) -> tuple[int, ...]:
         """Return the states of the trackers after one more byte; after a special token, those of a text's beginning."""
         if byte >= FIRST_SPECIAL:
             return self.first_trackers
-        pairs = zip(self.trackers, states, strict=True)
-        return tuple([tracker.step(state, byte) or 0 for tracker, state in pairs])
+        after = list[int]()
+        for tracker, state in zip(self.trackers, states, strict=True):
+            after.append(tracker.step(state, byte) or 0)
+        return tuple(after)
 
-    def onward(self, state: int) -> list[int]:
-        """Return the states that an edge or an epsilon edge leads to."""
-        return [*self.epsilon[state], *(target for _, _, target in self.edges[state])]
+    def onward(self, state: int) -> Iterator[int]:
+        """Yield the states that an edge or an epsilon edge leads to."""
+        yield from self.epsilon[state]
+        for _, _, target in self.edges[state]:
+            yield target
 
     def firsts(self, states: Iterable[int]) -> npt.NDArray[np.bool_]:
         """Return the symbols that may be read first from some states, without regard to guards.
@@ -126,17 +137,19 @@ class Automata:
         The result is (num_symbols,) bool.
         """
         firsts = np.zeros(self.num_symbols, bool)
-        for lo, hi, _ in self.edges_of(reachable(set(states) - {DEAD}, self.epsilon.__getitem__)):
+        alive = set(states) - {DEAD}
+        for lo, hi, _ in self.edges_of(reachable(alive, self.epsilon.__getitem__)):
             firsts[lo : hi + 1] = True
         return firsts
 
     def names_of(self, states: Iterable[int]) -> set[str]:
         """Return the terminals that states belong to."""
-        return set(map(self.names.__getitem__, states))
+        return {self.names[state] for state in states}
 
     def edges_of(self, states: Iterable[int]) -> Iterator[tuple[int, int, int]]:
-        """Return the edges of states: first and last byte, and target."""
-        return itertools.chain.from_iterable(map(self.edges.__getitem__, states))
+        """Yield the edges of states: first and last byte, and target."""
+        for state in states:
+            yield from self.edges[state]
 
     def read(self, states: Iterable[int], byte: int) -> list[int]:
         """Return the targets of the edges on `byte`, in order."""
@@ -157,25 +170,31 @@ def split_keywords(terminals: Sequence[TerminalDef], flags: int) -> list[Termina
     A text that is a keyword of the terminal that matches it is read as the keyword. Where both may stand, the keyword
     is no alternative of its own.
     """
-    nfas = {t.name: _nfa(t, flags) for t in terminals}
-    ranked = sorted(terminals, key=lambda t: (-t.priority, -t.pattern.max_width, -len(t.pattern.value), t.name))
-    if sum(map(len, nfas.values())) > MAX_PARTS:
-        worst = max(nfas, key=lambda name: len(nfas[name]))
+    nfas = {each.name: _nfa(each, flags) for each in terminals}
+    sizes = {name: len(nfa) for name, nfa in nfas.items()}
+    if sum(sizes.values()) > MAX_PARTS:
+        worst = max(sizes, key=sizes.__getitem__)
         raise TooLarge(
             f"terminal {worst}, beside the others,",
-            f"{len(nfas[worst]):,} states, and more than {MAX_PARTS:,} together",
+            f"{sizes[worst]:,} states, and more than {MAX_PARTS:,} together",
             "fewer or smaller counted repeats would work",
         )
-    words = [t for t in ranked if isinstance(t.pattern, PatternStr)]
-    flags_of = {t.name: set(t.pattern.flags) for t in ranked}
-    keywords = {t.name: _keywords(t, nfas[t.name], words) for t in ranked}
+    ranked = sorted(terminals, key=_rank)
+    words = [each for each in ranked if isinstance(each.pattern, PatternStr)]
+    flags_of = {each.name: set(each.pattern.flags) for each in ranked}
+    keywords = {each.name: _keywords(each, nfas[each.name], words) for each in ranked}
     hosts = reversed_edges(keywords.items())
+    found = list[Terminal]()
+    for each in ranked:
+        name = each.name
+        embedded = frozenset(host for host in hosts[name] if flags_of[name] <= flags_of[host])
+        found.append(Terminal(name, each.pattern.to_regexp(), nfas[name], keywords[name], embedded))
+    return found
 
-    def made(t: TerminalDef) -> Terminal:
-        embedded = frozenset([host for host in hosts[t.name] if flags_of[t.name] <= flags_of[host]])
-        return Terminal(t.name, t.pattern.to_regexp(), nfas[t.name], keywords[t.name], embedded)
 
-    return list(map(made, ranked))
+def _rank(terminal: TerminalDef) -> tuple[int, int, int, str]:
+    pattern = terminal.pattern
+    return -terminal.priority, -pattern.max_width, -len(pattern.value), terminal.name
 
 
 def _nfa(terminal: TerminalDef, flags: int) -> NFA:
@@ -185,7 +204,9 @@ def _nfa(terminal: TerminalDef, flags: int) -> NFA:
     except ValueError as error:
         raise ValueError(f"terminal {terminal.name}: {error}") from error
     if terminal.pattern.min_width == 0:
-        raise ValueError(f"terminal {terminal.name}: {pattern!r} matches the empty text, which lark's lexers refuse")
+        raise ValueError(
+            f"terminal {terminal.name}: {pattern!r} matches the empty text, which lark's lexers refuse"
+        )
     return nfa
 
 
@@ -195,10 +216,16 @@ def _keywords(terminal: TerminalDef, nfa: NFA, words: Iterable[TerminalDef]) -> 
     if isinstance(terminal.pattern, PatternStr) or not candidates:
         return ()
     machine = Leftmost(nfa)
-    return tuple([word.name for word in candidates if _matches_whole(machine, word.pattern.value.encode())])
+    found = list[str]()
+    for word in candidates:
+        if _matches_whole(machine, word.pattern.value.encode()):
+            found.append(word.name)
+    return tuple(found)
 
 
 def _matches_whole(machine: Leftmost, data: bytes) -> bool:
     state = machine.after(machine.start, data)
-    since = machine.at_end(state)                       # bytes from the match's end to the text's end
-    return (machine.matched(state) if since is None else since) == 0
+    since = machine.at_end(state)  # bytes from the match's end to the text's end
+    if since is None:
+        since = machine.matched(state)
+    return since == 0

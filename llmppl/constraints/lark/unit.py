@@ -58,8 +58,8 @@ class LarkUnit(StateUnit):
         self._completion = completion
         self._partials = completion.partials
         self._parser = completion.parser
-        self._left: Memo[bytes, dict[Place, float]] = Memo(lambda alone: {})
-        self._outcomes: Memo[tuple[int, bytes], list[Outcome]] = Memo(self._find_outcomes)
+        self._left = Memo(self._search, MAX_KEPT)
+        self._outcomes = Memo(self._find_outcomes)
 
     @cached_property
     def _lengths(self) -> Lengths:
@@ -71,7 +71,8 @@ class LarkUnit(StateUnit):
         if self._completion.may_go_on(stack, obligation):
             tokens = self._completion.starts(stack, obligation)
             if tokens:
-                items.append(Hypothesis(self, self.number((tokens, ())), after.before(OnStack, stack)))
+                number = self.number((tokens, ()))
+                items.append(Hypothesis(self, number, after.before(OnStack, stack)))
         if self._completion.may_end(stack, obligation):
             items.append(after)
         return items
@@ -91,7 +92,10 @@ class LarkUnit(StateUnit):
         cuts = {0, self._partials.specials.stop}
         for token in tokens:
             cuts.update(self._partials.classes[token])
-        return [(low, high, self._partials.step_all(tokens, low)) for low, high in itertools.pairwise(sorted(cuts))]
+        moves = list[tuple[int, int, Outcome]]()
+        for low, high in itertools.pairwise(sorted(cuts)):
+            moves.append((low, high, self._partials.step_all(tokens, low)))
+        return moves
 
     def exits_at(self, number: int) -> tuple[Exit, ...]:
         tokens, ends = self.states[number]
@@ -117,15 +121,20 @@ class LarkUnit(StateUnit):
 
     def settled(self, number: int, after: Continuation) -> int:
         assert isinstance(after, OnStack)
-        tokens = [token for token in self.states[number][0] if self._completion.completable(after.stack, token)]
-        return self.number((tuple(tokens), ())) if tokens else 0
+        tokens, _ = self.states[number]
+        left = tuple(token for token in tokens if self._completion.completable(after.stack, token))
+        if not left:
+            return 0
+        return self.number((left, ()))
 
     def is_viable(self, number: int, after: Continuation) -> bool:
         assert isinstance(after, OnStack)
         tokens, ends = self.states[number]
-        if any(self._completion.completable(after.stack, token) for token in tokens):
-            return True
-        return any(self._completion.may_follow(*place) for place in self._parser.after(after.stack, ends))
+        for token in tokens:
+            if self._completion.completable(after.stack, token):
+                return True
+        places = self._parser.after(after.stack, ends)
+        return any(self._completion.may_follow(*place) for place in places)
 
     # ---- distances
 
@@ -141,15 +150,19 @@ class LarkUnit(StateUnit):
     def bytes_left(self, number: int, after: Continuation, alone: Bools) -> float:
         assert isinstance(after, OnStack)
         tokens, ends = self.states[number]
-        lefts = [self._bytes_of(after.stack, token, alone) for token in tokens]
+        least = math.inf
+        for token in tokens:
+            least = min(least, self._bytes_of(after.stack, token, alone))
         for stack, obligation in self._parser.after(after.stack, ends):
-            lefts.append(self.least_after(stack, obligation, alone))
-        return min(lefts, default=math.inf) + after.rest.bytes_left(alone)
+            least = min(least, self.least_after(stack, obligation, alone))
+        return least + after.rest.bytes_left(alone)
 
     def is_far(self, number: int, after: Continuation, most: float) -> bool:
         assert isinstance(after, OnStack)
         tokens, ends = self.states[number]
-        return not ends and all(self._lengths.of_token(after.stack, token) > most for token in tokens)
+        return not ends and all(
+            self._lengths.of_token(after.stack, token) > most for token in tokens
+        )
 
     def least_after(self, stack: Stack, obligation: int, alone: Bools) -> float:
         """Return a bound of the bytes after a token that led to a stack and left an obligation."""
@@ -157,19 +170,17 @@ class LarkUnit(StateUnit):
             return 0.0
         if not self._completion.may_go_on(stack, obligation):
             return math.inf
-        tokens = self._completion.starts(stack, obligation)
-        return min((self._bytes_of(stack, token, alone) for token in tokens), default=math.inf)
+        least = math.inf
+        for token in self._completion.starts(stack, obligation):
+            least = min(least, self._bytes_of(stack, token, alone))
+        return least
 
     def _bytes_of(self, stack: Stack, token: int, alone: Bools) -> float:
-        known = self._left[alone.tobytes()]
-        if len(known) > MAX_KEPT:
-            known.clear()
-        if (stack, token) not in known:
-            known[stack, token] = self._search((stack, token), alone)
-        return known[stack, token]
+        return self._left[(stack, token), alone.tobytes()]
 
-    def _search(self, start: Place, alone: Bools) -> float:
-        """Return the least bytes to an end; inf if a search finds none. It depends on `start` alone."""
+    def _search(self, key: tuple[Place, bytes]) -> float:
+        """Return the least bytes to an end; inf if a search finds none."""
+        start, alone = key
         order = itertools.count()
         todo = [(0.0, 0, next(order), start)]  # bound of the bytes in all, less those so far, order
         seen = {start}
@@ -190,11 +201,11 @@ class LarkUnit(StateUnit):
                     heapq.heappush(todo, (whole, depth - 1, next(order), after))
         return math.inf
 
-    def _places_after(self, place: Place, alone: Bools) -> Iterator[Place | None]:
+    def _places_after(self, place: Place, alone: bytes) -> Iterator[Place | None]:
         """Yield the stacks and partial tokens after one more byte, and None if the text may end after it."""
         stack, token = place
         completion = self._completion
-        for tokens, ends in self._outcomes[token, alone.tobytes()]:
+        for tokens, ends in self._outcomes[token, alone]:
             for next_stack, obligation in self._parser.after(stack, ends):
                 if completion.may_end(next_stack, obligation):
                     yield None
