@@ -184,7 +184,11 @@ def _annotated(type_: Any, base: Any) -> list[_Part] | None:
 def _restrictions(type_: Any) -> dict[str, Any]:
     """Return the JSON schema of a type without notes."""
     schema, _ = json_types.schema_of(type_)
-    return {key: value for key, value in schema.items() if key not in _NOTES}
+    found = {key: value for key, value in schema.items() if key not in _NOTES}
+    if "enum" in found:
+        # Literals of another order are equal, and share a schema.
+        found["enum"] = sorted(found["enum"], key=repr)
+    return found
 
 
 def _checked(type_: Any, convert: Callable[[str], Any], text: str) -> Any:

@@ -19,7 +19,7 @@ from helpers.common import repetitions
 from helpers.tiny import tiny_lm, tiny_vocab
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from pydantic import BaseModel, Field, TypeAdapter
+from pydantic import AfterValidator, BaseModel, Field, TypeAdapter
 
 from llmppl import CachedTransformer, ConstrainedText, JsonSchema, Values, importance_sampling, search
 from llmppl.constraints import DFA, Regex, Vocabulary, constraint_of, index_of
@@ -103,6 +103,19 @@ def test_a_union_parses_by_the_first_type_that_fits():
     assert Values(Literal["1"] | int).parse("1") == "1" and Values(int | Literal["1"]).parse("1") == 1
     assert Values(dt.date | None).parse("None") is None
     assert set(Values(Color | None).enumerate()) == {"red", "dark red", "None"}
+
+
+def test_literals_of_another_order_are_no_restriction():
+    Values(Annotated[Literal["a", "b"], AfterValidator(str.strip)])
+    assert Values(Annotated[Literal["b", "a"], AfterValidator(str.title)]).parse("b") == "B"
+
+
+def test_texts_that_a_validator_refuses_are_not_in_the_values():
+    def refuse(text):
+        raise ValueError("no")
+
+    assert "a" in Values(Literal["a"])
+    assert "a" not in Values(Annotated[Literal["a"], AfterValidator(refuse)])
 
 
 def test_new_types_and_plain_annotations_mean_their_base_type():

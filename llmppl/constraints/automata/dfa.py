@@ -186,7 +186,7 @@ class DFA(Machine, Part):
         return self.accepts(self.after(self.start, data))
 
     def __contains__(self, text: str) -> bool:
-        if self.reads_text:
+        if self.is_text:
             return self.accepts_text(text)
         return super().__contains__(text)
 

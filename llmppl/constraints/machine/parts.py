@@ -50,7 +50,8 @@ class Part(Shared):
     A text of `a + b` may be cut in several ways; it is in the set if one of them is valid. The checks and the `parse`
     of a part apply to its piece of the text. The value of a composition is the tuple of the values of its parts,
     without literal texts and special tokens. If parts have names (`named`), it is the dict of these. If all parts are
-    literal, it is the text.
+    literal, it is the text. A composition of regexes, lists of strings and literal texts alone, without names, is an
+    automaton of texts: its value is the text.
 
     Examples
     --------
