@@ -3,8 +3,8 @@
     python tools/walks.py
 
 prints the table of docs/architecture.md. A *move* is a call into another file of the package than the caller's, or the
-return from it; calls inside third-party packages do not count. A particle is the third step of a run with N=3, K=2
-and a regular expression. A mask is cached or new. The others are a question to the language model, and a query until
+return from it; calls inside third-party packages do not count. A step is the third of a run with N=3, K=2 and a regular
+expression. A mask is cached or new. The others are a question to the language model, and a query until
 its first match.
 """
 
@@ -68,7 +68,14 @@ def walked(do: Callable[[], object]) -> Walk:
     return walk
 
 
-def particle(lm: CachedTransformer, expand: str) -> Walk:
+class Own(ConstrainedText):
+    """Program of a user, whose step is not that of the library."""
+
+    def step(self) -> None:
+        super().step()
+
+
+def particle(kind: type[ConstrainedText], lm: CachedTransformer, expand: str) -> Walk:
     """Profile the third step of a run, without the work of the loop's caller after a step."""
     walk, steps = Walk(), 0
 
@@ -80,7 +87,7 @@ def particle(lm: CachedTransformer, expand: str) -> Walk:
         if steps == 3:
             walk.__exit__()
 
-    program = ConstrainedText(lm, "Once upon a time", Regex(r"( [a-z]+)+[.]"), max_tokens=8)
+    program = kind(lm, "Once upon a time", Regex(r"( [a-z]+)+[.]"), max_tokens=8)
     smc_steer(program, 3, 2, expand=expand, seed=0, max_steps=3, on_step=on_step, progress=False)
     return walk
 
@@ -92,8 +99,10 @@ def main() -> None:
     new = index.after(" a")
     matches = search(lm, "The (cat|dog|cow)(s|)", prefix="The", progress=False)
     print("| walk | calls | files | moves |\n|---|---|---|---|")
-    print(particle(lm, "copies").row("a particle: the step of 6 candidates, copies"))
-    print(particle(lm, "distinct").row("a particle: the step of 6 candidates, distinct"))
+    print(particle(Own, lm, "copies").row("a program of yours: the step of 6 candidates, copies"))
+    print(particle(Own, lm, "distinct").row("a program of yours: the step of 6 candidates, distinct"))
+    print(particle(ConstrainedText, lm, "copies").row("rows: the step of 6 candidates, copies"))
+    print(particle(ConstrainedText, lm, "distinct").row("rows: the step of 6 candidates, distinct"))
     print(walked(lambda: index.mask(index.start)).row("a mask, met before"))
     print(walked(lambda: index.mask(new)).row("a mask, new"))
     print(walked(lm.context("The cat was").log_probs).row("a question to the language model"))

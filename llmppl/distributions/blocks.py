@@ -20,6 +20,7 @@ from numpy.typing import ArrayLike, NDArray
 BLOCK = 256                                             # values summed together
 _LEAST = -700.0                                         # np.exp is ten times slower if it underflows
 _FAINT = 1e-250                                         # a smaller sum is computed again, relative to its top
+_MAX_SCRATCH = 1 << 16                                  # weights summed in one call
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
@@ -93,8 +94,7 @@ class Table(ABC):
         if self._log_total is None:
             top = float(self.log_sums.max(initial=-np.inf))
             if top > -math.inf:
-                self._cumulated = np.exp(self.log_sums - top).cumsum()
-                top += math.log(self._cumulated[-1])
+                top += math.log(np.exp(self.log_sums - top).cumsum()[-1])
             self._log_total = top
         return self._log_total
 
@@ -105,7 +105,8 @@ class Table(ABC):
         """
         if self.log_total == -math.inf:
             raise ValueError("no weight of the table is positive")
-        assert self._cumulated is not None
+        if self._cumulated is None:
+            self._cumulated = np.exp(self.log_sums - self.log_sums.max()).cumsum()
         block = above(self._cumulated, rng.random() * self._cumulated[-1])
         inside = self.read(np.array([block]))[0]
         inside -= inside.max()
@@ -184,12 +185,23 @@ class ArrayTable(Table):
         return log_sums
 
     def read(self, blocks: Ints) -> Floats:
-        log_weights = np.full((len(blocks), BLOCK), -np.inf)
+        log_weights = np.empty((len(blocks), BLOCK))
         for row, block in zip(log_weights, blocks.tolist(), strict=True):
-            inside = slice(block * BLOCK, (block + 1) * BLOCK)
-            values = self.array[inside]
-            np.copyto(row[: len(values)], values, where=True if self.mask is None else self.mask[inside])
+            self.read_block(block, row)
         return log_weights
+
+    def read_block(self, block: int, row: Floats) -> None:
+        """Write the log-weights of a block to `row`, (BLOCK,)."""
+        inside = slice(block * BLOCK, (block + 1) * BLOCK)
+        values = self.array[inside]
+        if self.mask is None and len(values) == BLOCK:
+            row[:] = values
+            return
+        row.fill(-np.inf)
+        if self.mask is None:
+            row[: len(values)] = values
+        else:
+            np.copyto(row[: len(values)], values, where=self.mask[inside])
 
     def at(self, index: int) -> float:
         return float(self.array[index]) if self.mask is None or self.mask[index] else -math.inf
@@ -274,6 +286,87 @@ def _scratch_of(size: int) -> Floats:
     return buffer
 
 
+# ---- several tables together
+
+
+def fill_sums(tables: Sequence[Table]) -> None:
+    """Compute the sums of all tables that lack them, in few calls."""
+    by_owner = dict[Any, list[Any]]()
+    for table in _bases(tables):
+        if table._log_sums is None:
+            by_owner.setdefault(table.owner, []).append(table)
+    for owner, missing in by_owner.items():
+        if owner is not None:
+            owner.fill_sums(missing)
+            continue
+        by_size = dict[int, list[ArrayTable]]()
+        for table in missing:
+            by_size.setdefault(len(table), []).append(table)
+        for size, group in by_size.items():
+            step = max(1, _MAX_SCRATCH // max(size, 1))
+            for first in range(0, len(group), step):
+                _fill_array_sums(group[first : first + step], size)
+
+
+def _fill_array_sums(tables: Sequence[ArrayTable], size: int) -> None:
+    """Compute the sums of tables of `size` values, as `ArrayTable.log_sums` does for one."""
+    bases = [table._base or table for table in tables]
+    tops = [base.top for base in bases]
+    weights = _scratch_of(len(tables) * size).reshape(len(tables), size)
+    for row, base, top in zip(weights, bases, tops, strict=True):
+        np.subtract(base.array, top, out=row, dtype=np.float64)
+    if weights.min(initial=0.0) < _LEAST:
+        np.maximum(weights, _LEAST, out=weights)
+    np.exp(weights, out=weights)
+    _set_log_sums(bases, weights, tops)
+    if any(table.mask is not None for table in tables):
+        for row, table in zip(weights, tables, strict=True):
+            if table.mask is not None:
+                np.multiply(row, table.mask, out=row)
+        _set_log_sums(tables, weights, tops)
+
+
+def _set_log_sums(tables: Sequence[ArrayTable], weights: Floats, tops: Sequence[float]) -> None:
+    """Set the sums and the total of tables whose weights, relative to their tops, are the rows of `weights`."""
+    sums = np.add.reduceat(weights, _starts(weights.shape[1]), axis=1)
+    if sums.min(initial=1.0) < _FAINT:
+        for table, row in zip(tables, sums, strict=True):
+            if table._log_sums is None:
+                table._log_sums = table._logs_of(row)
+        return
+    log_sums = np.log(sums)
+    log_sums += np.array(tops)[:, None]
+    largest = log_sums.max(axis=1)
+    log_totals = largest + np.log(np.exp(log_sums - largest[:, None]).cumsum(axis=1)[:, -1])
+    for table, row, log_total in zip(tables, log_sums, log_totals.tolist(), strict=True):
+        if table._log_sums is None:
+            table._log_sums = row
+            table._log_total = log_total
+
+
+def draw_many(rng: np.random.Generator, tables: Sequence[Table], rows: Ints) -> Ints:
+    """Return (m,) indices, one drawn from `tables[i]` for each i of (m,) `rows`, as `Table.draw` does."""
+    fill_sums(tables)
+    width = max(len(table.log_sums) for table in tables)
+    log_sums = np.full((len(tables), width), -np.inf)
+    for row, table in zip(log_sums, tables, strict=True):
+        row[: len(table.log_sums)] = table.log_sums
+    blocks = _draw_places(rng, log_sums, rows)
+    log_weights = read_blocks(tables, rows, blocks)
+    return blocks * BLOCK + _draw_places(rng, log_weights, np.arange(len(rows)))
+
+
+def _draw_places(rng: np.random.Generator, log_weights: Floats, rows: Ints) -> Ints:
+    """Return (m,) places, one drawn from each of these rows in proportion to the weights."""
+    tops = log_weights.max(axis=1, keepdims=True)
+    cumulated = np.exp(log_weights - tops).cumsum(axis=1)
+    totals = cumulated[:, -1]
+    last = (cumulated < totals[:, None]).sum(axis=1)        # the last place of positive weight, whatever the rounding
+    targets = rng.random(len(rows)) * totals[rows]
+    places: Ints = np.minimum((cumulated[rows] <= targets[:, None]).sum(axis=1), last[rows])
+    return places
+
+
 def read_blocks(tables: Sequence[Table], rows: Ints, blocks: Ints) -> Floats:
     """Return (m, BLOCK) log-weights: block `blocks[i]` of `tables[rows[i]]`, for (m,) int `rows` and `blocks`.
 
@@ -288,8 +381,8 @@ def read_blocks(tables: Sequence[Table], rows: Ints, blocks: Ints) -> Floats:
     bases = _bases(tables)
     for owner, places in _by_owner(bases, rows):
         if owner is None:
-            for place in places.tolist():
-                log_weights[place] = bases[rows[place]].read(blocks[place : place + 1])
+            for place, row, block in zip(places.tolist(), rows[places].tolist(), blocks[places].tolist(), strict=True):
+                bases[row].read_block(block, log_weights[place])
         else:
             pairs = zip(rows[places].tolist(), blocks[places].tolist(), strict=True)
             log_weights[places] = owner.read([(bases[row], block) for row, block in pairs])

@@ -84,7 +84,7 @@ def _run(
         if path is not None:
             observers.append(stack.enter_context(Checkpoint(path, run, model, options)))
         show = stack.enter_context(Bar(progress, max_steps, describe))
-        observers.append(lambda run, record, candidates: show(run.t, run.particles))
+        observers.append(lambda run, record, candidates: show(run.t, run.population))
         return run.run(max_steps=max_steps, observers=observers, limit=limit)
 
 

@@ -13,6 +13,7 @@ from typing import Any, Generic, TypeVar
 from llmppl.inference.detached import detach
 from llmppl.inference.expansion import Branch, Limit, Warnings, check_model, cut, start_particles
 from llmppl.inference.particles import Death, Particles, deaths_of
+from llmppl.inference.population import Models
 from llmppl.models.choices import StopAtChoice
 from llmppl.models.model import Model
 from llmppl.report.progress import Bar, finished
@@ -71,7 +72,7 @@ def enumerate_exact(model: M, max_steps: int | None = None, *, power: float = 1.
         alive = [particle for particle in outcomes if particle.log_weight > -math.inf]
         done += [particle for particle in alive if particle.finished]
         states = [particle for particle in alive if not particle.finished]
-        watch.step(t, outcomes, outcomes)
+        watch.step(t, Models(outcomes), any(particle.finished for particle in outcomes))
     cut(states)
     return Particles(done + states, stats=runtime.stats, deaths=deaths)
 
@@ -220,11 +221,13 @@ def beam_search(
     limit = Limit(runtime, timeout, budget)
     bar = Bar(progress, max_steps, lambda runs: f"{finished(runs)}, best log joint {runs[0].log_weight:.2f}")
     with bar as show, limit:
-        while any(not run.finished for run in runs) and t != max_steps and not (t and limit.reached(runs)):
+        while any(not run.finished for run in runs) and t != max_steps:
+            if t and limit.reached(Models(runs).texts):
+                break
             t += 1
             stepped = _step(runtime, runs, "beam_search", f"a beam at step {t}", N, K)
             ended = [run for run in runs if run.finished] + stepped
-            watch.step(t, ended, ended)
+            watch.step(t, Models(ended), any(run.finished for run in ended))
             runs = heapq.nlargest(N, [run for run in ended if run.log_weight > -math.inf], lambda run: run.log_weight)
             if not runs:
                 raise NoBeam(f"has died by step {t}, the last of {ended[-1].death or 'weight zero'}", N, K)
@@ -232,5 +235,5 @@ def beam_search(
     active = any(not run.finished for run in runs)
     cut(runs)
     beams = Beams(Beam(run.log_weight, run) for run in heapq.nlargest(N, runs, lambda run: run.log_weight))
-    beams.limit = limit.reached(runs) if active and t != max_steps else ""
+    beams.limit = limit.reached(Models(runs).texts) if active and t != max_steps else ""
     return beams

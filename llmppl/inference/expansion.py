@@ -20,7 +20,7 @@ from typing import Any, Literal, TypeVar
 
 import numpy as np
 
-from llmppl.distributions import BLOCK, Floats, Ints, logsumexp, read_blocks, values_at
+from llmppl.distributions import BLOCK, Floats, Ints, Table, logsumexp, read_blocks, values_at
 from llmppl.inference.resampling import meet, threshold
 from llmppl.models.choices import (
     Choice,
@@ -241,16 +241,9 @@ class Distinct:
         listings = [*listed.values()]
         particles = [run.particles[i] for i in numbers]
         starts = np.array([p.log_weight - p.log_twist for p in particles]) - [each.log_total for each in listings]
-        tables = [listing.table for listing in listings]
-
-        def read(rows: Ints, blocks: Ints) -> Floats:
-            return starts[rows, None] + read_blocks(tables, rows, blocks)
-
-        log_sums = [start + table.log_sums for start, table in zip(starts, tables, strict=True)]
-        rows, indices, log_weights = choose(run.rng, log_sums, read, self.N * self.K)
-        log_kept = np.minimum(starts[rows] + values_at(tables, rows, indices) - log_weights, 0.0)
+        columns = choose_from(run.rng, starts, [listing.table for listing in listings], self.N * self.K)
         kept: dict[int, list[tuple[Pick, float, float]]] = {i: [] for i in numbers}
-        for row, index, *weights in zip(*map(np.ndarray.tolist, (rows, indices, log_weights, log_kept)), strict=True):
+        for row, index, *weights in zip(*map(np.ndarray.tolist, columns), strict=True):
             kept[numbers[row]].append((Pick(listings[row], index), *weights))
         return kept
 
@@ -316,6 +309,23 @@ def _merged(extensions: list[Extension]) -> list[Extension]:
 
 
 # ---- choice of candidates
+
+
+def choose_from(
+    rng: np.random.Generator, starts: Floats, tables: Sequence[Table], most: int
+) -> tuple[Ints, Ints, Floats, Floats]:
+    """Return the result of `choose` for tables, and the log-probability with which each value was kept.
+
+    `starts`, (n,) float64, is added to the log-weights of each of the n tables.
+    """
+
+    def read(rows: Ints, blocks: Ints) -> Floats:
+        return starts[rows, None] + read_blocks(tables, rows, blocks)
+
+    log_sums = [start + table.log_sums for start, table in zip(starts, tables, strict=True)]
+    rows, indices, log_weights = choose(rng, log_sums, read, most)
+    log_kept = np.minimum(starts[rows] + values_at(tables, rows, indices) - log_weights, 0.0)
+    return rows, indices, log_weights, log_kept
 
 
 def choose(
@@ -458,9 +468,9 @@ class Limit:
     def __exit__(self, *error: object) -> None:
         watching.reset(self._watched)
 
-    def reached(self, particles: Sequence[Any]) -> str:
-        """Return "timeout", "budget" or the reason of `watching` if that ends a run with these particles, else ""."""
-        reason = self._watch(particles)
+    def reached(self, texts: Callable[[], list[str]]) -> str:
+        """Return "timeout", "budget" or the reason of `watching` if that ends a run with these texts, else ""."""
+        reason = self._watch(texts)
         if time.perf_counter() - self._start >= self.timeout:
             reason = "timeout"
         elif self.budget is not None and (spent()[1] - self._tokens or self.runtime.stats.tokens) >= self.budget:
@@ -486,15 +496,16 @@ class Warnings:
         self.bounded = bounded
         self._warned = self._ended = False
 
-    def step(self, t: int, candidates: Sequence[Model], particles: Sequence[Model]) -> None:
-        self._ended |= any(particle.finished for particle in particles)
+    def step(self, t: int, candidates: Any, has_ended: bool) -> None:
+        """Check a population of candidates of step t, of which one may have ended."""
+        self._ended |= has_ended
         if not (self._ended or self.bounded):
-            heaviest = max(candidates, key=lambda particle: particle.log_weight)
+            heaviest = candidates.heaviest()
             late, why = heaviest._late_
             if t == late:
                 warn(f"no particle of {type(heaviest).__name__} has ended in {t} steps: {why}")
-        limits = [particle._limit_ for particle in candidates if particle._limit_]
-        if t == 1 and limits and len(limits) == len(candidates):
+        limits = candidates.limits()
+        if t == 1 and limits and len(limits) == candidates.finished.size:
             raise ValueError(limits[0])
         if limits and not self._warned:
             self._warned = True

@@ -149,25 +149,32 @@ class StepRecords(TableView, tuple[StepRecord, ...]):
 
 
 def record_step(
-    before: Sequence[StepRecord], extensions: Sequence[Any], candidate_log_weights: Floats, ancestors: Indices,
-    log_chosen: Floats, survivors: Sequence[Any],
-) -> StepRecord:  # fmt: skip
-    """Return the record of a step with M extensions and n survivors, after the steps `before` it."""
-
-    def column(name: str, kind: type) -> Any:
-        return np.array([getattr(each, name) for each in extensions], dtype=kind)
-
-    parents = column("parent", np.int64)
-    log_survivors = np.array([p.log_weight - p.log_twist for p in survivors])
-    log_total = logsumexp(candidate_log_weights)
-    log_shares = 2.0 * (candidate_log_weights - log_total) if log_total > -np.inf else np.array([np.inf])
+    index: int, candidates: Any, ancestors: Indices, log_chosen: Floats, survivors: Any
+) -> StepRecord:
+    """Return the record of a step from the columns of its M candidates, and the population of its n survivors."""
+    log_weights = candidates.log_weights
+    log_survivors = survivors.log_weights
+    log_total = logsumexp(log_weights)
+    ess = 0.0
+    if log_total > -np.inf:
+        ess = float(np.exp(-logsumexp(2.0 * (log_weights - log_total))))
     return StepRecord(
-        len(before) + 1, float(np.exp(-logsumexp(log_shares))), logsumexp(log_survivors),
-        len(np.unique(parents[ancestors])), sum(p.finished for p in survivors),
-        int(np.sum(candidate_log_weights == -np.inf)), parents, column("group", np.int64),
-        column("log_start", np.float64), column("log_kept", np.float64), column("copies", np.int64),
-        candidate_log_weights, ancestors, log_chosen, log_survivors,
-    )  # fmt: skip
+        index=index,
+        ess=ess,
+        log_ml=logsumexp(log_survivors),
+        num_unique_ancestors=len(np.unique(candidates.parents[ancestors])),
+        num_finished=int(np.sum(survivors.finished)),
+        num_dead=int(np.sum(log_weights == -np.inf)),
+        parents=candidates.parents,
+        groups=candidates.groups,
+        log_starts=candidates.log_starts,
+        log_kept=candidates.log_kept,
+        copies=candidates.copies,
+        candidate_log_weights=log_weights,
+        ancestors=ancestors,
+        log_chosen=log_chosen,
+        log_survivors=log_survivors,
+    )
 
 
 def log_ml_error(records: Sequence[StepRecord]) -> tuple[float | None, str]:

@@ -18,7 +18,7 @@ import gc
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Any, Generic, Protocol, TypeVar, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -27,9 +27,10 @@ from llmppl.distributions import logsumexp
 from llmppl.inference.expansion import Extension, Limit, Warnings, cut, start_particles
 from llmppl.inference.genealogy import StepRecord, log_ml_error, record_step
 from llmppl.inference.particles import Death, Particles, deaths_of
-from llmppl.models.choices import Sampled, State, spawned
-from llmppl.models.model import Model, untwist
-from llmppl.report.progress import finished
+from llmppl.inference.population import Candidates, Models, Population
+from llmppl.inference.rows import Rows, family_of, runs_as_rows
+from llmppl.models.choices import Sampled, spawned
+from llmppl.models.model import Model
 from llmppl.support.arguments import function, generator, optional_count
 from llmppl.support.locks import Lock
 from llmppl.support.runtime import Runtime
@@ -49,7 +50,7 @@ class Expand(Protocol):
 
 
 Select = Callable[[np.random.Generator, Floats, bool], tuple[Indices, Floats]]
-Observer = Callable[["SMC[Any]", StepRecord, Sequence[Any]], None]      # acts after a complete step with its candidates
+Observer = Callable[["SMC[Any]", StepRecord, Candidates], None]         # acts after a complete step with its candidates
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -129,19 +130,29 @@ class SMC(Generic[M]):
         self.records = list[StepRecord]()
         self.deaths = list[Death]()
         choosers = [Sampled(stream) for stream in self.rng.spawn(expand.num_starts)]
-        self.particles = start_particles(model, choosers, power)
+        particles = start_particles(model, choosers, power)
+        for particle in particles:
+            particle._log_weight_ -= math.log(len(particles))
+        self.particles = particles
         self.power = power
         self.limit = ""
-        for particle in self.particles:
-            particle._log_weight_ -= math.log(len(self.particles))
         self.recorder: Any = None                       # the Recorder of the run, for the repr of its Particles
         self._warnings = Warnings(bounded=True)
-        self._before()
+
+    @property
+    def particles(self) -> list[M]:
+        return self.population.models()
+
+    @particles.setter
+    def particles(self, particles: list[M]) -> None:
+        self.population: Population = Models(particles)
+        if particles and all(runs_as_rows(particle, self.expand) for particle in particles):
+            self.population = Rows.of(cast(Any, particles), family_of(self.rng), self.t)
 
     @property
     def active(self) -> bool:
         """True if a particle has not finished."""
-        return any(not particle.finished for particle in self.particles)
+        return not self.population.finished.all()
 
     def advance(self, functions: Sequence[Callable[[], Any]], numbers: Iterable[int] | None = None) -> None:
         """Run functions of particles together. Errors name the particles by these numbers, by default 0, 1, ..."""
@@ -160,37 +171,25 @@ class SMC(Generic[M]):
         except StopIteration as error:                  # must not end the caller's loop
             raise RuntimeError("a step raised StopIteration") from error
 
-    def _next(self) -> tuple[StepRecord, list[M]]:
-        self._before()
+    def _next(self) -> tuple[StepRecord, Candidates]:
+        self._begun = self.population.begin()
         self.t += 1
-        extensions = self.expand(self)                                          # expand, and step
-        candidates = [each.particle for each in extensions]
-        log_weights = np.array([p.log_weight for p in candidates], dtype=np.float64)        # weigh
-        ancestors, chosen = self.select(self.rng, log_weights, any(not p.finished for p in candidates))
-        self.particles = _take(candidates, ancestors, chosen, spawned(self.rng))            # resample
-        record = record_step(self.records, extensions, log_weights, ancestors, chosen, self.particles)
+        candidates = self._begun.expand(self)                                   # expand, and step
+        log_weights = candidates.columns.log_weights                            # weigh
+        ancestors, chosen = self.select(self.rng, log_weights, candidates.active)
+        survivors = candidates.take(ancestors, chosen, spawned(self.rng))       # resample
+        record = record_step(self.t, candidates.columns, ancestors, chosen, survivors)
+        deaths = candidates.deaths(self.t)
+        self.population = survivors
         self.records.append(record)
-        self._after(candidates)
+        self.deaths += deaths
+        self._warnings.step(self.t, candidates, bool(survivors.finished.any()))
         return record, candidates
 
-    def _before(self) -> None:
-        """Prepare a step: keep the attributes of the particles, some of which it changes."""
-        for particle in self.particles:                 # the caller may have finished it between two steps
-            if particle.finished:
-                untwist(particle)
-        self._take_snapshot()
-
-    def _after(self, candidates: list[M]) -> None:
-        self.deaths += deaths_of(self.t, candidates)
-        self._take_snapshot()
-        self._warnings.step(self.t, candidates, self.particles)
-
-    def _take_snapshot(self) -> None:
-        self._snapshot = self.t, [(particle, vars(particle).copy()) for particle in self.particles]
-
-    def as_step(self, record: StepRecord, candidates: Sequence[M]) -> Step:
+    def as_step(self, record: StepRecord, candidates: Candidates) -> Step:
         """Return the `Step` of the last record."""
-        return Step(**vars(record), candidates=tuple(candidates), particles=self._result(self.particles))
+        particles = self._result(self.particles)
+        return Step(**vars(record), candidates=tuple(candidates.models()), particles=particles)
 
     def run(
         self, *, max_steps: int | None = None, observers: Sequence[Observer] = (), limit: Limit | None = None
@@ -208,7 +207,8 @@ class SMC(Generic[M]):
                 for observer in observers:
                     observer(self, record, candidates)
                 del record, candidates                  # frees them before the next step waits for the language model
-                self.limit = self.limit or (limit.reached(self.particles) if self.active else "")
+                if self.active and not self.limit:
+                    self.limit = limit.reached(self.population.texts)
         cut(self.particles)
         return self._result(self.particles)
 
@@ -240,39 +240,23 @@ class SMC(Generic[M]):
         try:
             yield
         except BaseException as error:                  # another of several runs may have been interrupted
-            self.t, snapshot = self._snapshot
-            for particle, attributes in snapshot:
-                vars(particle).clear()
-                vars(particle).update(attributes)
-            self.particles = [particle for particle, _ in snapshot]
+            if self.t > len(self.records):              # the step is not complete
+                self.t = len(self.records)
+                self.population = self._begun
+                self.population.restore()
             self.deaths = [death for death in self.deaths if death.step <= self.t]
-            self.records = self.records[: self.t]
             cut(self.particles)
             setattr(error, "particles", self._result(self.particles))       # noqa: B010
             raise
 
     def __repr__(self) -> str:
-        return f"<SMC {self.expand}, {self.select}: step {self.t}, {describe(self.particles)}>"
+        return f"<SMC {self.expand}, {self.select}: step {self.t}, {describe(self.population)}>"
 
 
-def _take(candidates: list[M], ancestors: Indices, log_weights: Floats, streams: Iterator[State]) -> list[M]:
-    """Return the selected candidates with their new log-weights. Further selections of one candidate are copies."""
-    taken = []
-    seen = set()
-    for ancestor, log_weight in zip(ancestors.tolist(), log_weights.tolist(), strict=True):
-        particle = candidates[ancestor]
-        if ancestor in seen:
-            particle = particle._spawn_(Sampled(next(streams)))
-        seen.add(ancestor)
-        particle._log_weight_ = log_weight
-        taken.append(particle)
-    return taken
-
-
-def describe(particles: list[Any]) -> str:
+def describe(population: Population) -> str:
     """Return the number of finished particles and the estimate of log Z after the last step in words."""
-    log_weights = np.array([particle.log_weight - particle.log_twist for particle in particles])
-    return f"{finished(particles)}, log Z-hat {logsumexp(log_weights):z.2f}"
+    finished = population.finished
+    return f"{finished.sum()}/{finished.size} finished, log Z-hat {logsumexp(population.log_weights):z.2f}"
 
 
 # ---- pace of the garbage collector

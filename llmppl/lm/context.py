@@ -148,6 +148,43 @@ class Context(Shared):
             self.lm.evaluator.prefetch(asker, self)
 
 
+def eos_of(vocab: Vocabulary) -> int:
+    """Return the first eos id; ValueError if there is none."""
+    if not vocab.eos_ids:
+        raise ValueError(f"an eos id ends a text, and {vocab!r} has none: give it eos_ids=[...]")
+    return vocab.eos_ids[0]
+
+
+def table_with_end(table: Table, kept: Table, stays: Mask, eos: int, end: End) -> Table:
+    """Return the table of `TokenDistribution.with_end`: that of the tokens that are `kept`, and the end at `eos`.
+
+    `kept` is `table` where `stays`, (V,) bool, is True.
+    """
+    if end == "prefix":
+        return PutTable(kept, eos, table.log_total)
+    stay = 0.0
+    if kept.log_total > -math.inf:
+        stay = math.exp(min(kept.log_total - table.log_total, 0.0))
+    if stay < 0.5:
+        return PutTable(kept, eos, table.log_total + math.log1p(-stay))
+    return PutTable(kept, eos, table.masked(~stays).log_total)
+
+
+def extended(pairs: Sequence[tuple[Context, int]]) -> list[Context]:
+    """Return the contexts after (context, token) pairs of one language model."""
+    found = []
+    for context, _ in pairs:
+        new: Context = object.__new__(Context)
+        new.lm = context.lm
+        new.node = context.node
+        new._start = context._start
+        new._offset = context._offset
+        found.append(new)
+    if found:
+        found[0].lm.evaluator.place_all(found, [token for _, token in pairs])
+    return found
+
+
 class TokenDistribution(Finite[Token]):
     """Distribution over the tokens of a vocabulary; (V,) log-probabilities, V = len(vocab).
 
@@ -171,18 +208,12 @@ class TokenDistribution(Finite[Token]):
         `log_total`, minus that of this distribution, is the log of this sum. `inside`, (V,) bool, must not change
         later. Its values at eos ids do not matter.
         """
-        if not self.support.eos_ids:
-            raise ValueError(f"an eos id ends a text, and {self.support!r} has none: give it eos_ids=[...]")
+        eos = eos_of(self.support)
 
         def compute() -> Table:
-            table = self.table()
             stays = inside & self.support.not_eos
-            kept = table.masked(stays)
-            if end == "prefix":
-                return PutTable(kept, self.support.eos_ids[0], table.log_total)
-            stay = math.exp(min(kept.log_total - table.log_total, 0.0)) if kept.log_total > -math.inf else 0.0
-            leave = table.log_total + math.log1p(-stay) if stay < 0.5 else table.masked(~stays).log_total
-            return PutTable(kept, self.support.eos_ids[0], leave)
+            table = self.table()
+            return table_with_end(table, table.masked(stays), stays, eos, end)
 
         return self.derive(compute, lambda: f"{self!r}.with_end(..., {end!r})", key=(id(inside), end))
 

@@ -12,7 +12,7 @@ import itertools
 import warnings
 import weakref
 from collections import defaultdict
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from threading import get_ident
 from time import perf_counter
@@ -112,6 +112,14 @@ class CachedEvaluator:
         if self._releases:
             self._contexts.append((weakref.ref(context), node))
         return node
+
+    @locked
+    def place_all(self, contexts: Sequence[Any], tokens: Iterable[int]) -> None:
+        """Move the nodes of new contexts on by one token each."""
+        for context, token in zip(contexts, tokens, strict=True):
+            context.node = context.node.child(token)
+        if self._releases:
+            self._contexts += [(weakref.ref(context), context.node) for context in contexts]
 
     def clear(self) -> None:
         """Empty the cache. Living contexts stay."""

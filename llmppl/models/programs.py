@@ -4,6 +4,8 @@ They are ordinary Models on one base class, `Program`, which bounds the number o
 Sources: Lew et al. 2023, Sec. 2.2; Willard & Louf 2023 for the masks of `ConstrainedText`.
 """
 
+from __future__ import annotations
+
 import functools
 import inspect
 import itertools
@@ -12,7 +14,7 @@ import operator
 import re
 from bisect import bisect_left
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, Literal, TypedDict, Unpack
+from typing import Any, Literal, NamedTuple, TypedDict, Unpack
 
 import numpy as np
 from numpy.typing import NDArray
@@ -213,6 +215,22 @@ def language_model(lm: CachedTransformer) -> CachedTransformer:
 # ---- text under a constraint
 
 
+class Written(NamedTuple):
+    """Text under a constraint: its bytes and tokens, the state of the constraint, and the reason of its end.
+
+    ended, cut, refused : as the attributes of the program
+    death : the verb and the reason of a death, or None
+    """
+
+    data: bytes
+    num_tokens: int
+    state: Any
+    ended: str = ""
+    cut: bool = False
+    refused: str = ""
+    death: tuple[str, str] | None = None
+
+
 class ConstrainedText(Program):
     """The model's continuation of a prompt, given that it satisfies a constraint.
 
@@ -287,29 +305,70 @@ class ConstrainedText(Program):
 
     def step(self) -> None:
         dist = self.next_token(self.context)
-        target = self.target(dist)
+        target = self._target(dist)
         token = self._guide.draw(
-            self, "sample", target, self.state, self.num_tokens, self.rule, self.own_masks(dist.support)
+            self, "sample", target, self.state, self.num_tokens, self.rule, self._own_masks(dist.support)
         )
         if target is not dist and self.end == "prefix" and not is_greedy(self.rule):    # the weights do not sum to 1
             self.score(target.log_total() - dist.log_total())
-        if self.append(token):
-            self.context += token
-            self.state = self._guide.advance(self.state, token)
-            self._die_of(self._guide.fails(self.s))
-            if self.index is not None and self.ended.startswith("stop "):
-                self._cut_ = True                       # before the constraint is satisfied
-            elif self.is_over():
-                self._cut_ = False
-                self._end("complete")
-        elif self.index is not None and self.end != "eos":
-            self.ended = "complete"
-        if self.finished and not self.cut:
-            reason = self._guide.refusal(self._read)
-            if self._keeps_refused_:
-                self._refused_ = reason
-            else:
-                self._die_of(reason)
+        before = Written(bytes_of(self.s), self.num_tokens, self.state)
+        context = self.context
+        if not self.ends(token):
+            self.context = context + token
+        text = self._continued(before, token, lambda: self.context)
+        self.s = Text(text.data)
+        self.num_tokens = text.num_tokens
+        self.state = text.state
+        self._cut_ = text.cut
+        self._refused_ = text.refused
+        if text.death is not None:
+            self._die_(*text.death)
+        if text.ended:
+            self._end(text.ended)
+
+    def _continued(self, before: Written, token: Token, context: Callable[[], Context]) -> Written:
+        """Return the text after one more token. It reads no attribute that steps change.
+
+        `context()` is the context of the text after the token.
+        """
+        guide = self._guide
+        if guide.ends(before.state, token):
+            ended = "eos"
+            if guide.index is not None and self.end != "eos":
+                ended = "complete"
+            return self._checked(before._replace(ended=ended), context)
+        data = before.data + token.bytes
+        text = Written(data, before.num_tokens + 1, guide.advance(before.state, token))
+        found = self.stops.first(data, len(token.bytes))
+        if found is not None:
+            start, end = found
+            text = text._replace(data=data[:start])
+            if text.num_tokens < self.min_tokens:
+                why = f"a stop string is written before min_tokens={self.min_tokens}"
+                return text._replace(death=("stop", why))
+            # the end comes before the constraint is satisfied
+            text = text._replace(ended=f"stop {data[start:end].decode()!r}", cut=guide.index is not None)
+        elif text.num_tokens == self.max_tokens:
+            text = text._replace(ended="max_tokens", cut=True)
+        if guide.function is not None:
+            fails = guide.fails(Text(text.data))
+            if fails:
+                return text._replace(death=("condition", fails))
+        if (found is None or guide.index is None) and self._is_over(text):
+            text = text._replace(ended="complete", cut=False)
+        return self._checked(text, context)
+
+    def _checked(self, text: Written, context: Callable[[], Context]) -> Written:
+        """Return the text; if it has ended, with the reason why `parse` of the constraint rejects it."""
+        if not text.ended or text.cut:
+            return text
+        guide = self._guide
+        reason = guide.refusal(guide.read(Text(text.data), context(), text.num_tokens))
+        if self._keeps_refused_:
+            return text._replace(refused=reason)
+        if reason:
+            return text._replace(death=("condition", reason))
+        return text
 
     def ends(self, token: Token) -> bool:
         """Return True if a token ends the text: an EOS, unless the constraint asks for it as a symbol."""
@@ -338,7 +397,7 @@ class ConstrainedText(Program):
         why = f"{part} runs on, {str(self.s)[-20:]!r}: bound it in the constraint, or the text by max_tokens="
         return self._guide.late, why
 
-    def target(self, dist: TokenDistribution) -> Finite:
+    def _target(self, dist: TokenDistribution) -> Finite:
         """Return the target of the next token: `dist`, and if the text may end, EOS with the probability of its end."""
         if self.end == "eos" or (self.index is None and self.end == "boundary"):
             return dist
@@ -346,18 +405,19 @@ class ConstrainedText(Program):
             return dist.with_end(dist.support.not_eos, self.end)
         return dist.with_end(self.index.mask(self.state), self.end) if self.index.accepts(self.state) else dist
 
-    def is_over(self) -> bool:
-        """Return True if the text must end here, whatever the model says. The end then has probability 1."""
-        if self.end == "eos" or self.index is None or self.mask is not None or self.before_min_tokens():
+    def _is_over(self, text: Written) -> bool:
+        """Return True if a text must end here, whatever the model says. The end then has probability 1."""
+        index = self.index
+        if self.end == "eos" or index is None or self.mask is not None or text.num_tokens < self.min_tokens:
             return False
-        if not self.index.accepts(self.state):
+        if not index.accepts(text.state):
             return False
-        if self.end == "prefix" and self.num_tokens == self.must_end_by:
+        if self.end == "prefix" and text.num_tokens == self.must_end_by:
             return True
         with mask_timer():
-            return len(self.index.allowed(self.state)) == len(self.index.vocab.eos_ids)
+            return len(index.allowed(text.state)) == len(index.vocab.eos_ids)
 
-    def own_masks(self, vocab: Vocabulary) -> dict[str, Mask]:
+    def _own_masks(self, vocab: Vocabulary) -> dict[str, Mask]:
         """Return the masks that the next token must satisfy beside those of the constraint, by name."""
         masks = dict[str, Mask]()
         if self.mask is not None:
@@ -366,10 +426,6 @@ class ConstrainedText(Program):
         if self.before_min_tokens():
             masks[f"min_tokens={self.min_tokens}"] = vocab.not_eos
         return masks
-
-    def _die_of(self, reason: str) -> None:
-        if reason:
-            self._die_("condition", reason)
 
 
 def _warn_of_seam(prompt: Context, guide: Guide) -> None:

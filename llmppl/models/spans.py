@@ -14,7 +14,7 @@ import math
 import operator
 import re
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
@@ -182,18 +182,22 @@ class Guide(Shared):
         if greedy:
             dist = proposal = rule(proposal)
 
-        def explain() -> str:
-            under = ""
-            if rule != NO_RULE and not greedy:
-                under = f" under {rule!r}, applied before the mask: a temperature or a weaker rule keeps more tokens"
-            index = self.index
-            left = self.must_end_by - num_tokens
-            if left == 0 or (index is not None and left < math.inf and not index.mask_within(state, left).any()):
-                return f"{self.name} cannot end within {self.bound}: give room{under}"
-            demands = " and ".join([*self.demands, *more])
-            return f"no token{' allowed by ' * (demands != '')}{demands} has positive probability{under}"
-
+        explain = functools.partial(self.dead_end, state, num_tokens, rule, more)
         return model._draw_(verb, dist, None if proposal is dist else proposal, explain)
+
+    def dead_end(self, state: Any, num_tokens: int, rule: DecisionRule, more: Iterable[str]) -> str:
+        """Return why no token may follow. `more` are the names of further masks."""
+        under = ""
+        if rule != NO_RULE and not is_greedy(rule):
+            under = f" under {rule!r}, applied before the mask: a temperature or a weaker rule keeps more tokens"
+        index = self.index
+        left = self.must_end_by - num_tokens
+        if left == 0 or (index is not None and left < math.inf and not index.mask_within(state, left).any()):
+            return f"{self.name} cannot end within {self.bound}: give room{under}"
+        demands = " and ".join([*self.demands, *more])
+        if demands:
+            return f"no token allowed by {demands} has positive probability{under}"
+        return f"no token has positive probability{under}"
 
     def masks(self, state: Any, num_tokens: int) -> Iterator[NDArray[np.bool_]]:
         """Yield masks that the token after the first `num_tokens` must satisfy."""

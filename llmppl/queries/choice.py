@@ -220,7 +220,7 @@ class Texts:
                 raise ValueError(f'with end="prefix" no option may begin another: {wanted}')
         self.own = list[list[int]]()
         for i in self.order:
-            if reached := limit.reached(()):
+            if reached := limit.reached(list):
                 raise TimeoutError(_late(reached, len(texts)))
             self.own.append(encode_fragment(lm.tokenizer, lm.vocab, texts[i]))
 
@@ -381,7 +381,7 @@ def _expand(items: Iterable[tuple[Sums, Context]], limit: Limit) -> str:
     """Expand sequences of one or several prompts, a batch at a time. Return the limit that ended it, or ""."""
     items = iter(items)
     while batch := [*itertools.islice(items, ROWS)]:
-        if reached := limit.reached(()):
+        if reached := limit.reached(list):
             return reached
         nexts = [context.next_token() for _, context in batch]              # computed together
         for (sums, context), each in zip(batch, nexts, strict=True):

@@ -213,7 +213,7 @@ def bounded(
             search.expand()
             left = search.open_mass()
             show(search.expansions, f"between {search.found_mass:.3g} and {search.found_mass + left:.3g}")
-            reached = limit.reached(())
+            reached = limit.reached(list)
         lower = min(1.0, search.found_mass)             # rounding may bring both above 1
         upper = min(1.0, search.found_mass + left)
         shares = [0.0] * runs

@@ -16,7 +16,7 @@ import threading
 import time
 import weakref
 from bisect import insort
-from collections.abc import AsyncIterator, Callable, Generator, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Generator, Iterator
 from concurrent.futures import CancelledError, Future
 from dataclasses import dataclass
 from functools import partial
@@ -162,11 +162,12 @@ class Call(Future[T], Generic[T]):
         """Forget the worker, which holds the result, and so all objects of the run."""
         self._worker = None
 
-    def watch(self, particles: Sequence[Any]) -> str:
+    def watch(self, texts: Callable[[], list[str]]) -> str:
         """Return the reason to end the run after a step, or "". Settle the text that the particles share."""
-        if self.settles and particles:
+        written = texts() if self.settles else []
+        if written:
             # U+FFFD stands for a character of which tokens are missing
-            shared = os.path.commonprefix([str(particle) for particle in particles]).rstrip("\ufffd")
+            shared = os.path.commonprefix(written).rstrip("\ufffd")
             self.settle(self.stops.settled(shared, len(self._settled)))
         pause()
         if self._worker.cancelled:

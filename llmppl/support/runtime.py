@@ -45,13 +45,14 @@ def warn(message: str) -> None:
     warnings.warn_explicit(message, UserWarning, frame.f_code.co_filename, frame.f_lineno, registry=registry)
 
 
-def unwatched(particles: Sequence[Any]) -> str:
+def unwatched(texts: Callable[[], list[str]]) -> str:
     """Return "", which ends no run."""
     return ""
 
 
-# of the caller: gets the particles after each step of its runs, and returns the reason to end the run, or ""
-watching: contextvars.ContextVar[Callable[[Sequence[Any]], str]] = contextvars.ContextVar("watching", default=unwatched)
+# of the caller: gets a function for the texts after each step of its runs; returns the reason to end the run, or ""
+Watch = Callable[[Callable[[], list[str]]], str]
+watching: contextvars.ContextVar[Watch] = contextvars.ContextVar("watching", default=unwatched)
 
 
 class ContextTooLong(ValueError):
@@ -218,6 +219,20 @@ def request(evaluator: Evaluator, question: Any) -> Any:
         worker.runtime.watch(evaluator)
     answer = evaluator.cached(question)
     return _evaluated(evaluator, [question])[0] if answer is None else answer
+
+
+def request_all(evaluator: Evaluator, questions: Sequence[Any]) -> list[Any]:
+    """Return the answers to `questions`, from the cache or from one round."""
+    worker = _worker()
+    if worker is not None:
+        worker.runtime.watch(evaluator)
+    answers = [evaluator.cached(question) for question in questions]
+    missing = [i for i, answer in enumerate(answers) if answer is None]
+    if missing:
+        found = _evaluated(evaluator, [questions[i] for i in missing])
+        for i, answer in zip(missing, found, strict=True):
+            answers[i] = answer
+    return answers
 
 
 def _evaluated(evaluator: Evaluator, questions: list[Any]) -> Sequence[Any]:

@@ -134,7 +134,7 @@ def within(run: Callable[..., Any], timeout: float | None, budget: int | None) -
 def _limited(run: Callable[..., Any], seconds: float, tokens: float, *args: Any) -> Any:
     end = time.perf_counter() + seconds
 
-    def reached(particles: Sequence[Any]) -> str:
+    def reached(texts: Callable[[], list[str]]) -> str:
         return "timeout" if time.perf_counter() >= end else "budget" if spent()[1] >= tokens else ""
 
     watching.set(reached)

@@ -29,6 +29,7 @@ from llmppl import (
     smc_steer,
 )
 from llmppl.distributions import BLOCK, ArrayTable, Finite, PutTable, read_blocks
+from llmppl.inference import SMC, Copies, Distinct, DownSample, ResampleBelow
 from llmppl.lm.device import DeviceTable
 from llmppl.lm.engines import hf
 from llmppl.lm.engines.hf import Adapted
@@ -281,9 +282,10 @@ def launches_of_a_string(n):
 
 
 def launches_of_rows(n):
-    """Return the number of operations that read one block of n rows, after checking the blocks."""
+    """Return the number of operations that read one block of n rows of a round, after checking the blocks."""
     lm = kept(large_lm(1000))
-    tables, blocks = [lm.at([1, i]).next_token().table() for i in range(2, 2 + n)], np.arange(n) % 4
+    dists = [lm.at([1, i]).next_token() for i in range(2, 2 + n)]
+    tables, blocks = [dist.table() for dist in dists], np.arange(n) % 4
     with Launches() as launches:
         read = lm.evaluator._device.read([*zip(tables, blocks.tolist(), strict=True)])
     whole = np.array([np.append(table.whole(), np.full(24, -np.inf)) for table in tables])
@@ -296,15 +298,43 @@ def test_the_number_of_operations_does_not_grow(launches):
     assert launches(10) == launches(40)
 
 
+@pytest.mark.parametrize("N", [4, 40, 200])
+@pytest.mark.parametrize("method", [lambda N: (Copies(N), ResampleBelow(N)), lambda N: (Distinct(N, 3), DownSample(N))])
+def test_a_step_of_rows_has_at_most_40_operations(N, method):
+    """The operations of the model, and the growth of its slab, are not counted."""
+    lm = kept(large_lm(1000))
+    inside = 0
+    launches = Launches()
+
+    def uncounted(function):
+        def call(*arguments):
+            nonlocal inside
+            before = launches.count
+            answer = function(*arguments)
+            inside += launches.count - before
+            return answer
+
+        return call
+
+    lm.engine.run = uncounted(lm.engine.run)
+    lm.engine.reserve = uncounted(lm.engine.reserve)
+    program = ConstrainedText(lm, lm.at([1, 2]), min_tokens=6, max_tokens=8)
+    counts = []
+    with launches:
+        for _ in zip(range(4), SMC(program, *method(N), seed=0), strict=False):
+            counts.append(launches.count - inside)
+    assert 20 < max(np.diff(counts)) <= 40
+
+
 def test_sums_of_many_rows_need_little_extra_memory():
-    V, R = 128_256, 80                                  # 82 MB in float64
+    V, R = 128_256, 320                                 # 328 MB in float64
     lm = kept(large_lm(V))
     lm.at([1]).next_token().log_prob(2)
     rows = torch.zeros((R, V))
     with Launches() as launches:
-        sums = lm.evaluator._device._log_sums(rows, [None] * R)
+        sums = lm.evaluator._device._log_sums([DeviceTable(lm.evaluator._device, rows, i) for i in range(R)])
     np.testing.assert_allclose(sums, math.log(BLOCK))
-    assert launches.peak < 44 << 20
+    assert launches.peak < 170 << 20
 
 
 def test_the_ids_without_a_token_move_to_the_device_once(monkeypatch):

@@ -26,6 +26,7 @@ from llmppl import (
 from llmppl.inference import tune
 from llmppl.inference.algorithms import error_of_mean
 from llmppl.inference.genealogy import log_ml_error, record_step, relative_variance
+from llmppl.inference.population import Columns
 from llmppl.inference.resampling import multinomial, optimal, systematic
 
 DISTS = np.random.default_rng(1).dirichlet(np.ones(6), size=6)
@@ -239,13 +240,6 @@ def test_a_run_that_enumerates_everything_is_exact():
     assert particles.log_ml_se == pytest.approx(0.0, abs=1e-9)
 
 
-class Survivor:
-    log_twist, finished = 0.0, False
-
-    def __init__(self, log_weight):
-        self.log_weight = log_weight
-
-
 def genealogy(rng, n, steps):
     """Return a random genealogy: any number of groups for each parent, and of candidates for each group."""
     records, log_weights = [], np.full(n, -math.log(n))
@@ -264,9 +258,8 @@ def genealogy(rng, n, steps):
         after = columns[2] + rng.normal(size=len(where))
         after[(rng.random(len(where)) < 0.2) & (after < after.max())] = -np.inf
         ancestors, chosen = (optimal if rng.random() < 0.5 else systematic)(rng, after, 1 + rng.integers(2 * n))
-        names = "parent", "group", "log_start", "log_kept", "copies"
-        extensions = [SimpleNamespace(**dict(zip(names, each, strict=True))) for each in zip(*columns, strict=True)]
-        records.append(record_step(records, extensions, after, ancestors, chosen, [Survivor(w) for w in chosen]))
+        survivors = SimpleNamespace(log_weights=chosen, finished=np.zeros(len(chosen), bool))
+        records.append(record_step(t + 1, Columns(*columns, after), ancestors, chosen, survivors))
         n, log_weights = len(ancestors), chosen
     return records
 

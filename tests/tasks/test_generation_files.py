@@ -178,4 +178,6 @@ def test_a_killed_process_loses_no_answer(tmp_path):
     whole = generate(lm, prompts, Regex("[abc]{5,9}"), method="best_of", N=6, seed=5, progress=False)
     found = [result.answer for result in load_results(path, Regex("[abc]{5,9}"))]
     assert [each.value for each in found] == [each.value for each in whole]
-    assert [each.probability for each in found] == pytest.approx([each.probability for each in whole])
+    expected = [each.probability for each in whole]
+    # rounding of the model in float32, which differs with the batch
+    assert [each.probability for each in found] == pytest.approx(expected, rel=1e-5)

@@ -123,7 +123,7 @@ def test_a_failing_context_fails_only_the_tasks_that_need_it():
     expected = outcomes(run_many(after(table_lm(lambda ids: [0.0, 0.0, 0.0])), tasks, seed=1))
     results = by_index(run_many(after(table_lm(not_after_b)), tasks, seed=1, together=5))
     errors = [result.error or "" for result in results]
-    assert [("not after b" in error, "in step\n" in error) for error in errors] == [(t == "b",) * 2 for t in tasks]
+    assert [("not after b" in error, "in step 1\n" in error) for error in errors] == [(t == "b",) * 2 for t in tasks]
     right = [result for result in results if result.error is None]
     assert outcomes(right) == {result.index: expected[result.index] for result in right}
 
