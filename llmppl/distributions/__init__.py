@@ -12,7 +12,8 @@ from llmppl.support import lazy
 
 __all__ = [
     "ArrayTable", "Bernoulli", "BLOCK", "Categorical", "DecisionRule", "Delta", "Distribution", "draw_many",
-    "fill_sums", "Finite", "Floats", "Geometric", "Impossible", "Ints", "is_greedy", "logsumexp", "Mask", "mixture", "NO_RULE", "product", "Proposal",
+    "fill_sums", "Finite", "Floats", "Geometric",
+    "Impossible", "Ints", "is_greedy", "logsumexp", "Mask", "mixture", "NO_RULE", "product", "Proposal",
     "PutTable", "read_blocks", "RejectionProposal", "Rule", "Table", "Uniform", "values_at",
 ]  # fmt: skip
 __dir__ = lazy.public_names(__name__)

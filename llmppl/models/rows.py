@@ -2,8 +2,8 @@
 
 A *row* is a text with the state of its constraint. It never changes, so copies of a particle share it. A *site* is a
 row that continues: the tables of its next token, under the rule, the end and the masks. `sites_of` computes those of
-many rows together. Masks and moves of the constraint are remembered by its state. Weights, choices and texts are those of
-`ConstrainedText.step`, to rounding.
+many rows together. Masks and moves of the constraint are remembered by its state. Weights, choices and texts are those
+of `ConstrainedText.step`, to rounding.
 """
 
 from __future__ import annotations
@@ -149,8 +149,8 @@ class Row:
         """Return the row of a program."""
         return cls(
             program, bytes_of(program.s), bytes_of(program._before_), program.state, program.num_tokens,
-            program._noted_, program.context, finished=program.finished, ended=program.ended, cut=program.cut, limit=program._limit_,
-            refused=program._refused_, death=program._death_,
+            program._noted_, program.context, finished=program.finished, ended=program.ended, cut=program.cut,
+            limit=program._limit_, refused=program._refused_, death=program._death_,
         )  # fmt: skip
 
     @property
@@ -169,8 +169,8 @@ class Row:
             label = particle.labels["sample"]
             attribution = {**attribution, label: attribution.get(label, 0.0) + self.gain}
         vars(particle).update(
-            s=Text(self.data), state=self.state, num_tokens=self.num_tokens, context=self.context, finished=self.finished,
-            _before_=Text(self.before), _noted_=self.noted, _attribution_=attribution,
+            s=Text(self.data), state=self.state, num_tokens=self.num_tokens, context=self.context,
+            finished=self.finished, _before_=Text(self.before), _noted_=self.noted, _attribution_=attribution,
             _cut_=self.cut, _limit_=self.limit, _refused_=self.refused, _death_=self.death, _log_weight_=log_weight,
             _log_twist_=0.0,
         )  # fmt: skip
