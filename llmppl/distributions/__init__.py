@@ -2,7 +2,7 @@
 
 # isort: off
 from llmppl.distributions.blocks import (
-    BLOCK, ArrayTable, Floats, Ints, Mask, PutTable, Table, draw_many, fill_sums, logsumexp, read_blocks, values_at,
+    BLOCK, ArrayTable, Floats, Ints, Mask, PutTable, Table, logsumexp, read_blocks, values_at,
 )  # fmt: skip
 from llmppl.distributions.finite import (
     NO_RULE, DecisionRule, Distribution, Finite, Impossible, Proposal, RejectionProposal, Rule, is_greedy,
@@ -11,9 +11,8 @@ from llmppl.distributions.standard import Bernoulli, Categorical, Delta, Geometr
 from llmppl.support import lazy
 
 __all__ = [
-    "ArrayTable", "Bernoulli", "BLOCK", "Categorical", "DecisionRule", "Delta", "Distribution", "draw_many",
-    "fill_sums", "Finite", "Floats", "Geometric",
-    "Impossible", "Ints", "is_greedy", "logsumexp", "Mask", "mixture", "NO_RULE", "product", "Proposal",
+    "ArrayTable", "Bernoulli", "BLOCK", "Categorical", "DecisionRule", "Delta", "Distribution", "Finite", "Floats",
+    "Geometric", "Impossible", "Ints", "is_greedy", "logsumexp", "Mask", "mixture", "NO_RULE", "product", "Proposal",
     "PutTable", "read_blocks", "RejectionProposal", "Rule", "Table", "Uniform", "values_at",
 ]  # fmt: skip
 __dir__ = lazy.public_names(__name__)

@@ -146,9 +146,9 @@ class Copies:
     Examples
     --------
     >>> program = ConstrainedText(lm, "He was", [" happy", " sad"])
-    >>> step = next(SMC(program, Copies(2, K=3), DownSample(2), seed=0))
+    >>> step = next(SMC(program, Copies(2, K=3), DownSample(2), seed=8))
     >>> [str(each) for each in step.candidates]
-    [' sad', ' happy', ' happy', ' happy', ' sad', ' sad']
+    [' happy', ' sad', ' happy', ' sad', ' sad', ' happy']
     """
 
     N: int

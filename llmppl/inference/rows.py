@@ -14,7 +14,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from llmppl.distributions import Floats, Ints, draw_many
+from llmppl.distributions import Floats, Ints
+from llmppl.distributions.blocks import draw_many
 from llmppl.inference.expansion import Copies, Distinct, choose_from
 from llmppl.inference.particles import Death, deaths_of
 from llmppl.inference.population import Columns, Models

@@ -17,7 +17,8 @@ import numpy as np
 
 from llmppl.constraints.vocabulary import Text, Token
 from llmppl.constraints.vocabulary.text import bytes_of
-from llmppl.distributions import NO_RULE, Mask, Rule, Table, fill_sums, is_greedy
+from llmppl.distributions import NO_RULE, Mask, Rule, Table, is_greedy
+from llmppl.distributions.blocks import fill_sums
 from llmppl.lm.context import Context, TokenDistribution, eos_of, extended, table_with_end
 from llmppl.models.choices import Choice, Noted, Sampled, State
 from llmppl.models.programs import ConstrainedText, Written
