@@ -27,7 +27,14 @@ import time
 import types
 import warnings
 import weakref
-from collections.abc import Callable, Iterable, Iterator, MutableMapping, MutableSequence, MutableSet
+from collections.abc import (
+    Callable,
+    Iterable,
+    Iterator,
+    MutableMapping,
+    MutableSequence,
+    MutableSet,
+)
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
 from operator import delitem, setitem
@@ -45,20 +52,22 @@ from llmppl.support.arguments import is_hashable, shown
 from llmppl.support.runtime import Runtime
 from llmppl.support.shared import Shared
 
-MAX_PARTICLES = 40                      # of each algorithm, rebuilt
-NUM_SPREAD = 40                         # particles whose choices are drawn nearly uniformly
-SPREAD = 0.01                           # power of their distributions
-MANY_STEPS = 200                        # of the longest particle
-MAX_OBJECTS = 20_000                    # of a program or a particle, compared
-NUM_DRAWS = 2000                        # from a distribution of the user's own
-NEIGHBOURS = 10                         # of a draw, for the density there
-MANY_ALIKE = 20                         # draws with a coordinate that is discrete
-FEWEST = 100                            # draws of a group whose density is compared
+MAX_PARTICLES = 40  # of each algorithm, rebuilt
+NUM_SPREAD = 40  # particles whose choices are drawn nearly uniformly
+SPREAD = 0.01  # power of their distributions
+MANY_STEPS = 200  # of the longest particle
+MAX_OBJECTS = 20_000  # of a program or a particle, compared
+NUM_DRAWS = 2000  # from a distribution of the user's own
+NEIGHBOURS = 10  # of a draw, for the density there
+MANY_ALIKE = 20  # draws with a coordinate that is discrete
+FEWEST = 100  # draws of a group whose density is compared
 
-_CONTRACT = "a step may depend on its choices and its particle alone, and change nothing but its particle"
-Ways = list[tuple[str, Any]]            # objects, each with the way to it, such as "self.words[0]"
-Contents = dict[str, Any]               # plain data by the way to it
-Made = tuple[Steps, Contents]           # the choices of a particle, and its attributes after them
+_CONTRACT = (
+    "a step may depend on its choices and its particle alone, and change nothing but its particle"
+)
+Ways = list[tuple[str, Any]]  # objects, each with the way to it, such as "self.words[0]"
+Contents = dict[str, Any]  # plain data by the way to it
+Made = tuple[Steps, Contents]  # the choices of a particle, and its attributes after them
 
 
 @dataclass
@@ -78,7 +87,12 @@ class ProgramReport:
 
 
 def check_program(
-    model: Model | Callable[[], Model], *, N: int = 3, K: int = 2, max_steps: int = 12, seed: int = 0
+    model: Model | Callable[[], Model],
+    *,
+    N: int = 3,
+    K: int = 2,
+    max_steps: int = 12,
+    seed: int = 0,
 ) -> ProgramReport:
     """Run a program under every algorithm, rebuild its particles from their choices, and compare.
 
@@ -101,7 +115,9 @@ def check_program(
     """
     first = model if isinstance(model, Model) else model()
     if not isinstance(first, Model):
-        raise TypeError(f"check_program wants a Model or a function that makes one, not {shown(model)}")
+        raise TypeError(
+            f"check_program wants a Model or a function that makes one, not {shown(model)}"
+        )
     _check_copy(first)
     check = _Check(first, [first.copy] if isinstance(model, Model) else [first.copy, model])
     algorithms: list[tuple[Any, Any]] = [
@@ -119,7 +135,7 @@ def check_program(
             check.rebuild_alone_and_together(made, f"{expand}, {select}")
         try:
             beams = beam_search(first, N, K, max_steps=max_steps, progress=False)
-        except (TypeError, ValueError) as error:        # a choice cannot be listed, or all beams died
+        except (TypeError, ValueError) as error:  # a choice cannot be listed, or all beams died
             check.report.not_run["beam_search"] = str(error)
         else:
             made = [check.made(beam.particle) for beam in beams if not beam.particle.cut]
@@ -163,13 +179,15 @@ class _Check:
         self.makers = makers
         self.report = ProgramReport()
         self.outside = _Outside(first)
-        self.number = 0                                 # of groups that were rebuilt
+        self.number = 0  # of groups that were rebuilt
         self.t = 0
-        self.used: dict[str, Proposal] = {}             # the user's own distributions, by contents
+        self.used: dict[str, Proposal] = {}  # the user's own distributions, by contents
         self.scores: dict[str, list[Any]] = collections.defaultdict(list)
-        self.watched: dict[int, _Watched] = {}          # by particle that is being rebuilt
+        self.watched: dict[int, _Watched] = {}  # by particle that is being rebuilt
         self.threads = {threading.get_ident()}
-        self.elsewhere: dict[tuple[int, ...], bool] = {}     # by context: True if others grew by all that it read
+        self.elsewhere: dict[
+            tuple[int, ...], bool
+        ] = {}  # by context: True if others grew by all that it read
 
     @contextlib.contextmanager
     def watching(self) -> Iterator[None]:
@@ -214,7 +232,7 @@ class _Check:
                 self.used[f"{type(each)} {_contents(_parts(each))}"] = each
         if given and id(model) in self.watched:
             tables = self.watched[id(model)].tables
-            context = _context_of(given[0])             # before its table is computed
+            context = _context_of(given[0])  # before its table is computed
             name = f"the distribution of choice or observation {len(tables) + 1}"
             tables[name] = [self.t, context, *map(_table, given)]
 
@@ -246,10 +264,10 @@ class _Check:
 
     def _rebuild(
         self, group: list[Made], right: dict[int, Contents], make: Callable[[], Model], which: str
-    ) -> None:  # fmt: skip
+    ) -> None:
         """Rebuild particles together, and compare them with `right`, which has the first result of each by its id."""
         failed = f"{which} is not what its choices make"
-        self.outside.restore(batched=len(group) > 1)    # else a drift of many calls would not show
+        self.outside.restore(batched=len(group) > 1)  # else a drift of many calls would not show
         self.number += 1
         with self.outside.later(self.number):
             particles = self._rebuilt([choices for choices, _ in group], make, failed)
@@ -276,7 +294,11 @@ class _Check:
             alone = [last]
             for t, path in before:
                 others = [paths[other].get(t) for other in grown]
-                same = [other.observed != path.observed for other in others if other and other.tokens == path.tokens]
+                same = [
+                    other.observed != path.observed
+                    for other in others
+                    if other and other.tokens == path.tokens
+                ]
                 if not same:
                     alone.insert(-1, (t, path))
                 self.elsewhere[context] = self.elsewhere.get(context, True) and any(same)
@@ -285,7 +307,7 @@ class _Check:
         for context in grown:
             for tokens, after in _grown_twice(context, paths):
                 for more, _ in _grown_twice(after, paths):
-                    if more != tokens:                  # else a text may repeat itself
+                    if more != tokens:  # else a text may repeat itself
                         once = f"grew twice by {str(tokens[-1])!r}: add each token once"
                         raise RuntimeError(f"a context of {len(context)} tokens {once}")
 
@@ -303,26 +325,37 @@ class _Check:
             try:
                 particle.step()
                 particle._chooser_.end_step()
-            except Exception as error:                  # the run made this step without one
-                raise RuntimeError(f"{failed}: at step {self.t + 1}, {error}; {_CONTRACT}") from error
+            except Exception as error:  # the run made this step without one
+                raise RuntimeError(
+                    f"{failed}: at step {self.t + 1}, {error}; {_CONTRACT}"
+                ) from error
             self.watched[id(particle)].texts.append(_bytes_of(particle))
 
         for self.t in range(max(map(len, choices), default=0)):
-            moving = [each for each, steps in zip(particles, choices, strict=True) if self.t < len(steps)]
-            Runtime().run([functools.partial(advance, each) for each in moving], ["rebuilt"] * len(moving))
+            moving = [
+                each for each, steps in zip(particles, choices, strict=True) if self.t < len(steps)
+            ]
+            Runtime().run(
+                [functools.partial(advance, each) for each in moving], ["rebuilt"] * len(moving)
+            )
         return particles
 
     def reach_rare_states(self, max_steps: int, seed: int) -> None:
         """Rebuild particles whose choices are drawn nearly uniformly, and a few of many steps."""
-        spread = SMC(self.first, Copies(NUM_SPREAD), ResampleBelow(NUM_SPREAD, 0.0), power=SPREAD, seed=seed)
+        spread = SMC(
+            self.first, Copies(NUM_SPREAD), ResampleBelow(NUM_SPREAD, 0.0), power=SPREAD, seed=seed
+        )
         long = SMC(self.first, Copies(2), ResampleBelow(2, 0.0), seed=seed)
-        for run, steps, name in ((spread, max_steps, "nearly uniform draws"), (long, MANY_STEPS, "many steps")):
-            last: dict[int, Made] = {}                  # by the place of a particle
+        for run, steps, name in (
+            (spread, max_steps, "nearly uniform draws"),
+            (long, MANY_STEPS, "many steps"),
+        ):
+            last: dict[int, Made] = {}  # by the place of a particle
             for step in itertools.islice(run, steps):
                 for i, each in enumerate(step.candidates):
                     self.report.ended |= each.finished
                     if not each._limit_:
-                        last[i] = each.choices, {}      # its weights may be those of another power
+                        last[i] = each.choices, {}  # its weights may be those of another power
             self._rebuild_together([*last.values()], {}, name)
 
     def finish(self) -> None:
@@ -332,7 +365,9 @@ class _Check:
             if elsewhere:
                 _refuse_standing(context)
         if len(self.threads) > 1:
-            raise RuntimeError("a step samples or observes in another thread: call it in the thread of the step")
+            raise RuntimeError(
+                "a step samples or observes in another thread: call it in the thread of the step"
+            )
         for dist in self.used.values():
             wrong = _wrong_with(dist)
             if wrong:
@@ -350,6 +385,7 @@ def _refuse(start: str, difference: str) -> None:
 
 # ---- contexts
 
+
 @dataclass(frozen=True)
 class _Path:
     """Tokens that a step read one after another, from a context on. `observed` is said of the first."""
@@ -358,7 +394,7 @@ class _Path:
     observed: bool
 
 
-_Paths = dict[tuple[int, ...], dict[int, _Path]]        # by context and step
+_Paths = dict[tuple[int, ...], dict[int, _Path]]  # by context and step
 
 
 def _bytes_of(particle: Any) -> bytes:
@@ -404,7 +440,9 @@ def _are_in_text(watched: _Watched, reads: Iterable[tuple[int, _Path]]) -> bool:
     return False
 
 
-def _grown_twice(context: tuple[int, ...], paths: _Paths) -> Iterator[tuple[tuple[Token, ...], tuple[int, ...]]]:
+def _grown_twice(
+    context: tuple[int, ...], paths: _Paths
+) -> Iterator[tuple[tuple[Token, ...], tuple[int, ...]]]:
     """Yield the tokens by which a context grew twice, and the context that this made."""
     for path in paths.get(context, {}).values():
         once = (*context, *path.tokens)
@@ -420,18 +458,39 @@ _ARRAYS = (float, np.floating, np.ndarray)
 _SHARED = (Shared, type, types.FunctionType, types.ModuleType)
 _SETS = (*_SHARED, AbstractSet)
 _STREAMS = (np.random.Generator, np.random.RandomState, np.random.BitGenerator, random.Random)
-_BATCHED = " -> function"                               # of the way through a batched function
+_BATCHED = " -> function"  # of the way through a batched function
 _IGNORED = {"_chooser_", "_noted_", "_stepping_", "_log_weight_", "_origin_"}
-_HIDDEN = ("__wrapped__", "__self__", "__func__", "func", "args", "keywords", "fget", "cell_contents")
+_HIDDEN = (
+    "__wrapped__",
+    "__self__",
+    "__func__",
+    "func",
+    "args",
+    "keywords",
+    "fget",
+    "cell_contents",
+)
 _NAMED = (types.FunctionType, types.CellType, types.SimpleNamespace, threading.local, queue.Queue)
-_OPEN = (*_NAMED, MutableMapping, AbstractSet, MutableSequence, tuple, weakref.ref, Proposal, Batched)
+_OPEN = (
+    *_NAMED,
+    MutableMapping,
+    AbstractSet,
+    MutableSequence,
+    tuple,
+    weakref.ref,
+    Proposal,
+    Batched,
+)
 
 
 def _is_own(value: Any) -> bool:
     """Return True for a module of the user's, a class that has a base in one, and an object of such a class."""
     if isinstance(value, types.ModuleType):
         return _is_users(value.__name__)
-    return any(_is_users(cls.__module__) for cls in (value if isinstance(value, type) else type(value)).__mro__)
+    return any(
+        _is_users(cls.__module__)
+        for cls in (value if isinstance(value, type) else type(value)).__mro__
+    )
 
 
 def _used_globals(function: types.FunctionType) -> dict[str, Any]:
@@ -442,7 +501,9 @@ def _used_globals(function: types.FunctionType) -> dict[str, Any]:
 
 def _global_names(code: types.CodeType) -> set[str]:
     inner = [_global_names(each) for each in code.co_consts if isinstance(each, types.CodeType)]
-    return {each.argval for each in dis.get_instructions(code) if each.opname.endswith("_GLOBAL")}.union(*inner)
+    return {
+        each.argval for each in dis.get_instructions(code) if each.opname.endswith("_GLOBAL")
+    }.union(*inner)
 
 
 @functools.cache
@@ -450,7 +511,10 @@ def _is_users(module: str | None) -> bool:
     """Return True if a module is neither of this library, nor of Python, nor of an installed package."""
     root = str(module).partition(".")[0]
     file = getattr(sys.modules.get(str(module)), "__file__", None) or ""
-    return root not in (*sys.stdlib_module_names, __name__.partition(".")[0]) and "-packages" not in file
+    return (
+        root not in (*sys.stdlib_module_names, __name__.partition(".")[0])
+        and "-packages" not in file
+    )
 
 
 def _shared_names(model: Model) -> set[str]:
@@ -459,7 +523,12 @@ def _shared_names(model: Model) -> set[str]:
 
 def _attributes(value: Any) -> dict[str, Any]:
     """Return the attributes of an object or a class, those in slots included, and the parts of a method or partial."""
-    slots = [name for cls in type(value).__mro__ for name in vars(cls).get("__slots__", ()) if hasattr(value, name)]
+    slots = [
+        name
+        for cls in type(value).__mro__
+        for name in vars(cls).get("__slots__", ())
+        if hasattr(value, name)
+    ]
     names = [*slots, *(name for name in _HIDDEN if hasattr(type(value), name))]
     held = {name: getattr(value, name) for name in names} | {**getattr(value, "__dict__", {})}
     return {name: each for name, each in held.items() if name[:2] != "__" or name in _HIDDEN}
@@ -467,11 +536,11 @@ def _attributes(value: Any) -> dict[str, Any]:
 
 def _memory(value: Any) -> np.ndarray | None:
     """Return the memory of an array, tensor or other buffer as an array; None for another object."""
-    if hasattr(type(value), "untyped_storage"):         # a tensor of torch
+    if hasattr(type(value), "untyped_storage"):  # a tensor of torch
         value = value.detach().cpu()
         try:
             value = value.numpy()
-        except TypeError:                               # numpy has no such numbers
+        except TypeError:  # numpy has no such numbers
             value = value.contiguous().view(sys.modules["torch"].uint8).numpy()
     with contextlib.suppress(TypeError, ValueError, BufferError):
         array = np.asarray(memoryview(value))
@@ -485,16 +554,25 @@ def _parts(value: Any) -> Ways:
         return []
     if isinstance(value, MutableMapping):
         return [(f"{[*_contents([('', key)]).values()]}", each) for key, each in value.items()]
-    if isinstance(value, AbstractSet):                  # an order that does not depend on addresses
-        value = sorted(value, key=lambda each: repr([_content(part) for _, part in _walk([("", each)], _SETS)]))
+    if isinstance(value, AbstractSet):  # an order that does not depend on addresses
+        value = sorted(
+            value, key=lambda each: repr([_content(part) for _, part in _walk([("", each)], _SETS)])
+        )
     if isinstance(value, list | tuple | MutableSequence):
         return [(f"[{i}]", each) for i, each in enumerate(value)]
     if isinstance(value, types.FunctionType):
         cells = zip(value.__code__.co_freevars, value.__closure__ or (), strict=False)
-        held = [*vars(value).items(), ("a default", value.__defaults__), ("a default", value.__kwdefaults__)]
+        held = [
+            *vars(value).items(),
+            ("a default", value.__defaults__),
+            ("a default", value.__kwdefaults__),
+        ]
         held += [(name, cell) for name, cell in cells if cell != types.CellType()]
         named = [(f" -> {name}", each) for name, each in _used_globals(value).items()]
-        return [(f".{name}", each) for name, each in held] + [*named, (" -> globals", value.__globals__)]
+        return [(f".{name}", each) for name, each in held] + [
+            *named,
+            (" -> globals", value.__globals__),
+        ]
     if isinstance(value, weakref.ref) or type(value) in weakref.ProxyTypes:
         return [(".()", value() if isinstance(value, weakref.ref) else value.__init__.__self__)]
     if isinstance(value, Batched):
@@ -506,8 +584,8 @@ def _parts(value: Any) -> Ways:
         attributes.setdefault("_attribution_", {})
     if isinstance(value, type):
         attributes |= {"__bases__": value.__bases__, "__class__": type(value)}
-    if not attributes:                                  # an iterator, a date, a decimal number
-        with contextlib.suppress(Exception):            # of foreign objects
+    if not attributes:  # an iterator, a date, a decimal number
+        with contextlib.suppress(Exception):  # of foreign objects
             return [("", value.__reduce_ex__(2)[1:])]
     return [(f".{name}", each) for name, each in attributes.items()]
 
@@ -528,7 +606,7 @@ def _walk(
             continue
         yield path, value
         if not isinstance(value, _ATOMS):
-            seen[id(value)] = path, value               # kept, so that no other object gets its id
+            seen[id(value)] = path, value  # kept, so that no other object gets its id
             if not (_is_library(value) or isinstance(value, closed)):
                 todo.extend((path + end, part) for end, part in parts(value))
 
@@ -558,15 +636,25 @@ def _content(value: Any) -> Any:
     if array is not None:
         return array.copy()
     if isinstance(value, Shared) and hasattr(type(value), "next_token"):
-        return f"a context of the tokens {[*map(int, getattr(value, 'tokens'))]}"       # noqa: B009
+        return f"a context of the tokens {[*map(int, getattr(value, 'tokens'))]}"  # noqa: B009
     name = getattr(value, "__qualname__", type(value).__name__)
-    return f"a {name} of {len(value)}" if isinstance(value, list | tuple | dict | AbstractSet) else f"a {name}"
+    return (
+        f"a {name} of {len(value)}"
+        if isinstance(value, list | tuple | dict | AbstractSet)
+        else f"a {name}"
+    )
 
 
 def _difference(x: Contents, y: Contents) -> str:
     """Return the first difference in words; "" if there is none. Numbers are equal to rounding."""
     paths = (path for path in {**x, **y} if not _same(x.get(path), y.get(path)))
-    return next((f"{path} was {shown(x.get(path), 60)} and then {shown(y.get(path), 60)}" for path in paths), "")
+    return next(
+        (
+            f"{path} was {shown(x.get(path), 60)} and then {shown(y.get(path), 60)}"
+            for path in paths
+        ),
+        "",
+    )
 
 
 def _same(x: Any, y: Any) -> bool:
@@ -583,9 +671,15 @@ def _check_copy(model: Model) -> None:
     """Raise a RuntimeError if a copy leads to the model, shares memory differently, or has another shape."""
     new = model.copy()
     pairs = []
-    _check_ways(path for path, value in _walk([("self", new)], (type, types.ModuleType)) if value is model)
+    _check_ways(
+        path for path, value in _walk([("self", new)], (type, types.ModuleType)) if value is model
+    )
     for of in (model, new):
-        arrays = [(path, array) for path, value in _walk([("self", of)]) if (array := _memory(value)) is not None]
+        arrays = [
+            (path, array)
+            for path, value in _walk([("self", of)])
+            if (array := _memory(value)) is not None
+        ]
         both = itertools.combinations(arrays, 2)
         pairs.append({(path, other) for (path, a), (other, b) in both if np.may_share_memory(a, b)})
     for path, other in pairs[0] ^ pairs[1]:
@@ -610,21 +704,41 @@ class _Outside:
 
     def __init__(self, model: Model) -> None:
         def parts(value: Any) -> Ways:
-            is_open = isinstance(value, _OPEN) or _is_own(value) or any(hasattr(type(value), name) for name in _HIDDEN)
-            return _parts(value) if is_open and (value is model or not isinstance(value, Model)) else []
+            is_open = (
+                isinstance(value, _OPEN)
+                or _is_own(value)
+                or any(hasattr(type(value), name) for name in _HIDDEN)
+            )
+            return (
+                _parts(value)
+                if is_open and (value is model or not isinstance(value, Model))
+                else []
+            )
 
         roots = [(f"shared -> {name}", vars(model).get(name)) for name in _shared_names(model)]
         roots += [("self", model), (type(model).__name__, type(model)), ("os.environ", os.environ)]
         walked = [*_walk(roots, (), parts)]
-        _check_ways(path for path, value in walked if path[:4] != "self" and _same(value, "the same as self"))
-        self.saved = [(path, value, old) for path, value in walked if (old := _changeable(value)) is not None]
-        self.globals = [value for _, value in walked if isinstance(value, dict) and _is_library(value)]
+        _check_ways(
+            path
+            for path, value in walked
+            if path[:4] != "self" and _same(value, "the same as self")
+        )
+        self.saved = [
+            (path, value, old) for path, value in walked if (old := _changeable(value)) is not None
+        ]
+        self.globals = [
+            value for _, value in walked if isinstance(value, dict) and _is_library(value)
+        ]
         self.caches = [value for _, value in walked if hasattr(type(value), "cache_clear")]
-        self.batched: dict[int, Batched[Any, Any]] = {}     # that were called since, by id
+        self.batched: dict[int, Batched[Any, Any]] = {}  # that were called since, by id
 
     def changed(self) -> str:
         """Return the first list, set or array that changed, other than a global or a shared one, in words."""
-        own = [each for each in self.saved if isinstance(each[2], list | set | np.ndarray) and "->" not in each[0]]
+        own = [
+            each
+            for each in self.saved
+            if isinstance(each[2], list | set | np.ndarray) and "->" not in each[0]
+        ]
         before = [(path, old) for path, _, old in own]
         now = [(path, _changeable(value)) for path, value, _ in own]
         return _difference(_contents(before), _contents(now))
@@ -644,7 +758,12 @@ class _Outside:
         """Set the clocks forward, for modules that import them by name, too."""
         ahead = _clocks_ahead(98_765.4321 * number)
         places = [vars(time), vars(datetime), *self.globals]
-        found = [(names, name, each) for names in places for name, each in names.items() if id(each) in ahead]
+        found = [
+            (names, name, each)
+            for names in places
+            for name, each in names.items()
+            if id(each) in ahead
+        ]
         try:
             for names, name, clock in found:
                 names[name] = ahead[id(clock)]
@@ -665,14 +784,25 @@ def _clocks_ahead(seconds: float) -> dict[int, Any]:
     ahead = {}
     moved = datetime.timedelta(seconds=seconds)
     for name in ("time", "perf_counter", "monotonic", "process_time"):
-        for read, by in ((getattr(time, name), seconds), (getattr(time, f"{name}_ns"), int(1e9 * seconds))):
+        for read, by in (
+            (getattr(time, name), seconds),
+            (getattr(time, f"{name}_ns"), int(1e9 * seconds)),
+        ):
             ahead[id(read)] = lambda read=read, by=by: read() + by
     for read in (time.localtime, time.gmtime, time.ctime):
         ahead[id(read)] = lambda *at, read=read: read(*(at or [now() + seconds]))
-    ahead[id(time.strftime)] = lambda form, *at, read=time.strftime: read(form, *(at or [time.localtime()]))
-    for cls, names in ((datetime.datetime, ("now", "today", "utcnow")), (datetime.date, ("today",))):
+    ahead[id(time.strftime)] = lambda form, *at, read=time.strftime: read(
+        form, *(at or [time.localtime()])
+    )
+    for cls, names in (
+        (datetime.datetime, ("now", "today", "utcnow")),
+        (datetime.date, ("today",)),
+    ):
         reads = {name: getattr(cls, name) for name in names}
-        later = {name: classmethod(lambda _, *zone, read=read: read(*zone) + moved) for name, read in reads.items()}
+        later = {
+            name: classmethod(lambda _, *zone, read=read: read(*zone) + moved)
+            for name, read in reads.items()
+        }
         ahead[id(cls)] = _Dates(cls.__name__, (cls,), later)
     return ahead
 
@@ -707,7 +837,9 @@ def _restore(value: Any, old: Any) -> None:
             value.put(each)
     elif isinstance(old, dict):
         is_mapping = isinstance(value, MutableMapping)
-        now, put, drop = (value, setitem, delitem) if is_mapping else (_attributes(value), setattr, delattr)
+        now, put, drop = (
+            (value, setitem, delitem) if is_mapping else (_attributes(value), setattr, delattr)
+        )
         for name in [name for name in now if name not in old]:
             drop(value, name)
         for name, each in old.items():
@@ -726,7 +858,7 @@ def _restore(value: Any, old: Any) -> None:
 
 def _draw_from(value: Any) -> None:
     """Advance a random stream, and nothing else."""
-    if hasattr(type(value), "manual_seed"):             # a stream of torch
+    if hasattr(type(value), "manual_seed"):  # a stream of torch
         value.manual_seed(value.initial_seed() + 1)
     elif isinstance(value, _STREAMS) and not isinstance(value, ParticleStream):
         draw: Any = getattr(value, "random", getattr(value, "random_raw", None))
@@ -752,33 +884,49 @@ def _context_of(dist: Any) -> tuple[int, ...] | None:
 
 def _wrong_with(dist: Proposal) -> str:
     """Return how the draws of a user's distribution disagree with its log-probabilities; "" if they do not."""
-    draws, again = ([*map(dist.propose, [rng] * NUM_DRAWS)] for rng in map(np.random.default_rng, (0, 0)))
+    draws, again = (
+        [*map(dist.propose, [rng] * NUM_DRAWS)] for rng in map(np.random.default_rng, (0, 0))
+    )
     if repr(draws) != repr(again):
         return "it draws other values from an equal random stream: draw with the given rng alone, and keep no state"
-    weights: dict[str, list[float]] = {}                # of the draws of each value
+    weights: dict[str, list[float]] = {}  # of the draws of each value
     for value, log_w in draws:
         weights.setdefault(repr(value), []).append(math.exp(log_w))
     support = [*(dist.support or ())]
     drawn = {repr(value): value for value, _ in draws}
     values = support + [drawn[key] for key in drawn.keys() - set(map(repr, support))]
     measures = [math.exp(dist.log_measure(value)) for value in values]
-    if support and not np.allclose(np.exp(dist.log_measures()), measures[: len(support)], atol=1e-6):
+    if support and not np.allclose(
+        np.exp(dist.log_measures()), measures[: len(support)], atol=1e-6
+    ):
         return "its log_measures() are not the log_measure of each value of its support"
     n = NUM_DRAWS
     alike = [*map(len, weights.values())]
     once = alike.count(1)
     few = sum(number for number in alike if number < MANY_ALIKE)
     if once > few / 2 and few > n / 20:
-        return _wrong_with_density(dist, [value for value, _ in draws]) if isinstance(dist, Distribution) else ""
-    missing = 1e-5 if support else 0.01 + 3 * once / n              # of the values that were not drawn
+        return (
+            _wrong_with_density(dist, [value for value, _ in draws])
+            if isinstance(dist, Distribution)
+            else ""
+        )
+    missing = 1e-5 if support else 0.01 + 3 * once / n  # of the values that were not drawn
     if isinstance(dist, Distribution) and not 1.0 - missing <= sum(measures) <= 1.0 + 1e-5:
-        whose = "of its support and its draws" if support else f"of the {len(values)} values that it drew"
+        whose = (
+            "of its support and its draws"
+            if support
+            else f"of the {len(values)} values that it drew"
+        )
         return f"the probabilities {whose} sum to {sum(measures):.6g}: they must sum to 1"
     for value, measure in zip(values, measures, strict=True):
         found = weights.get(repr(value), [0.0])
         mean = sum(found) / n
-        spread = max(mean, measure) * max(sum(found) / len(found), 1.0)             # of a draw's weight at the value
-        if not abs(mean - measure) <= 5.0 * math.sqrt(max(spread, 1e-6) / n):       # by chance once in two million
+        spread = max(mean, measure) * max(
+            sum(found) / len(found), 1.0
+        )  # of a draw's weight at the value
+        if not abs(mean - measure) <= 5.0 * math.sqrt(
+            max(spread, 1e-6) / n
+        ):  # by chance once in two million
             return f"its draws give {value!r} the measure {mean:.4g}, and its log_measure {measure:.4g}"
     return ""
 
@@ -800,7 +948,7 @@ def _wrong_with_density(dist: Distribution[Any], values: list[Any]) -> str:
             if counts[i, x] < MANY_ALIKE:
                 key[i] = ...
         groups[tuple(key)].append(place)
-    differences = [0.0]                                 # stays so if no group is large enough
+    differences = [0.0]  # stays so if no group is large enough
     log_spacing = tolerance = 0.0
     for key, places in groups.items():
         if len(places) < FEWEST:
@@ -810,7 +958,7 @@ def _wrong_with_density(dist: Distribution[Any], values: list[Any]) -> str:
             points = np.array([[rows[place][i] for i in free] for place in places], dtype=float)
             with np.errstate(all="ignore"):
                 log_densities, thinness = _log_densities(points)
-        except (TypeError, ValueError):                 # no numbers, or on a surface
+        except (TypeError, ValueError):  # no numbers, or on a surface
             return ""
         share = len(places) / len(rows)
         for place, log_density in zip(places, log_densities, strict=True):
@@ -853,13 +1001,17 @@ def _log_densities(points: np.ndarray) -> tuple[np.ndarray, float]:
         squares += (np.subtract.outer(column, column) / scale) ** 2
     near, far = np.partition(squares, places, axis=1)[:, places].T
     harmonic = [1 / i for i in range(1, NEIGHBOURS)]
-    dimension = 2 * sum(harmonic[NEIGHBOURS // 2 - 1 :]) / np.log(far / near).mean()         # Levina & Bickel (2004)
+    dimension = (
+        2 * sum(harmonic[NEIGHBOURS // 2 - 1 :]) / np.log(far / near).mean()
+    )  # Levina & Bickel (2004)
     thinness = 1 - dimension / d
     if not thinness < 0.2:
         raise ValueError("the points are on a surface")
     log_ball = d / 2 * math.log(math.pi) - math.lgamma(d / 2 + 1) + np.log(spread).sum()
-    log_densities = sum(harmonic) - np.euler_gamma - math.log(n - 1) - log_ball - d / 2 * np.log(far)
-    return log_densities, max(thinness - 0.03, 0.0)     # by chance up to 0.03
+    log_densities = (
+        sum(harmonic) - np.euler_gamma - math.log(n - 1) - log_ball - d / 2 * np.log(far)
+    )
+    return log_densities, max(thinness - 0.03, 0.0)  # by chance up to 0.03
 
 
 def _spacing(column: np.ndarray) -> float:

@@ -22,7 +22,7 @@ from llmppl.lm import CachedTransformer, Engine
 
 Ids = list[int]
 Logs = NDArray[np.float64]
-_LONGEST = 1024                         # longest context that is tested, in tokens
+_LONGEST = 1024  # longest context that is tested, in tokens
 
 
 @dataclass
@@ -75,11 +75,20 @@ def check_engine(
     AssertionError
         At the first wrong answer; the message names the tokens and the check.
     """
-    checker = _Checker(engine, reference, list(ids), size, tolerance, contexts, np.random.default_rng(seed))
+    checker = _Checker(
+        engine, reference, list(ids), size, tolerance, contexts, np.random.default_rng(seed)
+    )
     for check in (
-        checker.unequal_lengths, checker.earlier_places, checker.forks, checker.many_at_once,
-        checker.the_longest, checker.released, checker.interrupts, checker.through_the_cache, checker.threads,
-    ):  # fmt: skip
+        checker.unequal_lengths,
+        checker.earlier_places,
+        checker.forks,
+        checker.many_at_once,
+        checker.the_longest,
+        checker.released,
+        checker.interrupts,
+        checker.through_the_cache,
+        checker.threads,
+    ):
         checker.name = check.__name__.replace("_", " ")
         check()
     engine.clear()
@@ -90,9 +99,15 @@ class _Checker:
     """Checks of one engine, with the reference answers that they share."""
 
     def __init__(
-        self, engine: Engine, reference: Callable[[Ids], Any] | None, ids: Ids, size: int, tolerance: float,
-        num_contexts: int, rng: np.random.Generator,
-    ) -> None:  # fmt: skip
+        self,
+        engine: Engine,
+        reference: Callable[[Ids], Any] | None,
+        ids: Ids,
+        size: int,
+        tolerance: float,
+        num_contexts: int,
+        rng: np.random.Generator,
+    ) -> None:
         self.engine = engine
         self.ids = ids
         self.size = size
@@ -126,14 +141,19 @@ class _Checker:
         assert holds, f"{self.name}: {said}"
 
     def _compare(self, logits: NDArray[Any], ids: Ids) -> None:
-        self._need(logits.dtype in (np.float32, np.float64), f"logits are {logits.dtype}, not float32 or 64")
+        self._need(
+            logits.dtype in (np.float32, np.float64),
+            f"logits are {logits.dtype}, not float32 or 64",
+        )
         enough = len(logits) >= min(self.size, len(self._truth(ids)))
         self._need(enough, f"a row of {len(logits)} logits, for a vocabulary of {self.size}")
         found = self._normalised(logits)
         right = self._truth(ids)
         distance = float(np.abs(found - right)[np.maximum(found, right) > -20].max())
         variation = float(np.abs(np.exp(found) - np.exp(right)).sum() / 2)
-        off = f"off by {distance:.2g}, more than {self.tolerance:g} (total variation {variation:.2g})"
+        off = (
+            f"off by {distance:.2g}, more than {self.tolerance:g} (total variation {variation:.2g})"
+        )
         self._need(distance <= self.tolerance, f"after the tokens {ids} a log-probability is {off}")
         self.report.distance = max(self.report.distance, distance)
         self.report.total_variation = max(self.report.total_variation, variation)
@@ -143,18 +163,23 @@ class _Checker:
         """Call the engine once; check its answers, that contexts are unchanged, and that its count is possible."""
         asked = asked or [*enumerate(map(len, contexts))]
         for i, n in asked:
-            self._truth(contexts[i][:n])                # computed first: the engine may be the reference
+            self._truth(contexts[i][:n])  # computed first: the engine may be the reference
         before = self.engine.tokens
         copies = [*map(list, contexts)]
         logits = _numpy(self.engine.forward(contexts, asked))
-        self._need(len(logits) == len(asked), f"{len(logits)} rows for {len(asked)} places asked for")
+        self._need(
+            len(logits) == len(asked), f"{len(logits)} rows for {len(asked)} places asked for"
+        )
         self._need(contexts == copies, "forward has changed the contexts it was given")
         for row, (i, n) in zip(logits, asked, strict=True):
             self._compare(row, contexts[i][:n])
         ran = self.engine.tokens - before
         whole = sum(n for _, n in asked)
         said = f"{ran} tokens run by its own count for {len(contexts)} contexts of {whole} tokens"
-        self._need(len(contexts) <= ran <= whole, f"{said}; the last token of each is run, and none more than once")
+        self._need(
+            len(contexts) <= ran <= whole,
+            f"{said}; the last token of each is run, and none more than once",
+        )
         self.report.tokens += ran
         self.report.whole += whole
 
@@ -174,15 +199,26 @@ class _Checker:
 
     def earlier_places(self) -> None:
         contexts = self._distinct([5, 9, 7])
-        asked = [(i, n) for i, each in enumerate(contexts) for n in range(1, len(each) + 1) if n % 3 or n == len(each)]
+        asked = [
+            (i, n)
+            for i, each in enumerate(contexts)
+            for n in range(1, len(each) + 1)
+            if n % 3 or n == len(each)
+        ]
         self._ask(contexts, [asked[k] for k in self.rng.permutation(len(asked))])
 
     def forks(self) -> None:
         """Check contexts that continue others, or part of them, over many calls."""
         known = [self._random(4)]
         for _ in range(12):
-            parents = [known[int(self.rng.integers(len(known)))] for _ in range(int(self.rng.integers(1, 6)))]
-            new = [each[: int(self.rng.integers(1, len(each) + 1))] + self._random(2) for each in parents]
+            parents = [
+                known[int(self.rng.integers(len(known)))]
+                for _ in range(int(self.rng.integers(1, 6)))
+            ]
+            new = [
+                each[: int(self.rng.integers(1, len(each) + 1))] + self._random(2)
+                for each in parents
+            ]
             new = _without_prefixes([each[: self._most] for each in new])
             if new:
                 self._ask(new)
@@ -212,7 +248,7 @@ class _Checker:
     def interrupts(self) -> None:
         """Check that answers are correct after an interrupt at any moment of a call, and `clear`."""
         if threading.current_thread() is not threading.main_thread():
-            return                                      # signals are handled in the main thread only
+            return  # signals are handled in the main thread only
 
         def interrupt(*_: Any) -> None:
             raise KeyboardInterrupt
@@ -237,21 +273,23 @@ class _Checker:
             signal.signal(signal.SIGALRM, before)
 
     def _lm(self, **limits: Any) -> CachedTransformer:
-        return CachedTransformer(self.engine, Vocabulary([b"%d " % i for i in range(self.size)]), **limits)
+        return CachedTransformer(
+            self.engine, Vocabulary([b"%d " % i for i in range(self.size)]), **limits
+        )
 
     def through_the_cache(self) -> None:
         """Check the engine below a CachedTransformer, with a tiny and with a large cache."""
         for room in (4096, 1 << 28):
             lm = self._lm(cache_bytes=room)
             held = [lm.at(self._random(3))]
-            for _ in range(10):                         # contexts of at most 13 tokens
+            for _ in range(10):  # contexts of at most 13 tokens
                 held.append(held[int(self.rng.integers(len(held)))] + lm.vocab[self._random(1)[0]])
                 held = held[-6:]
                 at = held[int(self.rng.integers(len(held)))]
                 tokens = [*map(int, at.tokens)]
                 self._truth(tokens)
                 with warnings.catch_warnings():
-                    warnings.filterwarnings("ignore", "cache_bytes=")               # too small on purpose
+                    warnings.filterwarnings("ignore", "cache_bytes=")  # too small on purpose
                     self._compare(at.log_probs(), tokens)
             del lm, held, at
             self.engine.clear()
@@ -274,10 +312,13 @@ class _Checker:
 
 def _without_prefixes(contexts: list[Ids]) -> list[Ids]:
     """Return the contexts that begin no other one."""
-    return [a for i, a in enumerate(contexts) if not any(b[: len(a)] == a for b in contexts[:i] + contexts[i + 1 :])]
+    return [
+        a
+        for i, a in enumerate(contexts)
+        if not any(b[: len(a)] == a for b in contexts[:i] + contexts[i + 1 :])
+    ]
 
 
 def _numpy(logits: Any) -> NDArray[Any]:
     found = np.asarray(logits.cpu().numpy() if hasattr(logits, "cpu") else logits)
     return found
-

@@ -26,7 +26,13 @@ def _version(asked: bool) -> None:
 @app.callback()
 def _main(
     version: Annotated[
-        bool, typer.Option("--version", is_eager=True, callback=_version, help="Show the version, and native or numpy.")
+        bool,
+        typer.Option(
+            "--version",
+            is_eager=True,
+            callback=_version,
+            help="Show the version, and native or numpy.",
+        ),
     ] = False,
 ) -> None:
     """Draw texts from a language model under conditions, by SMC steering.

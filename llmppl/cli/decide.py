@@ -17,9 +17,7 @@ def decide(
     given: Given,
     question: Annotated[
         str | None,
-        typer.Argument(
-            help="A question to answer by yes or no, or by one of --options."
-        ),
+        typer.Argument(help="A question to answer by yes or no, or by one of --options."),
     ] = None,
     options: Annotated[
         str | None,
@@ -49,21 +47,15 @@ def decide(
 
     Example: llmppl decide "Is this urgent?" --state mail.txt
     """
-    usage_error(
-        (question is None) == (schema is None), "Give either a question or --schema."
-    )
-    usage_error(
-        schema and options, "--options are the answers to a question: give no --schema."
-    )
+    usage_error((question is None) == (schema is None), "Give either a question or --schema.")
+    usage_error(schema and options, "--options are the answers to a question: give no --schema.")
     from llmppl.constraints import JsonSchema
     from llmppl.decisions import Calibration, choice, predicate
     from llmppl.decisions import decide as answer
     from llmppl.decisions.questions import questions_of_schema
 
     text = state.read_text(encoding="utf-8") if state else sys.stdin.read()
-    usage_error(
-        not text.strip(), "The text is empty: give --state FILE, or pipe it in."
-    )
+    usage_error(not text.strip(), "The text is empty: give --state FILE, or pipe it in.")
     how = dict[str, Any]()
     if examples:
         how["examples"] = _examples(examples, question)
@@ -75,9 +67,7 @@ def decide(
             questions = questions_of_schema(json.loads(schema_text(schema)))
         elif options:
             questions = {
-                str(question): choice(
-                    str(question), [each.strip() for each in options.split(",")]
-                )
+                str(question): choice(str(question), [each.strip() for each in options.split(",")])
             }
         else:
             questions = {str(question): predicate(str(question))}
@@ -103,9 +93,7 @@ def _examples(file: Path, question: str | None) -> list[tuple[Any, dict[str, Any
         for line in file.read_text(encoding="utf-8").splitlines():
             row = json.loads(line)
             label = row[key]
-            found.append(
-                (row["state"], label if question is None else {question: label})
-            )
+            found.append((row["state"], label if question is None else {question: label}))
     except (LookupError, TypeError, ValueError) as error:
         wanted = f'{{"state": ..., "{key}": ...}} on each line'
         reason = f"{type(error).__name__}: {error}"

@@ -42,9 +42,7 @@ Export = Annotated[
 
 @command(*STEERING, *CONTINUING, "json", "trace", **SIZES)
 def generate(
-    prompt: Annotated[
-        str, typer.Argument(help="Text to continue; - is standard input.")
-    ],
+    prompt: Annotated[str, typer.Argument(help="Text to continue; - is standard input.")],
     given: Given,
 ) -> None:
     """Continue a prompt, optionally by a pattern, a grammar or a schema.
@@ -114,9 +112,7 @@ class Continuation:
             stop=given.stop or (),
         )
 
-    def answer(
-        self, lm: CachedTransformer, prompt: str, rng: np.random.Generator
-    ) -> Generation:
+    def answer(self, lm: CachedTransformer, prompt: str, rng: np.random.Generator) -> Generation:
         """Return the answer to a prompt."""
         from llmppl.tasks import generate
 
@@ -267,13 +263,9 @@ def _steer(title: str, program: Program, given: Given) -> None:
 def many(
     prompts: Annotated[
         Path,
-        typer.Argument(
-            help="A prompt per line; in .jsonl files its field prompt.", **FILE
-        ),
+        typer.Argument(help="A prompt per line; in .jsonl files its field prompt.", **FILE),
     ],
-    out: Annotated[
-        Path, typer.Argument(metavar="RESULTS", help="File of the results.")
-    ],
+    out: Annotated[Path, typer.Argument(metavar="RESULTS", help="File of the results.")],
     given: Given,
 ) -> None:
     """Continue each prompt of a file, as `generate` does, and write the results to another file.
@@ -295,9 +287,7 @@ def many(
     if given.json_schema:
         program["json_schema"] = options.schema_text(given.json_schema)
     if given.workers == 1:
-        run_all: Any = functools.partial(
-            lanes, functools.partial(job.answer, job.lm()), TOGETHER
-        )
+        run_all: Any = functools.partial(lanes, functools.partial(job.answer, job.lm()), TOGETHER)
     else:
         from llmppl.tasks.ray import on_workers
 
@@ -340,9 +330,7 @@ def _prompts(file: Path) -> list[str]:
 
 @command()
 def results(
-    file: Annotated[
-        Path, typer.Argument(help="A file of `llmppl many` or run_many.", **FILE)
-    ],
+    file: Annotated[Path, typer.Argument(help="A file of `llmppl many` or run_many.", **FILE)],
     given: Given,
     jsonl: Export = None,
     csv: Export = None,

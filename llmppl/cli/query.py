@@ -17,10 +17,25 @@ if TYPE_CHECKING:
     from llmppl.queries import Matches
 
 
-@command("prefix", "end", "strategy", "edits", "matches", "max_tokens", "top_k", "temperature", "lm", "seed", "json",
-         "plan", "special", max_tokens=None)  # fmt: skip
+@command(
+    "prefix",
+    "end",
+    "strategy",
+    "edits",
+    "matches",
+    "max_tokens",
+    "top_k",
+    "temperature",
+    "lm",
+    "seed",
+    "json",
+    "plan",
+    "special",
+    max_tokens=None,
+)
 def query(
-    pattern: Annotated[str, typer.Argument(help="A regex of whole texts, including the prefix.")], given: Given
+    pattern: Annotated[str, typer.Argument(help="A regex of whole texts, including the prefix.")],
+    given: Given,
 ) -> None:
     """Find the texts of a pattern that a language model would write, and their probabilities.
 
@@ -66,12 +81,17 @@ def _matches(pattern: str, given: Given) -> Matches:
 
 def _edited(edits: Any) -> str:
     """Return the edits of a match in brackets, for the end of its line."""
-    shown = "; ".join(f"{edit.kind} at {edit.place}: {edit.wanted!r} -> {edit.found!r}" for edit in edits)
+    shown = "; ".join(
+        f"{edit.kind} at {edit.place}: {edit.wanted!r} -> {edit.found!r}" for edit in edits
+    )
     return f"  [{shown}]" if shown else ""
 
 
 @command("regex", "grammar", "json_schema", "special")
-def check(text: Annotated[str, typer.Argument(help="The text to check; - is standard input.")], given: Given) -> None:
+def check(
+    text: Annotated[str, typer.Argument(help="The text to check; - is standard input.")],
+    given: Given,
+) -> None:
     """Check whether a text is one of --regex, --grammar or --json-schema. If not, show where it leaves the language.
 
     The exit code is 0 if the text matches. It is 1 if not, also for the beginning of a match.
@@ -82,7 +102,9 @@ def check(text: Annotated[str, typer.Argument(help="The text to check; - is stan
 
     constraint = options.constraint(given)
     text = options.given_text(text)
-    options.usage_error(constraint is None, "Give --regex R, --grammar FILE or --json-schema SCHEMA.")
+    options.usage_error(
+        constraint is None, "Give --regex R, --grammar FILE or --json-schema SCHEMA."
+    )
     pieces = with_symbols(text, constraint.special_tokens if given.special else ())
     reading = match_prefix(constraint, pieces)
     code = 1
@@ -121,7 +143,8 @@ def _pointed(text: str, at: int, before: int = 60, after: int = 20) -> str:
 
 @command("output")
 def trace(
-    recording: Annotated[Path, typer.Argument(help="A file of --trace or of a Recorder.", **FILE)], given: Given
+    recording: Annotated[Path, typer.Argument(help="A file of --trace or of a Recorder.", **FILE)],
+    given: Given,
 ) -> None:
     """Show a recorded run as a page: its particles as a tree of text, their weights, and their causes of death.
 
@@ -130,7 +153,10 @@ def trace(
     from llmppl.report import load, page
 
     output = given.output or recording.with_suffix(".html")
-    options.usage_error(output.resolve() == recording.resolve(), "The page would replace the recording: give -o PAGE.")
+    options.usage_error(
+        output.resolve() == recording.resolve(),
+        "The page would replace the recording: give -o PAGE.",
+    )
     loaded = load(recording)
     output.write_text(page(loaded), encoding="utf-8")
     typer.echo(f"{output}: {loaded.status()}")

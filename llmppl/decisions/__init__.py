@@ -9,7 +9,18 @@ from llmppl.decisions.records import fit_record_calibration
 from llmppl.support import lazy
 
 __all__ = [
-    "Answer", "Calibration", "calibration_report", "CalibrationReport", "choice", "decide", "Decision", "Decisions",
-    "fit_calibration", "fit_record_calibration", "predicate", "Question", "score",
-]  # fmt: skip
+    "Answer",
+    "Calibration",
+    "calibration_report",
+    "CalibrationReport",
+    "choice",
+    "decide",
+    "Decision",
+    "Decisions",
+    "fit_calibration",
+    "fit_record_calibration",
+    "predicate",
+    "Question",
+    "score",
+]
 __dir__ = lazy.public_names(__name__)

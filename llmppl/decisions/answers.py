@@ -59,9 +59,13 @@ class Answer(Probabilities):
         )
 
     def __init__(
-        self, question: Question, shares: Sequence[Share], log_mass: float, spread: float = 0.0,
+        self,
+        question: Question,
+        shares: Sequence[Share],
+        log_mass: float,
+        spread: float = 0.0,
         raw: Answer | None = None,
-    ) -> None:  # fmt: skip
+    ) -> None:
         header = one_line(question.text)
         if math.exp(log_mass) < SELDOM:
             header += f" (the model writes one of the answers with probability {math.exp(log_mass):.2g} only)"
@@ -148,9 +152,17 @@ class Decision(TableView, Mapping[str, Answer]):
     )
 
     def __init__(
-        self, state: Any, answers: Mapping[str, Answer], questions: Questions | None = None, *,
-        joint: Joint | None = None, abstain: float = 0.0, tokens: int = 0, seconds: float = 0.0, error: str = "",
-    ) -> None:  # fmt: skip
+        self,
+        state: Any,
+        answers: Mapping[str, Answer],
+        questions: Questions | None = None,
+        *,
+        joint: Joint | None = None,
+        abstain: float = 0.0,
+        tokens: int = 0,
+        seconds: float = 0.0,
+        error: str = "",
+    ) -> None:
         self.state, self.abstain, self.error = state, abstain, error
         self.tokens, self.seconds = tokens, seconds
         self._joint = joint

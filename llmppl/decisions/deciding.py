@@ -157,9 +157,13 @@ _NOT_FITTED = {"to", "resume", "version", "key", "abstain", "calibration", "join
 
 
 def fit_calibration(
-    lm: CachedTransformer, labelled: Iterable[tuple[Any, Mapping[str, Any]]], questions: Any, *,
-    balanced: bool = False, **how: Unpack[HowToDecide],
-) -> Calibration:  # fmt: skip
+    lm: CachedTransformer,
+    labelled: Iterable[tuple[Any, Mapping[str, Any]]],
+    questions: Any,
+    *,
+    balanced: bool = False,
+    **how: Unpack[HowToDecide],
+) -> Calibration:
     """Fit a map for each question from labelled states, and choose its kind by cross-validation.
 
     Parameters
@@ -189,7 +193,9 @@ def fit_calibration(
     shown_states = {text for examples in asking.examples.values() for text, _ in examples}
     for state, _ in items:
         if shown_states and text_of_state(state) in shown_states:
-            raise ValueError(f"labelled must not have the state of an example, such as {shown(state)}")
+            raise ValueError(
+                f"labelled must not have the state of an example, such as {shown(state)}"
+            )
     decisions = _decisions(asking, [state for state, _ in items])
     for decision in decisions:
         if decision.error:

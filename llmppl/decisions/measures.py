@@ -207,7 +207,9 @@ def calibration_report(decisions: Iterable[Decision], labels: Iterable[Any]) -> 
         if isinstance(each, tuple | list):
             state, right = each
             if state != decision.state:
-                raise ValueError(f"a label of {shown(state)} is beside the decision about {shown(decision.state)}")
+                raise ValueError(
+                    f"a label of {shown(state)} is beside the decision about {shown(decision.state)}"
+                )
         for name, label in right.items():
             answer = decision[name]
             place = answer.question.index(label)

@@ -81,7 +81,9 @@ def fit_record_calibration(
             readings.setdefault(field.name, []).append(reading)
     if not readings:
         names = ", ".join(paths) or "none"
-        raise ValueError(f"labelled has no label of a closed field; those of its records are: {names}")
+        raise ValueError(
+            f"labelled has no label of a closed field; those of its records are: {names}"
+        )
     fitted = [paths[name] for name in readings]
     kind: Any = constraint
     if is_type(constraint):

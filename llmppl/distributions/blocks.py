@@ -17,10 +17,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-BLOCK = 256                                             # values summed together
-_LEAST = -700.0                                         # np.exp is ten times slower if it underflows
-_FAINT = 1e-250                                         # a smaller sum is computed again, relative to its top
-_MAX_SCRATCH = 1 << 16                                  # weights summed in one call
+BLOCK = 256  # values summed together
+_LEAST = -700.0  # np.exp is ten times slower if it underflows
+_FAINT = 1e-250  # a smaller sum is computed again, relative to its top
+_MAX_SCRATCH = 1 << 16  # weights summed in one call
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
@@ -37,7 +37,7 @@ def logsumexp(log_weights: ArrayLike) -> Any:
     """
     log_weights = np.asarray(log_weights, dtype=np.float64)
     tops = log_weights.max(-1, initial=-np.inf)
-    finite = np.where(np.isfinite(tops), tops, 0.0)     # -inf - -inf would be NaN
+    finite = np.where(np.isfinite(tops), tops, 0.0)  # -inf - -inf would be NaN
     with np.errstate(divide="ignore"):
         logs = finite + np.log(np.exp(log_weights - finite[..., None]).sum(-1))
     return logs if logs.ndim else float(logs)
@@ -62,7 +62,7 @@ class Table(ABC):
     owner: Any = None
     _log_sums: Floats | None = None
     _log_total: float | None = None
-    _cumulated: Floats | None = None                    # cumulated sums of the blocks, relative to the largest sum
+    _cumulated: Floats | None = None  # cumulated sums of the blocks, relative to the largest sum
 
     @abstractmethod
     def __len__(self) -> int: ...
@@ -127,11 +127,17 @@ class ArrayTable(Table):
     """
 
     def __init__(
-        self, array: NDArray[Any], mask: Mask | None = None, base: ArrayTable | None = None, top: float | None = None
+        self,
+        array: NDArray[Any],
+        mask: Mask | None = None,
+        base: ArrayTable | None = None,
+        top: float | None = None,
     ) -> None:
         self.array = array
         self.mask = mask
-        self.nbytes = array.nbytes + 16 * ((len(array) - 1) // BLOCK)       # plus two sums for each further block
+        self.nbytes = array.nbytes + 16 * (
+            (len(array) - 1) // BLOCK
+        )  # plus two sums for each further block
         self._base = base
         self._top = top
 
@@ -158,10 +164,10 @@ class ArrayTable(Table):
         weights = _scratch_of(size)
         starts = _starts(size)
         np.subtract(self.array, base.top, out=weights, dtype=np.float64)
-        if weights.min(initial=0.0) < _LEAST:           # rare; np.maximum takes as long as np.exp
+        if weights.min(initial=0.0) < _LEAST:  # rare; np.maximum takes as long as np.exp
             np.maximum(weights, _LEAST, out=weights)
         np.exp(weights, out=weights)
-        if base._log_sums is None:                      # one pass computes both sums
+        if base._log_sums is None:  # one pass computes both sums
             base._log_sums = base._logs_of(np.add.reduceat(weights, starts))
         if self.mask is None:
             return base._log_sums
@@ -214,7 +220,9 @@ class ArrayTable(Table):
         return log_weights
 
     def masked(self, mask: Mask) -> ArrayTable:
-        return ArrayTable(self.array, mask if self.mask is None else self.mask & mask, self._base or self)
+        return ArrayTable(
+            self.array, mask if self.mask is None else self.mask & mask, self._base or self
+        )
 
 
 class PutTable(Table):
@@ -276,7 +284,7 @@ def _starts(size: int) -> Ints:
     return np.arange(0, size, BLOCK)
 
 
-_scratch = threading.local()                            # a buffer: touching fresh memory costs more than an exponential
+_scratch = threading.local()  # a buffer: touching fresh memory costs more than an exponential
 
 
 def _scratch_of(size: int) -> Floats:
@@ -361,7 +369,9 @@ def _draw_places(rng: np.random.Generator, log_weights: Floats, rows: Ints) -> I
     tops = log_weights.max(axis=1, keepdims=True)
     cumulated = np.exp(log_weights - tops).cumsum(axis=1)
     totals = cumulated[:, -1]
-    last = (cumulated < totals[:, None]).sum(axis=1)        # the last place of positive weight, whatever the rounding
+    last = (cumulated < totals[:, None]).sum(
+        axis=1
+    )  # the last place of positive weight, whatever the rounding
     targets = rng.random(len(rows)) * totals[rows]
     places: Ints = np.minimum((cumulated[rows] <= targets[:, None]).sum(axis=1), last[rows])
     return places
@@ -381,7 +391,9 @@ def read_blocks(tables: Sequence[Table], rows: Ints, blocks: Ints) -> Floats:
     bases = _bases(tables)
     for owner, places in _by_owner(bases, rows):
         if owner is None:
-            for place, row, block in zip(places.tolist(), rows[places].tolist(), blocks[places].tolist(), strict=True):
+            for place, row, block in zip(
+                places.tolist(), rows[places].tolist(), blocks[places].tolist(), strict=True
+            ):
                 bases[row].read_block(block, log_weights[place])
         else:
             pairs = zip(rows[places].tolist(), blocks[places].tolist(), strict=True)
@@ -403,9 +415,11 @@ def values_at(tables: Sequence[Table], rows: Ints, indices: Ints) -> Floats:
     """
     bases = _bases(tables)
     for owner, places in _by_owner(bases, rows):
-        if owner is not None:                           # the owner fetches them in one transfer
+        if owner is not None:  # the owner fetches them in one transfer
             owner.look_up([(bases[rows[i]], int(indices[i])) for i in places.tolist()])
-    return np.array([tables[row].at(index) for row, index in zip(rows.tolist(), indices.tolist(), strict=True)])
+    return np.array(
+        [tables[row].at(index) for row, index in zip(rows.tolist(), indices.tolist(), strict=True)]
+    )
 
 
 def _bases(tables: Sequence[Table]) -> list[Table]:
@@ -423,4 +437,6 @@ def _by_owner(tables: Sequence[Table], rows: Ints) -> list[tuple[Any, Ints]]:
 def above(cumulated: Floats, target: float) -> int:
     """Return the first index whose cumulated weight exceeds `target`. Its weight is positive, whatever the rounding."""
     index = int(cumulated.searchsorted(target, side="right"))
-    return index if index < len(cumulated) else int(cumulated.searchsorted(cumulated[-1], side="left"))
+    return (
+        index if index < len(cumulated) else int(cumulated.searchsorted(cumulated[-1], side="left"))
+    )

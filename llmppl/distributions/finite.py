@@ -26,7 +26,7 @@ from llmppl.distributions.rejection import weighted_rejection
 from llmppl.support import arguments
 from llmppl.support.shared import Shared
 
-if TYPE_CHECKING:                                       # a bare Proposal is one of Any, for checkers of any strictness
+if TYPE_CHECKING:  # a bare Proposal is one of Any, for checkers of any strictness
     from typing_extensions import TypeVar
 
     T_co = TypeVar("T_co", covariant=True, default=Any)
@@ -35,7 +35,7 @@ else:
 
     T_co = TypeVar("T_co", covariant=True)
 
-DecisionRule = Callable[[Any], Any]                     # from a Finite to one over the same values
+DecisionRule = Callable[[Any], Any]  # from a Finite to one over the same values
 
 
 class Impossible(ValueError):
@@ -93,7 +93,9 @@ class Proposal(Shared, ABC, Generic[T_co]):
         """Return (n,) float64, read-only: log mu of each value of the support. TypeError if the support is infinite."""
         if self.support is None:
             raise TypeError(f"{self} has no finite support, so its log-measures cannot be listed")
-        return frozen(weighable(self, np.array([*map(self.log_measure, self.support)], dtype=np.float64)))
+        return frozen(
+            weighable(self, np.array([*map(self.log_measure, self.support)], dtype=np.float64))
+        )
 
 
 class Distribution(Proposal[T_co]):
@@ -161,15 +163,25 @@ class Finite(Distribution[T_co]):
         log_weights: ArrayLike | Callable[[], Floats | Table],
         parents: Sequence[Finite[Any]] = (),
     ) -> None:
-        with contextlib.suppress(TypeError):            # values that cannot be hashed are not compared
-            if not parents and isinstance(support, (list, tuple, str)) and len(set(support)) < len(support):
+        with contextlib.suppress(TypeError):  # values that cannot be hashed are not compared
+            if (
+                not parents
+                and isinstance(support, (list, tuple, str))
+                and len(set(support)) < len(support)
+            ):
                 name = type(self).__name__
                 values = arguments.shown(support)
-                raise ValueError(f"{name} wants distinct values, not {values}: give equal ones one probability")
+                raise ValueError(
+                    f"{name} wants distinct values, not {values}: give equal ones one probability"
+                )
         self.support = support
         self._parents = tuple(parents)
         self._compute: Any = log_weights
-        self._table = None if callable(log_weights) else self._table_of(np.asarray(log_weights, dtype=np.float64))
+        self._table = (
+            None
+            if callable(log_weights)
+            else self._table_of(np.asarray(log_weights, dtype=np.float64))
+        )
         self._log_weights: Floats | None = None
         self._log_probs: Floats | None = None
         self._describe: Callable[[], str] | None = None
@@ -178,7 +190,7 @@ class Finite(Distribution[T_co]):
     def table(self) -> Table:
         """Return the table of log-weights, not normalised and on their device. Draws and scores use it."""
         if self._table is None:
-            for parent in self._parents:                # this may wait for a language model, while others call us
+            for parent in self._parents:  # this may wait for a language model, while others call us
                 parent.table()
             self._table = self._table or self._table_of(self._compute())
         return self._table
@@ -246,7 +258,9 @@ class Finite(Distribution[T_co]):
                 self._derived[key] = found
         return found
 
-    def _like(self, compute: Callable[[], Floats | Table], parents: Sequence[Finite[Any]]) -> Finite[T_co]:
+    def _like(
+        self, compute: Callable[[], Floats | Table], parents: Sequence[Finite[Any]]
+    ) -> Finite[T_co]:
         return Finite(self.support, compute, parents)
 
     def masked(self, mask: ArrayLike) -> Finite[T_co]:
@@ -258,9 +272,11 @@ class Finite(Distribution[T_co]):
         if allowed.dtype != np.bool_:
             raise TypeError(f"a mask is an array of bool, not of {allowed.dtype}")
         if allowed.shape != (len(self.support),):
-            raise ValueError(f"the mask has shape {allowed.shape}; {self} wants ({len(self.support)},)")
-        key: Hashable = id(allowed)                     # particles in one state share it; the result keeps it alive
-        if not is_frozen(allowed):                      # later changes of the mask must have no effect
+            raise ValueError(
+                f"the mask has shape {allowed.shape}; {self} wants ({len(self.support)},)"
+            )
+        key: Hashable = id(allowed)  # particles in one state share it; the result keeps it alive
+        if not is_frozen(allowed):  # later changes of the mask must have no effect
             key = allowed.tobytes()
             allowed = allowed.copy()
         return self.derive(
@@ -285,20 +301,28 @@ class Finite(Distribution[T_co]):
         def compute() -> Floats:
             log_weights = self.log_weights()
             top = log_weights.max()
-            return (log_weights - top) / temperature if top > -np.inf else log_weights      # -inf - -inf would be NaN
+            return (
+                (log_weights - top) / temperature if top > -np.inf else log_weights
+            )  # -inf - -inf would be NaN
 
-        return self.derive(compute, lambda: f"{self!r}.tempered({temperature:g})", key=("t", temperature))
+        return self.derive(
+            compute, lambda: f"{self!r}.tempered({temperature:g})", key=("t", temperature)
+        )
 
     def top_k(self, k: int) -> Finite[T_co]:
         """Return this distribution conditioned on the `k` most probable values; among equals, the first ones."""
         k = arguments.count("top_k: k", k)
 
-        return self.derive(lambda: _most_probable(self.log_weights(), k), lambda: f"{self!r}.top_k({k})", key=("k", k))
+        return self.derive(
+            lambda: _most_probable(self.log_weights(), k),
+            lambda: f"{self!r}.top_k({k})",
+            key=("k", k),
+        )
 
     def top_p(self, p: float) -> Finite[T_co]:
         """Return this distribution conditioned on the smallest set of most probable values with probability >= `p`."""
         p = arguments.probability("top_p: p", p, above_0=True)
-        if p == 1:                                      # rounded sums would leave out some
+        if p == 1:  # rounded sums would leave out some
             return self
 
         def compute() -> Floats:
@@ -319,7 +343,11 @@ class Finite(Distribution[T_co]):
         return self.derive(compute, lambda: f"{self!r}.min_p({p:g})", key=("min_p", p))
 
     def __repr__(self) -> str:
-        return self._describe() if self._describe is not None else f"Finite({len(self.support)} values)"
+        return (
+            self._describe()
+            if self._describe is not None
+            else f"Finite({len(self.support)} values)"
+        )
 
 
 class RejectionProposal(Proposal[T_co]):
@@ -346,11 +374,13 @@ class RejectionProposal(Proposal[T_co]):
 
     def __init__(self, dist: Finite[T_co], predicate: Callable[[T_co], bool | np.bool_]) -> None:
         if not callable(predicate):
-            raise TypeError(f"where() wants a predicate, a function to bool, not {predicate!r}; masked() takes a mask")
+            raise TypeError(
+                f"where() wants a predicate, a function to bool, not {predicate!r}; masked() takes a mask"
+            )
         self.dist = dist
         self.predicate = predicate
         self.support = dist.support
-        self._accepted: dict[int, bool] = {}            # results of the predicate, by index
+        self._accepted: dict[int, bool] = {}  # results of the predicate, by index
 
     @property
     def calls(self) -> int:
@@ -365,7 +395,9 @@ class RejectionProposal(Proposal[T_co]):
                 return self.support[index], log_weight - self.dist.log_total()
             # all weights that did not underflow were rejected: draw from the others, relative to their largest
             untested = np.ones(len(table), dtype=np.bool_)
-            untested[[index for index, accepted in list(self._accepted.items()) if not accepted]] = False
+            untested[
+                [index for index, accepted in list(self._accepted.items()) if not accepted]
+            ] = False
             rest = table.masked(untested)
             if rest.log_total == -math.inf:
                 lacks = "satisfies the predicate" if self.calls else "has positive probability"
@@ -373,7 +405,11 @@ class RejectionProposal(Proposal[T_co]):
 
     def log_measure(self, value: Any) -> float:
         indices = [index for index in self.dist.indices(value) if self._accepts(index)]
-        return float(np.logaddexp.reduce([self.dist.log_prob_at(index) for index in indices], initial=-math.inf))
+        return float(
+            np.logaddexp.reduce(
+                [self.dist.log_prob_at(index) for index in indices], initial=-math.inf
+            )
+        )
 
     def log_measures(self, most: float = math.inf) -> Floats:
         """Return (n,) float64, read-only: log mu of each value, or of the `most` probable accepted ones and -inf.
@@ -392,7 +428,9 @@ class RejectionProposal(Proposal[T_co]):
 
     def _accepts(self, index: int) -> bool:
         if index not in self._accepted:
-            self._accepted[index] = arguments.truth("where: predicate", self.predicate, self.support[index])
+            self._accepted[index] = arguments.truth(
+                "where: predicate", self.predicate, self.support[index]
+            )
         return self._accepted[index]
 
     def __repr__(self) -> str:
@@ -401,7 +439,7 @@ class RejectionProposal(Proposal[T_co]):
 
 def weighable(proposal: Proposal, logs: Floats) -> Floats:
     """Return `logs`, the log-weights of the support. A ValueError names the first one that is NaN or +inf."""
-    if logs.size and not logs.max() < np.inf:           # also for NaN
+    if logs.size and not logs.max() < np.inf:  # also for NaN
         at = int(np.flatnonzero(~(logs < np.inf))[0])
         support: Any = proposal.support
         raise ValueError(
@@ -467,7 +505,7 @@ class Rule(Shared):
     min_p: float | None = None
 
     def __post_init__(self) -> None:
-        self(Finite([0], [0.0]).tempered(self.temperature))     # raises the errors of each part
+        self(Finite([0], [0.0]).tempered(self.temperature))  # raises the errors of each part
 
     def __repr__(self) -> str:
         return f"Rule({', '.join(f'{name}={value!r}' for name, value in self._parts())})"
@@ -477,7 +515,11 @@ class Rule(Shared):
 
     def _parts(self) -> list[tuple[str, Any]]:
         """Return the names and values of the active parts, in order."""
-        return [(name, value) for name, value in vars(self).items() if value not in (None, getattr(Rule, name))]
+        return [
+            (name, value)
+            for name, value in vars(self).items()
+            if value not in (None, getattr(Rule, name))
+        ]
 
     def stages(self, dist: Finite[T_co]) -> Iterator[tuple[str, Finite[T_co]]]:
         """Yield the active parts in order: the name of each and the distribution after it."""
@@ -487,7 +529,10 @@ class Rule(Shared):
 
     def excluded_by(self, dist: Finite, value: Any) -> str | None:
         """Return the first part that gives `value` probability 0, as "top_k=40"; None if no part does."""
-        return next((name for name, result in self.stages(dist) if result.log_prob(value) == -math.inf), None)
+        return next(
+            (name for name, result in self.stages(dist) if result.log_prob(value) == -math.inf),
+            None,
+        )
 
 
 NO_RULE = Rule()

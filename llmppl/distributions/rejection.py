@@ -44,8 +44,10 @@ class RemainingWeights:
     def __init__(self, table: Table) -> None:
         self._table = table
         self.log_scale = float(table.log_sums.max(initial=-math.inf))
-        self._sums = np.exp(table.log_sums - (0.0 if self.log_scale == -math.inf else self.log_scale))
-        self._inside: dict[int, Floats] = {}            # weights of the blocks that were read
+        self._sums = np.exp(
+            table.log_sums - (0.0 if self.log_scale == -math.inf else self.log_scale)
+        )
+        self._inside: dict[int, Floats] = {}  # weights of the blocks that were read
 
     @property
     def total(self) -> float:
@@ -60,7 +62,9 @@ class RemainingWeights:
             target = rng.random() * cumulated[-1]
             block = above(cumulated, target)
             if block not in self._inside:
-                self._inside[block] = np.exp(self._table.read(np.array([block]))[0] - self.log_scale)
+                self._inside[block] = np.exp(
+                    self._table.read(np.array([block]))[0] - self.log_scale
+                )
             inside = self._inside[block]
             place = above(inside.cumsum(), target - (cumulated[block - 1] if block else 0.0))
             weight = float(inside[place])
@@ -101,10 +105,9 @@ def weighted_rejection(
     for _ in range(num_more):
         rest = remaining.total
         taken = remaining.take(rng)
-        if taken is None:                               # all are tested: w = p(A). Only n and x decide if this happens
+        if taken is None:  # all are tested: w = p(A). Only n and x decide if this happens
             return x, math.log(weight + found) + remaining.log_scale
         accepted = accepts(taken[0])
         estimates += found + rest * accepted
         found += taken[1] * accepted
     return x, math.log(weight + estimates / num_more) + remaining.log_scale
-

@@ -13,7 +13,7 @@ from llmppl.distributions.blocks import Floats
 from llmppl.distributions.finite import Distribution, Finite, Proposal, T_co
 from llmppl.support import arguments
 
-MAX_LISTED = 10_000_000                                 # values of a distribution that lists them
+MAX_LISTED = 10_000_000  # values of a distribution that lists them
 
 T = TypeVar("T")
 
@@ -51,10 +51,14 @@ class Categorical(Finite[T_co]):
             probs = list(probs.values())
         array = probabilities("Categorical: probs", probs)
         if isinstance(values, set | frozenset):
-            raise TypeError(f"Categorical: values must be a list, in the order of probs, not {arguments.shown(values)}")
+            raise TypeError(
+                f"Categorical: values must be a list, in the order of probs, not {arguments.shown(values)}"
+            )
         support: Sequence[Any] = range(len(array)) if values is None else tuple(values)
         if len(support) != len(array):
-            raise ValueError(f"Categorical got {len(array)} probabilities for {len(support)} values")
+            raise ValueError(
+                f"Categorical got {len(array)} probabilities for {len(support)} values"
+            )
         with np.errstate(divide="ignore"):
             super().__init__(support, np.log(array))
 
@@ -107,7 +111,9 @@ class Uniform(Finite[T_co]):
             first = arguments.integer("Uniform: low", low)
             last = arguments.integer("Uniform: high", high)
             if first > last:
-                raise ValueError(f"Uniform wants integers low <= high, not low={first} and high={last}")
+                raise ValueError(
+                    f"Uniform wants integers low <= high, not low={first} and high={last}"
+                )
             low = range(first, last + 1)
         if not isinstance(low, Sequence) or isinstance(low, (str, bytes)):
             wanted = "low and high, Uniform(1, 6), or a list of values, Uniform(['a', 'b'])"
@@ -144,7 +150,9 @@ class Geometric(Distribution[int]):
         self.support = None if max_value is None else listed("Geometric", range(max_value + 1))
         self._last = math.inf if max_value is None else max_value
         self._log_fail = math.log1p(-self.p) if self.p < 1.0 else -math.inf
-        self._mass = -math.expm1((self._last + 1) * self._log_fail)             # P(n <= max_value) without the bound
+        self._mass = -math.expm1(
+            (self._last + 1) * self._log_fail
+        )  # P(n <= max_value) without the bound
 
     def sample(self, rng: np.random.Generator) -> int:
         if self.p == 1.0:
@@ -189,8 +197,10 @@ class Delta(Distribution[T_co]):
 
 def listed(name: str, values: Sequence[T]) -> Sequence[T]:
     """Return `values`. Raise a ValueError if they are too many to list."""
-    if len(values[: MAX_LISTED + 1]) > MAX_LISTED:      # len of a long range fails
-        raise ValueError(f"{name} lists its values: at most {MAX_LISTED:,}, not those of {arguments.shown(values)}")
+    if len(values[: MAX_LISTED + 1]) > MAX_LISTED:  # len of a long range fails
+        raise ValueError(
+            f"{name} lists its values: at most {MAX_LISTED:,}, not those of {arguments.shown(values)}"
+        )
     return values
 
 
@@ -244,7 +254,9 @@ def product(*dists: Finite[T], powers: Sequence[float] | None = None) -> Finite[
     given = [1.0] * len(dists) if powers is None else powers
     numbers = [arguments.number("product: each of the powers", power) for power in given]
     if len(numbers) != len(dists) or not any(numbers):
-        raise ValueError(f"product: powers has a number for each of {len(dists)} distributions, and not all 0")
+        raise ValueError(
+            f"product: powers has a number for each of {len(dists)} distributions, and not all 0"
+        )
     parts = [(power, dist) for power, dist in zip(numbers, dists, strict=True) if power]
     suffix = f", powers=[{', '.join(f'{power:g}' for power in numbers)}]" * (powers is not None)
     return first.derive(
@@ -295,10 +307,14 @@ def _same_support(name: str, dists: Sequence[Finite[T]]) -> Finite[T]:
     """Return the first distribution. TypeError or ValueError unless all are Finite and over the same values."""
     if isinstance(dists, Proposal) or not all(isinstance(dist, Finite) for dist in dists):
         each = "product(*distributions)" if name == "product" else "mixture(distributions, weights)"
-        raise TypeError(f"{name} wants distributions with finite support, {each}, not {arguments.shown(dists)}")
+        raise TypeError(
+            f"{name} wants distributions with finite support, {each}, not {arguments.shown(dists)}"
+        )
     if not dists:
         raise ValueError(f"{name} of no distributions")
     for dist in dists:
         if dist.support is not dists[0].support and dist.support != dists[0].support:
-            raise ValueError(f"{name} of distributions over different values: {dists[0].support} and {dist.support}")
+            raise ValueError(
+                f"{name} of distributions over different values: {dists[0].support} and {dist.support}"
+            )
     return dists[0]

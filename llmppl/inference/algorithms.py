@@ -28,7 +28,16 @@ from llmppl.models.model import Model
 from llmppl.report.probabilities import Probabilities, Share, key_of
 from llmppl.report.progress import Bar
 from llmppl.report.tables import TableView, frame
-from llmppl.support.arguments import count, function, generator, name_of, one_of, optional_count, plural, positive
+from llmppl.support.arguments import (
+    count,
+    function,
+    generator,
+    name_of,
+    one_of,
+    optional_count,
+    plural,
+    positive,
+)
 from llmppl.support.options import check_options, list_options
 from llmppl.support.runtime import Runtime, Stats
 
@@ -57,7 +66,7 @@ class RunOptions(TypedDict, total=False):
 
 
 _DEFAULTS = {"power": 1.0, "on_timeout": "return", "version": "", "resume": True}
-_OF_CHECKPOINT = {"every": None, "version": "", "resume": True}         # options of no use without one
+_OF_CHECKPOINT = {"every": None, "version": "", "resume": True}  # options of no use without one
 
 
 def _run(
@@ -73,9 +82,16 @@ def _run(
     for option, default in _OF_CHECKPOINT.items():
         given = options.get(option, default)
         if path is None and given != default:
-            raise ValueError(f'{option}={given!r} is of a checkpoint: give its path, as in checkpoint="run.ckpt"')
+            raise ValueError(
+                f'{option}={given!r} is of a checkpoint: give its path, as in checkpoint="run.ckpt"'
+            )
     run = SMC(model, expand, select, seed=seed, rng=rng, power=options.get("power", 1.0))
-    limit = Limit(run.runtime, options.get("timeout"), options.get("budget"), options.get("on_timeout", "return"))
+    limit = Limit(
+        run.runtime,
+        options.get("timeout"),
+        options.get("budget"),
+        options.get("on_timeout", "return"),
+    )
     observers = []
     if on_step is not None:
         run.recorder = call = function("on_step", on_step, 'Recorder("run.jsonl")')
@@ -90,7 +106,12 @@ def _run(
 
 @list_options(RunOptions, _DEFAULTS)
 def smc_steer(
-    model: M, N: int, K: int = 3, *, expand: ExpansionName = "distinct", **options: Unpack[RunOptions]
+    model: M,
+    N: int,
+    K: int = 3,
+    *,
+    expand: ExpansionName = "distinct",
+    **options: Unpack[RunOptions],
 ) -> Particles[M]:
     """Run SMC steering: K extensions of every active particle, N survivors chosen without replacement.
 
@@ -158,7 +179,12 @@ def smc_steer(
 
 @list_options(RunOptions, _DEFAULTS)
 def smc_standard(
-    model: M, N: int, *, ess_threshold: float = 0.5, resample: Scheme = systematic, **options: Unpack[RunOptions]
+    model: M,
+    N: int,
+    *,
+    ess_threshold: float = 0.5,
+    resample: Scheme = systematic,
+    **options: Unpack[RunOptions],
 ) -> Particles[M]:
     """Run the particle filter: one extension of every particle, resampled when ess < `ess_threshold` N.
 
@@ -170,7 +196,13 @@ def smc_standard(
     >>> len(smc_standard(ConstrainedText(lm, "He was", [" happy", " sad"]), N=4, seed=0))
     4
     """
-    return _run(smc_standard, check_model(model), Copies(N), ResampleBelow(N, ess_threshold, resample), options)
+    return _run(
+        smc_standard,
+        check_model(model),
+        Copies(N),
+        ResampleBelow(N, ess_threshold, resample),
+        options,
+    )
 
 
 @list_options(RunOptions, _DEFAULTS)
@@ -188,7 +220,7 @@ def importance_sampling(model: M, N: int, **options: Unpack[RunOptions]) -> Part
 # ---- repetitions
 
 
-MAX_TOGETHER = 16                                       # runs that share batches
+MAX_TOGETHER = 16  # runs that share batches
 TUNED = "N", "K", "log Z-hat", "spread", "ess", "tokens", "seconds"
 
 
@@ -247,12 +279,23 @@ class Repeats(Generic[M]):
             else:
                 shares.append(Share(value, mean, se=error))
         name = key if isinstance(key, str) else name_of(key)
-        return Probabilities(shares, f"{name}: {plural(len(shares), 'value')} of {plural(len(self.runs), 'run')}")
+        return Probabilities(
+            shares, f"{name}: {plural(len(shares), 'value')} of {plural(len(self.runs), 'run')}"
+        )
 
     def to_pandas(self) -> pandas.DataFrame:
         """Return a data frame with a row for each run."""
-        columns = {name: [getattr(run, name) for run in self.runs] for name in ("log_ml", "log_ml_se", "ess")}
-        return frame({"run": range(len(self.runs)), **columns, "num_particles": [len(run) for run in self.runs]})
+        columns = {
+            name: [getattr(run, name) for run in self.runs]
+            for name in ("log_ml", "log_ml_se", "ess")
+        }
+        return frame(
+            {
+                "run": range(len(self.runs)),
+                **columns,
+                "num_particles": [len(run) for run in self.runs],
+            }
+        )
 
     def __repr__(self) -> str:
         error = "" if self.log_ml_se is None else f" +- {self.log_ml_se:.2g}"
@@ -260,18 +303,28 @@ class Repeats(Generic[M]):
         alive = self.log_mls[self.log_mls > -np.inf]
         if alive.size > 1:
             spread = f"mean {np.mean(alive):.2f}, standard deviation {np.std(alive, ddof=1):.2g}"
-            lines += [f"log Z-hat of a run: {spread}, from {np.min(alive):.2f} to {np.max(alive):.2f}"]
+            lines += [
+                f"log Z-hat of a run: {spread}, from {np.min(alive):.2f} to {np.max(alive):.2f}"
+            ]
         if alive.size < len(self.runs):
             lines += [f"all particles died in {len(self.runs) - alive.size} runs"]
-        if own := [particles.log_ml_se for particles in self.runs if particles.log_ml_se is not None]:
-            lines += [f"standard error by a single run's own estimate: median {np.median(own):.2g} of {len(own)} runs"]
+        if own := [
+            particles.log_ml_se for particles in self.runs if particles.log_ml_se is not None
+        ]:
+            lines += [
+                f"standard error by a single run's own estimate: median {np.median(own):.2g} of {len(own)} runs"
+            ]
         return "\n".join([*lines, str(self.stats)])
 
 
 def repeat(
-    run: Callable[[np.random.Generator], Particles[M]], R: int, *, seed: int | None = None,
-    rng: np.random.Generator | None = None, progress: bool | None = None,
-) -> Repeats[M]:  # fmt: skip
+    run: Callable[[np.random.Generator], Particles[M]],
+    R: int,
+    *,
+    seed: int | None = None,
+    rng: np.random.Generator | None = None,
+    progress: bool | None = None,
+) -> Repeats[M]:
     """Return R independent runs, which share batches and cache. Their spread measures the accuracy of one run.
 
     Parameters
@@ -302,12 +355,19 @@ def repeat(
     def one(index: int) -> None:
         particles = run(streams[index])
         if not isinstance(particles, Particles):
-            raise TypeError(f"repeat wants a function that returns Particles, as smc_steer does, not {particles!r}")
+            raise TypeError(
+                f"repeat wants a function that returns Particles, as smc_steer does, not {particles!r}"
+            )
         particles.stats = None
         done[index] = particles
 
-    with paced_collector(), Bar(progress, R, lambda runs: f"log Z-hat {_log_mean(runs)[1]:.2f}", unit="run") as show:
-        for _ in runtime.each(((functools.partial(one, i), f"run {i}") for i in range(R)), MAX_TOGETHER):
+    with (
+        paced_collector(),
+        Bar(progress, R, lambda runs: f"log Z-hat {_log_mean(runs)[1]:.2f}", unit="run") as show,
+    ):
+        for _ in runtime.each(
+            ((functools.partial(one, i), f"run {i}") for i in range(R)), MAX_TOGETHER
+        ):
             show(len(done), [*done.values()])
     runs = tuple(done[index] for index in range(R))
     log_mls, log_ml = _log_mean(runs)
@@ -371,7 +431,9 @@ class Tuning(TableView, dict[tuple[int, int], Repeats[Any]]):
 
     numbers = True
 
-    def __init__(self, runs: Iterable[tuple[tuple[int, int], Repeats[Any]]], tolerance: float) -> None:
+    def __init__(
+        self, runs: Iterable[tuple[tuple[int, int], Repeats[Any]]], tolerance: float
+    ) -> None:
         super().__init__(runs)
         self.tolerance = tolerance
 
@@ -379,23 +441,39 @@ class Tuning(TableView, dict[tuple[int, int], Repeats[Any]]):
     def cheapest(self) -> tuple[int, int] | None:
         """(N, K) of the fewest tokens, then the smallest N K, with a spread within the tolerance; None without one."""
         fitting = [size for size, runs in self.items() if runs.spread <= self.tolerance]
-        return min(fitting, key=lambda size: (self[size].stats.tokens, math.prod(size)), default=None)
+        return min(
+            fitting, key=lambda size: (self[size].stats.tokens, math.prod(size)), default=None
+        )
 
     def records(self) -> list[dict[str, Any]]:
         """Return a dict for each N and K."""
         return [dict(zip(TUNED, row, strict=True)) for row in self._rows()]
 
     def _rows(self) -> list[tuple[float, ...]]:
-        return [(*size, float(np.mean(runs.log_mls)), runs.spread, sum(run.ess for run in runs.runs) / len(runs.runs),
-                 runs.stats.tokens / len(runs.runs), runs.stats.seconds / len(runs.runs))
-                for size, runs in self.items()]  # fmt: skip
+        return [
+            (
+                *size,
+                float(np.mean(runs.log_mls)),
+                runs.spread,
+                sum(run.ess for run in runs.runs) / len(runs.runs),
+                runs.stats.tokens / len(runs.runs),
+                runs.stats.seconds / len(runs.runs),
+            )
+            for size, runs in self.items()
+        ]
 
     def _header(self) -> str:
-        best = "no size has" if self.cheapest is None else "N={}, K={} is the cheapest size with".format(*self.cheapest)
+        best = (
+            "no size has"
+            if self.cheapest is None
+            else "N={}, K={} is the cheapest size with".format(*self.cheapest)
+        )
         return f"Tuning: {best} a spread of at most {self.tolerance:g}"
 
     def _table(self) -> tuple[Sequence[str], list[list[str]]]:
-        return TUNED, ["{} {} {:.2f} {:.2g} {:.1f} {:.0f} {:.2g}".format(*row).split() for row in self._rows()]
+        return TUNED, [
+            "{} {} {:.2f} {:.2g} {:.1f} {:.0f} {:.2g}".format(*row).split() for row in self._rows()
+        ]
 
     def _bars(self) -> list[list[tuple[float, ...]]]:
         mean, spread = np.array(self._rows())[:, 2:4].T
@@ -406,9 +484,16 @@ class Tuning(TableView, dict[tuple[int, int], Repeats[Any]]):
 
 
 def tune(
-    program: Model, N: int | Sequence[int] = (4, 12, 36), K: int | Sequence[int] = (1, 3), *, R: int = 10,
-    tolerance: float = 0.5, seed: int | None = None, before: Callable[[], object] = lambda: None, **options: Any,
-) -> Tuning:  # fmt: skip
+    program: Model,
+    N: int | Sequence[int] = (4, 12, 36),
+    K: int | Sequence[int] = (1, 3),
+    *,
+    R: int = 10,
+    tolerance: float = 0.5,
+    seed: int | None = None,
+    before: Callable[[], object] = lambda: None,
+    **options: Any,
+) -> Tuning:
     """Run `smc_steer(program, n, k)` R times for each n of `N` and k of `K`, and compare the spreads of log Z-hat.
 
     Parameters
@@ -432,7 +517,10 @@ def tune(
     stream = generator(seed)
     count("R", R, 2)
     positive("tolerance", tolerance)
-    sizes = [(count("N", n), count("K", k)) for n, k in itertools.product(np.ravel(N).tolist(), np.ravel(K).tolist())]
+    sizes = [
+        (count("N", n), count("K", k))
+        for n, k in itertools.product(np.ravel(N).tolist(), np.ravel(K).tolist())
+    ]
 
     def measured(n: int, k: int) -> Repeats[Any]:
         before()

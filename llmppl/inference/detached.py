@@ -15,7 +15,12 @@ from llmppl.support.values import DATES
 
 _SCALARS: tuple[type[Any], ...] = (bool, int, float, complex, str, bytes)
 _SEQUENCES: tuple[type[Any], ...] = (tuple, list, set, frozenset)
-_OTHER = "log_weight", "cut", "attribution", "parsed"   # fields of a SavedParticle, and the parsed value
+_OTHER = (
+    "log_weight",
+    "cut",
+    "attribution",
+    "parsed",
+)  # fields of a SavedParticle, and the parsed value
 
 
 @dataclass(frozen=True)
@@ -42,12 +47,14 @@ class SavedParticle:
     attributes: dict[str, Any] = field(default_factory=dict)
 
     def __getattr__(self, name: str) -> Any:
-        attributes = vars(self).get("attributes", {})   # pickle asks before it is set
+        attributes = vars(self).get("attributes", {})  # pickle asks before it is set
         if name == "s" and "text" in vars(self):
             return self.text
         if name not in attributes:
             known = ", ".join(dict.fromkeys(["s", "text", *attributes]))
-            raise AttributeError(f"a saved particle has no {name!r}, it has {known}: only plain data is saved")
+            raise AttributeError(
+                f"a saved particle has no {name!r}, it has {known}: only plain data is saved"
+            )
         return attributes[name]
 
     def __str__(self) -> str:
@@ -61,18 +68,26 @@ def detach(particle: Any) -> SavedParticle:
     attributes = {}
     for name, value in getattr(particle, "__dict__", {}).items():
         if not name.startswith("_") and name not in _OTHER:
-            with contextlib.suppress(TypeError, RecursionError):        # it is of another type, or contains itself
+            with contextlib.suppress(
+                TypeError, RecursionError
+            ):  # it is of another type, or contains itself
                 attributes[name] = plain(value)
     if not particle.cut and hasattr(type(particle), "parsed"):
         parsed = particle.parsed
-        with contextlib.suppress(TypeError, ValueError, RecursionError):        # nothing shows it as data
+        with contextlib.suppress(TypeError, ValueError, RecursionError):  # nothing shows it as data
             attributes["parsed"] = data_of(parsed)
-    return SavedParticle(str(particle), particle.log_weight, particle.cut, particle.attribution, attributes)
+    return SavedParticle(
+        str(particle), particle.log_weight, particle.cut, particle.attribution, attributes
+    )
 
 
 def data_of(value: Any) -> Any:
     """Return a parsed value as plain data: a dataclass as a dict, other objects as pydantic writes them in JSON."""
-    value = dataclasses.asdict(value) if dataclasses.is_dataclass(value) and not isinstance(value, type) else value
+    value = (
+        dataclasses.asdict(value)
+        if dataclasses.is_dataclass(value) and not isinstance(value, type)
+        else value
+    )
     try:
         return plain(value)
     except TypeError:
@@ -89,7 +104,7 @@ def plain(value: Any) -> Any:
     if value is None or type(value) in DATES or isinstance(value, np.generic):
         return value
     if isinstance(value, str) and isinstance(value, Shared):
-        return value                                    # a Text, which keeps its bytes
+        return value  # a Text, which keeps its bytes
     if isinstance(value, np.ndarray) and not value.dtype.hasobject:
         return value
     if isinstance(value, Mapping):

@@ -23,8 +23,8 @@ from llmppl.support.runtime import Runtime
 
 M = TypeVar("M", bound=Model)
 
-MAX_TOGETHER = 512                                      # branches that share a forward pass
-MAX_OUTCOMES = 300_000                                  # of an enumeration; each vocabulary is smaller
+MAX_TOGETHER = 512  # branches that share a forward pass
+MAX_OUTCOMES = 300_000  # of an enumeration; each vocabulary is smaller
 
 
 def enumerate_exact(model: M, max_steps: int | None = None, *, power: float = 1.0) -> Particles[M]:
@@ -78,7 +78,12 @@ def enumerate_exact(model: M, max_steps: int | None = None, *, power: float = 1.
 
 
 def _step(
-    runtime: Runtime, runs: list[Any], asker: str, name: str, N: int | None = None, K: int | None = None
+    runtime: Runtime,
+    runs: list[Any],
+    asker: str,
+    name: str,
+    N: int | None = None,
+    K: int | None = None,
 ) -> list[Any]:
     """Return the particles after one step of the unfinished runs, which is searched choice by choice.
 
@@ -94,7 +99,11 @@ def _step(
         runtime.run([branch.run for branch in batch], [name] * len(batch))
         ended += [branch.particle for branch in batch if not branch.suspended]
         suspended = [branch for branch in batch if branch.suspended]
-        best = heapq.nlargest(N, suspended, lambda branch: branch.particle.log_weight) if N else suspended
+        best = (
+            heapq.nlargest(N, suspended, lambda branch: branch.particle.log_weight)
+            if N
+            else suspended
+        )
         for branch in best:
             todo += branch.children()
             if N is None and len(ended) + len(todo) > MAX_OUTCOMES:
@@ -123,7 +132,7 @@ class Beam(Generic[M]):
     log_joint: float
     particle: M
 
-    def __reduce__(self) -> tuple[Any, ...]:            # without the language model, as a pickle of Particles
+    def __reduce__(self) -> tuple[Any, ...]:  # without the language model, as a pickle of Particles
         return Beam, (self.log_joint, detach(self.particle))
 
     def __str__(self) -> str:
@@ -173,14 +182,23 @@ class Beams(TableView, list[Beam[M]]):
         return f"{len(self)} beam{'s' * (len(self) != 1)}"
 
     def _table(self) -> tuple[list[str], list[list[str]]]:
-        rows = [[f"{beam.log_joint:.2f}", one_line(beam) + " [cut]" * beam.particle.cut] for beam in self]
+        rows = [
+            [f"{beam.log_joint:.2f}", one_line(beam) + " [cut]" * beam.particle.cut]
+            for beam in self
+        ]
         return ["log joint", "text"], rows
 
 
 def beam_search(
-    model: M, N: int, K: int, *, max_steps: int | None = None, progress: bool | None = None,
-    timeout: float | None = None, budget: int | None = None,
-) -> Beams[M]:  # fmt: skip
+    model: M,
+    N: int,
+    K: int,
+    *,
+    max_steps: int | None = None,
+    progress: bool | None = None,
+    timeout: float | None = None,
+    budget: int | None = None,
+) -> Beams[M]:
     """Return runs of high log joint. The search keeps the N best runs and extends each by its K most probable choices.
 
     The proposal of a choice, or its distribution if it has none, selects the K choices. The target alone counts for the
@@ -219,7 +237,11 @@ def beam_search(
     runs = start_particles(model, [StopAtChoice(asker="beam_search")])
     watch = Warnings(bounded=max_steps is not None)
     limit = Limit(runtime, timeout, budget)
-    bar = Bar(progress, max_steps, lambda runs: f"{finished(runs)}, best log joint {runs[0].log_weight:.2f}")
+    bar = Bar(
+        progress,
+        max_steps,
+        lambda runs: f"{finished(runs)}, best log joint {runs[0].log_weight:.2f}",
+    )
     with bar as show, limit:
         while any(not run.finished for run in runs) and t != max_steps:
             if t and limit.reached(Models(runs).texts):
@@ -228,12 +250,18 @@ def beam_search(
             stepped = _step(runtime, runs, "beam_search", f"a beam at step {t}", N, K)
             ended = [run for run in runs if run.finished] + stepped
             watch.step(t, Models(ended), any(run.finished for run in ended))
-            runs = heapq.nlargest(N, [run for run in ended if run.log_weight > -math.inf], lambda run: run.log_weight)
+            runs = heapq.nlargest(
+                N, [run for run in ended if run.log_weight > -math.inf], lambda run: run.log_weight
+            )
             if not runs:
-                raise NoBeam(f"has died by step {t}, the last of {ended[-1].death or 'weight zero'}", N, K)
+                raise NoBeam(
+                    f"has died by step {t}, the last of {ended[-1].death or 'weight zero'}", N, K
+                )
             show(t, runs)
     active = any(not run.finished for run in runs)
     cut(runs)
-    beams = Beams(Beam(run.log_weight, run) for run in heapq.nlargest(N, runs, lambda run: run.log_weight))
+    beams = Beams(
+        Beam(run.log_weight, run) for run in heapq.nlargest(N, runs, lambda run: run.log_weight)
+    )
     beams.limit = limit.reached(Models(runs).texts) if active and t != max_steps else ""
     return beams

@@ -83,7 +83,7 @@ class Extension:
             return None
         choices = last_choices(self.particle)
         key = self.parent, *(choice.value for choice in choices if isinstance(choice, Choice))
-        drew_itself = len(key) <= len(choices)          # from its stream, without `sample`
+        drew_itself = len(key) <= len(choices)  # from its stream, without `sample`
         return None if drew_itself or not is_hashable(key) else key
 
     def split_weight(self, number: int) -> None:
@@ -128,9 +128,16 @@ class Branch:
         """Return the branches of the next choice: one for each possible value, or for the `most` probable ones."""
         assert self.listing is not None
         log_probs = self.listing.table.whole(self.listing.log_total)
-        order = np.arange(log_probs.size) if self.most is None else np.argsort(-log_probs, kind="stable")[: self.most]
+        order = (
+            np.arange(log_probs.size)
+            if self.most is None
+            else np.argsort(-log_probs, kind="stable")[: self.most]
+        )
         picks = [Pick(self.listing, index) for index in order[log_probs[order] > -np.inf].tolist()]
-        return [replace(self, picks=(*self.picks, pick), log_q=self.log_q + pick.log_prob) for pick in picks]
+        return [
+            replace(self, picks=(*self.picks, pick), log_q=self.log_q + pick.log_prob)
+            for pick in picks
+        ]
 
 
 # ---- expansions
@@ -167,7 +174,7 @@ class Copies:
         extensions = []
         streams = spawned(run.rng)
         for i, particle in enumerate(run.particles):
-            group = i if run.t > 1 else 0               # all particles start in one state
+            group = i if run.t > 1 else 0  # all particles start in one state
             copies = [particle]
             if not particle.finished:
                 particle._log_weight_ -= math.log(self.K)
@@ -209,53 +216,76 @@ class Distinct:
     num_starts = 1
 
     def __call__(self, run: Any) -> list[Extension]:
-        probes = {i: Branch(particle) for i, particle in enumerate(run.particles) if not particle.finished}
+        probes = {
+            i: Branch(particle) for i, particle in enumerate(run.particles) if not particle.finished
+        }
         run.advance([probe.run for probe in probes.values()], [*probes])
-        kept = self._kept(run, {i: probe.listing for i, probe in probes.items() if probe.listing is not None})
+        kept = self._kept(
+            run, {i: probe.listing for i, probe in probes.items() if probe.listing is not None}
+        )
         groups = itertools.count()
         streams = spawned(run.rng)
         extensions = []
         for i, particle in enumerate(run.particles):
             if i in kept:
                 for pick, log_weight, log_kept in kept[i]:
-                    extensions.append(_picked(particle, next(streams), pick, log_weight, log_kept, i, next(groups)))
+                    extensions.append(
+                        _picked(
+                            particle, next(streams), pick, log_weight, log_kept, i, next(groups)
+                        )
+                    )
             elif i in probes and probes[i].suspended:
                 number = self.N * self.K if len(run.particles) == 1 else self.K
                 group = next(groups)
-                copies = [Extension(particle._spawn_(Sampled(next(streams))), i, group) for _ in range(number)]
+                copies = [
+                    Extension(particle._spawn_(Sampled(next(streams))), i, group)
+                    for _ in range(number)
+                ]
                 for each in copies:
                     each.split_weight(number)
                 extensions += copies
-            else:                                       # it has finished, or its step has ended without a choice
+            else:  # it has finished, or its step has ended without a choice
                 if i in probes:
                     probes[i].particle._chooser_ = particle.chooser
                     particle = probes[i].particle
                 extensions.append(Extension(particle, i, next(groups), moving=False))
         run.advance([each.particle.step for each in extensions if each.moving])
         fixed = [each for each in extensions if each.pick is not None]
-        return sorted(_merged(extensions + self._reruns(run, fixed, streams)), key=lambda each: each.parent)
+        return sorted(
+            _merged(extensions + self._reruns(run, fixed, streams)), key=lambda each: each.parent
+        )
 
-    def _kept(self, run: Any, listed: dict[int, ListedChoice]) -> dict[int, list[tuple[Pick, float, float]]]:
+    def _kept(
+        self, run: Any, listed: dict[int, ListedChoice]
+    ) -> dict[int, list[tuple[Pick, float, float]]]:
         """Return the kept first choices of each particle, with new log-weight and log-probability of being kept."""
         numbers = [*listed]
         listings = [*listed.values()]
         particles = [run.particles[i] for i in numbers]
-        starts = np.array([p.log_weight - p.log_twist for p in particles]) - [each.log_total for each in listings]
-        columns = choose_from(run.rng, starts, [listing.table for listing in listings], self.N * self.K)
+        starts = np.array([p.log_weight - p.log_twist for p in particles]) - [
+            each.log_total for each in listings
+        ]
+        columns = choose_from(
+            run.rng, starts, [listing.table for listing in listings], self.N * self.K
+        )
         kept: dict[int, list[tuple[Pick, float, float]]] = {i: [] for i in numbers}
         for row, index, *weights in zip(*map(np.ndarray.tolist, columns), strict=True):
             kept[numbers[row]].append((Pick(listings[row], index), *weights))
         return kept
 
-    def _reruns(self, run: Any, fixed: list[Extension], streams: Iterator[State]) -> list[Extension]:
+    def _reruns(
+        self, run: Any, fixed: list[Extension], streams: Iterator[State]
+    ) -> list[Extension]:
         """Run extensions that made further choices again, until there are about N K in all, and return these runs."""
         notes = [each.particle._noted_ for each in fixed]
-        unfinished = [each for each, last in zip(fixed, notes, strict=True) if last.item and last.before.item]
+        unfinished = [
+            each for each, last in zip(fixed, notes, strict=True) if last.item and last.before.item
+        ]
         log_starts = np.array([each.log_start for each in unfinished])
         shares = np.exp(log_starts - logsumexp(log_starts))
         numbers = 1 + np.floor(max(self.N * self.K - len(fixed), 0) * shares).astype(int)
         for each in fixed:
-            each.copies = 0                             # without a further choice, it drew nothing
+            each.copies = 0  # without a further choice, it drew nothing
         more = []
         for each, number in zip(unfinished, numbers.tolist(), strict=True):
             each.split_weight(number)
@@ -269,12 +299,20 @@ class Distinct:
 
 ExpansionName = Literal["distinct", "merged", "copies"]
 EXPANSIONS: dict[ExpansionName, Callable[[int, int], Copies | Distinct]] = {
-    "distinct": Distinct, "merged": functools.partial(Copies, merge=True), "copies": Copies
-}  # fmt: skip
+    "distinct": Distinct,
+    "merged": functools.partial(Copies, merge=True),
+    "copies": Copies,
+}
 
 
 def _picked(
-    start: Model, stream: State, pick: Pick | None, log_weight: float, log_kept: float, parent: int, group: int
+    start: Model,
+    stream: State,
+    pick: Pick | None,
+    log_weight: float,
+    log_kept: float,
+    parent: int,
+    group: int,
 ) -> Extension:
     """Return the extension of a particle that begins its step with this first choice and this log-weight."""
     copy = start._spawn_(Sampled(stream, pick))
@@ -329,7 +367,10 @@ def choose_from(
 
 
 def choose(
-    rng: np.random.Generator, log_sums: Sequence[Floats], read: Callable[[Ints, Ints], Floats], most: int
+    rng: np.random.Generator,
+    log_sums: Sequence[Floats],
+    read: Callable[[Ints, Ints], Floats],
+    most: int,
 ) -> tuple[Ints, Ints, Floats]:
     """Return the rows, the indices in them, and the new log-weights of the kept values, in increasing order.
 
@@ -359,12 +400,14 @@ def choose(
     padded = np.full((len(log_sums), width), -np.inf)
     for row, each in zip(padded, log_sums, strict=True):
         row[: len(each)] = each
-    sums = padded.ravel()                               # a block is identified by its index here
+    sums = padded.ravel()  # a block is identified by its index here
     opened = np.flatnonzero(sums > -np.inf)
     if opened.size > most:
         opened = threshold(sums, most)[1]
     values = read(*np.divmod(opened, width)) if opened.size else np.empty((0, BLOCK))
-    ids = opened[:, None] * BLOCK + np.arange(BLOCK)    # (m, BLOCK) of values: index of the block, and in the block
+    ids = opened[:, None] * BLOCK + np.arange(
+        BLOCK
+    )  # (m, BLOCK) of values: index of the block, and in the block
     sums[opened] = -np.inf
     units = np.concatenate([values.ravel(), sums])
     if np.count_nonzero(units > -np.inf) <= most:
@@ -381,7 +424,9 @@ def choose(
     return (*np.divmod(found[order], width * BLOCK), log_weights[order])
 
 
-def _meetings(rng: np.random.Generator, blocks: Floats, values: Floats, ids: Ints) -> tuple[Ints, Ints]:
+def _meetings(
+    rng: np.random.Generator, blocks: Floats, values: Floats, ids: Ints
+) -> tuple[Ints, Ints]:
     """Return the ids of the kept values, and the indices of the kept blocks that were not opened.
 
     Parameters
@@ -392,19 +437,23 @@ def _meetings(rng: np.random.Generator, blocks: Floats, values: Floats, ids: Int
         Shares in the opened blocks.
     ids : (m, BLOCK) int64
     """
-    units = np.arange(-blocks.size, 0).reshape(blocks.shape)        # negative ids stand for unopened blocks
+    units = np.arange(-blocks.size, 0).reshape(
+        blocks.shape
+    )  # negative ids stand for unopened blocks
     opened = ids[:, 0] // BLOCK
     in_blocks, blocks.ravel()[opened], units.ravel()[opened] = meet(rng, values, ids)
     in_rows, left, units = meet(rng, blocks, units)
     across_rows, left, units = meet(rng, left[None], units[None])
-    found = np.concatenate([in_blocks, in_rows, across_rows, units[left > 0.5]])    # left is 0 or 1, to rounding
+    found = np.concatenate(
+        [in_blocks, in_rows, across_rows, units[left > 0.5]]
+    )  # left is 0 or 1, to rounding
     return found[found >= 0], found[found < 0] + blocks.size
 
 
 def _draw(rng: np.random.Generator, log_weights: Floats) -> Ints:
     """Draw the index of one value of each row in proportion to the weights, as the winner of an exponential race."""
     weights = np.exp(log_weights - log_weights.max(axis=1, keepdims=True))
-    times = rng.standard_exponential(weights.shape) + 1e-300        # never 0 / 0
+    times = rng.standard_exponential(weights.shape) + 1e-300  # never 0 / 0
     places: Ints = np.argmax(weights / times, axis=1)
     return places
 
@@ -418,19 +467,24 @@ def check_model(model: M) -> M:
     LLaMPPL calls such a method before the first step.
     """
     if not isinstance(model, Model):
-        raise TypeError(f"inference wants a Model, an instance of your subclass, not {shown(model)}")
+        raise TypeError(
+            f"inference wants a Model, an instance of your subclass, not {shown(model)}"
+        )
     kinds = [kind for kind in type(model).__mro__ if not issubclass(Model, kind)]
     methods = [item for kind in kinds for item in vars(kind).items() if inspect.isfunction(item[1])]
     others = [inspect.unwrap(each).__code__.co_names for name, each in methods if name != "start"]
     if len(others) < len(methods) and "start" not in itertools.chain(*others):
         name = type(model).__name__
-        warnings.warn(f"nothing calls {name}.start(): do its work in __init__, or in the first step()", stacklevel=3)
+        warnings.warn(
+            f"nothing calls {name}.start(): do its work in __init__, or in the first step()",
+            stacklevel=3,
+        )
     return model
 
 
 def start_particles(model: M, choosers: Sequence[Sampled], power: float = 1.0) -> list[M]:
     """Return a particle for each chooser, whose target is a power of the joint probability."""
-    wrap_step(type(check_model(model)))                 # it may have been assigned to the class
+    wrap_step(type(check_model(model)))  # it may have been assigned to the class
     if model._noted_.before is not None and [*model._noted_][-1] is not None:
         raise ValueError(f"{type(model).__name__} sampled before its first step: sample in step()")
     particles = [model._spawn_(chooser) for chooser in choosers]
@@ -451,7 +505,11 @@ class Limit:
     """
 
     def __init__(
-        self, runtime: Runtime, timeout: float | None = None, budget: int | None = None, on_timeout: str = "return"
+        self,
+        runtime: Runtime,
+        timeout: float | None = None,
+        budget: int | None = None,
+        on_timeout: str = "return",
     ) -> None:
         self.runtime = runtime
         self.budget = optional_count("budget", budget)
@@ -473,10 +531,15 @@ class Limit:
         reason = self._watch(texts)
         if time.perf_counter() - self._start >= self.timeout:
             reason = "timeout"
-        elif self.budget is not None and (spent()[1] - self._tokens or self.runtime.stats.tokens) >= self.budget:
+        elif (
+            self.budget is not None
+            and (spent()[1] - self._tokens or self.runtime.stats.tokens) >= self.budget
+        ):
             reason = "budget"
         if reason and self.on_timeout == "raise":
-            raise TimeoutError(f"a run reached its {reason}; the `particles` of this error are those of its last step")
+            raise TimeoutError(
+                f"a run reached its {reason}; the `particles` of this error are those of its last step"
+            )
         return reason
 
 
@@ -509,4 +572,6 @@ class Warnings:
             raise ValueError(limits[0])
         if limits and not self._warned:
             self._warned = True
-            warnings.warn(f"step {t} reached the end of what the model reads: {limits[0]}", stacklevel=4)
+            warnings.warn(
+                f"step {t} reached the end of what the model reads: {limits[0]}", stacklevel=4
+            )

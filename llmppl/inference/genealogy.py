@@ -40,10 +40,10 @@ from llmppl.report.tables import TableView, chart
 Floats = NDArray[np.float64]
 Indices = NDArray[np.int64]
 
-MIN_FAMILIES = 3.0                                      # 1 / sum of squared shares: fewer do not show a variance
-MIN_KNOWN = 2.0                                         # the same, of one step: fewer show no error
-UNSEEN = 3.0                                            # weight of an unseen family over that of a seen one
-ROUNDING = 1e-20                                        # of a relative variance
+MIN_FAMILIES = 3.0  # 1 / sum of squared shares: fewer do not show a variance
+MIN_KNOWN = 2.0  # the same, of one step: fewer show no error
+UNSEEN = 3.0  # weight of an unseen family over that of a seen one
+ROUNDING = 1e-20  # of a relative variance
 FIGURES = "index", "ess", "log_ml", "num_unique_ancestors", "num_finished", "num_dead"
 HEADS = "step", "ess", "log Z-hat", "ancestors", "finished", "dead"
 
@@ -129,7 +129,7 @@ class StepRecords(TableView, tuple[StepRecord, ...]):
         ess = chart("ess", [step.ess for step in self], low=0.0)
         log_ml = chart("log Z-hat", [step.log_ml for step in self])
         lines = f"<div>lineages {over}{chart('lineages', self.lineages.tolist(), low=0.0)}</div>"
-        lines *= bool(self[-1].ancestors.size)          # else the record has figures alone
+        lines *= bool(self[-1].ancestors.size)  # else the record has figures alone
         return (
             f'<div style="display: flex; flex-wrap: wrap; gap: 4px 24px"><div>ess {over}{ess}</div>'
             f"<div>log Z-hat {over}{log_ml}</div>{lines}</div>"
@@ -144,7 +144,9 @@ class StepRecords(TableView, tuple[StepRecord, ...]):
 
     def _table(self) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:
         counts = operator.attrgetter("num_unique_ancestors", "num_finished", "num_dead")
-        rows = [(step.index, f"{step.ess:.1f}", f"{step.log_ml:z.2f}", *counts(step)) for step in self]
+        rows = [
+            (step.index, f"{step.ess:.1f}", f"{step.log_ml:z.2f}", *counts(step)) for step in self
+        ]
         return HEADS, [tuple(map(str, row)) for row in rows]
 
 
@@ -184,13 +186,19 @@ def log_ml_error(records: Sequence[StepRecord]) -> tuple[float | None, str]:
     its n units, and the smallest effective number m of families that an expansion or an earlier selection has left.
     """
     if not records or records[-1].log_survivors.size == 0:
-        return None, "all particles died" if records else "the program was finished before its first step"
+        return (
+            None,
+            "all particles died" if records else "the program was finished before its first step",
+        )
     drawn = any((record.copies > 0).any() or (record.log_kept < 0).any() for record in records)
     if drawn and all(record.parents.size == 1 for record in records):
         return None, "there was one candidate at every step, and nothing to compare it with"
     share, index = max((_kept_by_chance(record), record.index) for record in records)
     if share > 1 / MIN_KNOWN:
-        return None, f"chance chose nearly all of the weight at step {index}: `repeat` shows the error"
+        return (
+            None,
+            f"chance chose nearly all of the weight at step {index}: `repeat` shows the error",
+        )
     estimates = relative_variance(records, 1.0), relative_variance(records, MIN_FAMILIES)
     variance = max(each[0] for each in estimates)
     units = min(each[1] for each in estimates)
@@ -272,18 +280,24 @@ class _Influence:
     """
 
     def __init__(self, shares: Floats, holds: NDArray[np.bool_] | None = None) -> None:
-        self.changes = holds is None                    # True if changes by later events count
-        self.influence: Floats = shares if holds is None else shares * (holds - np.sum(shares[holds]))
+        self.changes = holds is None  # True if changes by later events count
+        self.influence: Floats = (
+            shares if holds is None else shares * (holds - np.sum(shares[holds]))
+        )
         self.share: Floats = shares
         self.seen: Floats = np.zeros_like(shares)
         self.squares: Floats = np.zeros_like(shares)
 
-    def go_back(self, unsure: Floats, deviations: Floats, after: Floats, owners: Indices, before: Floats) -> None:
+    def go_back(
+        self, unsure: Floats, deviations: Floats, after: Floats, owners: Indices, before: Floats
+    ) -> None:
         """Go back over an event: from its units (n,), of shares `after`, to their owners (m,), of shares `before`."""
         n = before.size
         term = unsure * deviations
         sure = 1 - unsure
-        self.influence = _sums(owners, self.influence - self.changes * after, n) + self.changes * before
+        self.influence = (
+            _sums(owners, self.influence - self.changes * after, n) + self.changes * before
+        )
         self.share = _sums(owners, self.share, n)
         self.seen = _sums(owners, term + sure * self.seen, n)
         self.squares = _sums(owners, term**2 + sure**2 * self.squares, n)
@@ -295,8 +309,8 @@ def _deviations(unsure: Floats, influence: Floats, shares: Floats) -> Floats:
     total = np.sum(weights)
     if total <= 0:
         return np.zeros_like(influence)
-    left = 1 - np.sum((weights / total) ** 2)           # 1 - 1 / n
-    if left < 1e-9:                                     # one unit
+    left = 1 - np.sum((weights / total) ** 2)  # 1 - 1 / n
+    if left < 1e-9:  # one unit
         return np.square(influence - shares)
     return np.square(influence - shares * np.sum(unsure * influence) / total) / left
 
@@ -322,14 +336,16 @@ def tail_shape(log_weights: Floats) -> float:
     weights = np.sort(np.exp(log_weights - np.max(log_weights, initial=-math.inf)))
     tail = weights[n - size :] - weights[n - size - 1] if size >= 5 else np.empty(0)
     if not tail.size or not tail[size // 4] > 1e-12 * tail[-1]:
-        return math.nan                                 # few weights, or equal ones
+        return math.nan  # few weights, or equal ones
     grid = 30 + int(math.sqrt(size))
     b = 1 - np.sqrt(grid / (np.arange(1, grid + 1) - 0.5))
     b = b / (3 * tail[size // 4]) + 1 / tail[-1]
     k = np.mean(np.log1p(-b[:, None] * tail), axis=1)
     log_likelihood = size * (np.log(-b / k) - k - 1)
     b_hat = np.sum(b * _shares(log_likelihood))
-    return float((size * np.mean(np.log1p(-b_hat * tail)) + 5) / (size + 10))       # with ten observations of 0.5
+    return float(
+        (size * np.mean(np.log1p(-b_hat * tail)) + 5) / (size + 10)
+    )  # with ten observations of 0.5
 
 
 def _fewer(families: float, squares: float) -> float:

@@ -38,12 +38,12 @@ from llmppl.support.shared import Shared
 if TYPE_CHECKING:
     import pandas
 
-MAX_REASONS = 5             # in an error
+MAX_REASONS = 5  # in an error
 HEADS = "weight", "log weight", "text"
 DEATH_HEADS = "count", "steps", "reason"
-MAX_END = 100               # characters kept of a dead particle's text
-MAX_REASON = 200            # and of the reason
-MAX_ERRORS = 50             # probabilities of values that get a standard error
+MAX_END = 100  # characters kept of a dead particle's text
+MAX_REASON = 200  # and of the reason
+MAX_ERRORS = 50  # probabilities of values that get a standard error
 # particles, and an ess and a k-hat that are not to be trusted
 MIN_DOUBTED = 5
 FEW = 1.5
@@ -53,7 +53,10 @@ P = TypeVar("P", bound=Model | SavedParticle, covariant=True)
 
 
 def _unknown() -> tuple[None, str]:
-    return None, "only the results of smc_steer, smc_standard and importance_sampling have a standard error"
+    return (
+        None,
+        "only the results of smc_steer, smc_standard and importance_sampling have a standard error",
+    )
 
 
 class Particles(Shared, Sequence[P]):
@@ -98,24 +101,34 @@ class Particles(Shared, Sequence[P]):
         __getattr__ = no_attribute("take best.{0}, by('{0}') or expect(f); log_ml estimates log Z")
 
     def __init__(
-        self, particles: Iterable[P], *, stats: Stats | None = None, deaths: Iterable[Death] = (),
-        steps: Iterable[StepRecord] = (), accuracy: Callable[[], tuple[float | None, str]] = _unknown,
-        recorder: object = None, limit: str = "",
-    ) -> None:  # fmt: skip
+        self,
+        particles: Iterable[P],
+        *,
+        stats: Stats | None = None,
+        deaths: Iterable[Death] = (),
+        steps: Iterable[StepRecord] = (),
+        accuracy: Callable[[], tuple[float | None, str]] = _unknown,
+        recorder: object = None,
+        limit: str = "",
+    ) -> None:
         everyone = list(particles)
         for i, particle in enumerate(everyone):
-            if not particle.log_weight < np.inf:    # or it is NaN
-                raise ValueError(f"particle {i} has log weight {particle.log_weight}; it is finite, or -inf if dead")
+            if not particle.log_weight < np.inf:  # or it is NaN
+                raise ValueError(
+                    f"particle {i} has log weight {particle.log_weight}; it is finite, or -inf if dead"
+                )
         alive = [i for i, particle in enumerate(everyone) if particle.log_weight > -np.inf]
-        self._places = sorted(alive, key=lambda i: -everyone[i].log_weight)     # of each in the run
+        self._places = sorted(alive, key=lambda i: -everyone[i].log_weight)  # of each in the run
         self._particles = [everyone[i] for i in self._places]
-        self.log_weights: NDArray[np.float64] = np.array([p.log_weight for p in self._particles], dtype=np.float64)
+        self.log_weights: NDArray[np.float64] = np.array(
+            [p.log_weight for p in self._particles], dtype=np.float64
+        )
         self.log_ml = float(np.logaddexp.reduce(self.log_weights, initial=-np.inf))
-        weights = np.exp(self.log_weights - self.log_weights[:1])       # (n,) the first and largest is 1
+        weights = np.exp(self.log_weights - self.log_weights[:1])  # (n,) the first and largest is 1
         self.weights: NDArray[np.float64] = weights / np.sum(weights)
         self.ess = float(1 / np.sum(self.weights**2)) if self._particles else 0.0
         self.log_weights.flags.writeable = self.weights.flags.writeable = False
-        self.stats: Stats | Any = stats                 # | Any: None only if the caller has run many at once
+        self.stats: Stats | Any = stats  # | Any: None only if the caller has run many at once
         self.deaths = Deaths(deaths)
         self.steps = StepRecords(steps)
         self._accuracy = accuracy
@@ -149,7 +162,9 @@ class Particles(Shared, Sequence[P]):
     def __getitem__(self, index: int | slice) -> P | list[P]:
         """Return a particle for an index, and a list for a slice (part of the weights estimates nothing)."""
         if isinstance(index, str):
-            raise TypeError(f"particles have indices: by({index!r}) is the posterior of an attribute")
+            raise TypeError(
+                f"particles have indices: by({index!r}) is the posterior of an attribute"
+            )
         return self._particles[index]
 
     @property
@@ -168,7 +183,7 @@ class Particles(Shared, Sequence[P]):
             groups[key_of(value)].append(i)
         found = []
         for group in groups.values():
-            p = min(float(self.weights[group].sum()), 1.0)          # above 1 by rounding
+            p = min(float(self.weights[group].sum()), 1.0)  # above 1 by rounding
             found.append((p, group))
         return sorted(found, key=lambda each: -each[0])
 
@@ -189,7 +204,10 @@ class Particles(Shared, Sequence[P]):
             return Probabilities(unknown, f"{header}\n{self.log_ml_se_reason}")
         errors = [self._se(group) for _, group in grouped[:MAX_ERRORS]]
         errors += [None] * (len(grouped) - len(errors))
-        shares = [Share(values[group[0]], p, se=se) for (p, group), se in zip(grouped, errors, strict=True)]
+        shares = [
+            Share(values[group[0]], p, se=se)
+            for (p, group), se in zip(grouped, errors, strict=True)
+        ]
         return Probabilities(shares, header)
 
     def _column(self, key: str | Callable[[Any], Any]) -> tuple[str, list[Any]]:
@@ -202,7 +220,9 @@ class Particles(Shared, Sequence[P]):
             names = sorted(name for name in vars(self[0]) if not name.startswith("_"))
             has = f"{parent} = {shown(value_of(self[0], parent))}" if parent else ", ".join(names)
             raise AttributeError(f"no particle has {key!r}: the first one has {has}")
-        return "answers" if key is answer_of else key if isinstance(key, str) else name_of(key), values
+        return "answers" if key is answer_of else key if isinstance(key, str) else name_of(
+            key
+        ), values
 
     def _se(self, group: list[int]) -> float | None:
         """Return the standard error of the probability of some particles; None if these are no random sample."""
@@ -230,10 +250,23 @@ class Particles(Shared, Sequence[P]):
         """
         cut = [particle.cut for particle in self]
         columns = dict(map(self._column, keys))
-        more = {name: [None if value is NO_VALUE else value for value in column] for name, column in columns.items()}
-        return frame({"text": self.texts, "weight": self.weights, "log_weight": self.log_weights, "cut": cut, **more})
+        more = {
+            name: [None if value is NO_VALUE else value for value in column]
+            for name, column in columns.items()
+        }
+        return frame(
+            {
+                "text": self.texts,
+                "weight": self.weights,
+                "log_weight": self.log_weights,
+                "cut": cut,
+                **more,
+            }
+        )
 
-    def to_arviz(self, *keys: str | Callable[[Any], Any], draws: int = 1000, seed: int | None = None) -> Any:
+    def to_arviz(
+        self, *keys: str | Callable[[Any], Any], draws: int = 1000, seed: int | None = None
+    ) -> Any:
         """Return the keys of `by` as ArviZ data of one chain, in which each particle occurs by its weight.
 
         ArviZ has no weights, so systematic resampling makes the draws. They are no Markov chain: ArviZ's own ess and
@@ -245,17 +278,29 @@ class Particles(Shared, Sequence[P]):
         except ImportError:
             raise ImportError("to_arviz needs ArviZ: pip install arviz") from None
         chosen, _ = systematic(generator(seed), self.log_weights, count("draws", draws))
-        values = {name: np.array([column])[:, chosen] for name, column in map(self._column, keys or ["s"])}
+        values = {
+            name: np.array([column])[:, chosen] for name, column in map(self._column, keys or ["s"])
+        }
         groups = {"posterior": values, "sample_stats": {"particle": chosen[None]}}
-        return arviz.from_dict(groups) if int(arviz.__version__.split(".")[0]) else arviz.from_dict(**groups)
+        return (
+            arviz.from_dict(groups)
+            if int(arviz.__version__.split(".")[0])
+            else arviz.from_dict(**groups)
+        )
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**vars(self), "_particles": [detach(particle) for particle in self], "_recorder": None}
+        return {
+            **vars(self),
+            "_particles": [detach(particle) for particle in self],
+            "_recorder": None,
+        }
 
     def show(self) -> None:
         """Show the page of a recorded run, with all steps, below the cell of a notebook, otherwise in the browser."""
         if not isinstance(self._recorder, Recorder):
-            raise RuntimeError("this run was not recorded: smc_steer(model, N, K, on_step=Recorder()) records one")
+            raise RuntimeError(
+                "this run was not recorded: smc_steer(model, N, K, on_step=Recorder()) records one"
+            )
         recording = self._recorder.recording
         html_page.show(replace(recording, ended=recording.ended or ""))
 
@@ -272,8 +317,15 @@ class Particles(Shared, Sequence[P]):
         if not all(isinstance(item, Choice) for path in paths for item in path):
             return None
         scored = zip(paths, log_joints(self), self, strict=True)
-        runs = {key_of(tuple(item[0] for item in path)): p._power_ * log_joint for path, log_joint, p in scored}
-        return min(1.0, float(np.exp(np.logaddexp.reduce([*runs.values()]) - self.log_ml))) if runs else 0.0
+        runs = {
+            key_of(tuple(item[0] for item in path)): p._power_ * log_joint
+            for path, log_joint, p in scored
+        }
+        return (
+            min(1.0, float(np.exp(np.logaddexp.reduce([*runs.values()]) - self.log_ml)))
+            if runs
+            else 0.0
+        )
 
     @property
     def lineages(self) -> NDArray[np.int64]:
@@ -288,8 +340,12 @@ class Particles(Shared, Sequence[P]):
         if len(self) >= MIN_DOUBTED and self.ess < FEW and self._accuracy is not _unknown:
             found.append(f"one of {len(self)} particles has {self.weights[0]:.0%} of the weight")
         if k > MAX_SHAPE and self._accuracy is not _unknown:
-            found.append(f"the largest weights have a heavy tail, k-hat {k:.2f} (above {MAX_SHAPE})")
-        return [f"{each}: docs/inference.md, \"Weights that are not to be trusted\"" for each in found]
+            found.append(
+                f"the largest weights have a heavy tail, k-hat {k:.2f} (above {MAX_SHAPE})"
+            )
+        return [
+            f'{each}: docs/inference.md, "Weights that are not to be trusted"' for each in found
+        ]
 
     @property
     def likeliest(self) -> P:
@@ -304,19 +360,30 @@ class Particles(Shared, Sequence[P]):
         return self._particles[0]
 
     @overload
-    def sample(self, n: None = None, *, seed: int | None = None, rng: np.random.Generator | None = None) -> P: ...
+    def sample(
+        self, n: None = None, *, seed: int | None = None, rng: np.random.Generator | None = None
+    ) -> P: ...
 
     @overload
-    def sample(self, n: int, *, seed: int | None = None, rng: np.random.Generator | None = None) -> list[P]: ...
+    def sample(
+        self, n: int, *, seed: int | None = None, rng: np.random.Generator | None = None
+    ) -> list[P]: ...
 
     def sample(
-        self, n: int | None = None, *, seed: int | None = None, rng: np.random.Generator | None = None
+        self,
+        n: int | None = None,
+        *,
+        seed: int | None = None,
+        rng: np.random.Generator | None = None,
     ) -> P | list[P]:
         """Draw one particle by weight, or a list of `n` independent draws. ValueError if no particle is left."""
         n = optional_count("n", n, least=0)
         self._need_one()
         rng = generator(seed, rng)
-        drawn = [self._particles[i] for i in rng.choice(len(self), size=1 if n is None else n, p=self.weights)]
+        drawn = [
+            self._particles[i]
+            for i in rng.choice(len(self), size=1 if n is None else n, p=self.weights)
+        ]
         return drawn[0] if n is None else drawn
 
     @overload
@@ -332,11 +399,15 @@ class Particles(Shared, Sequence[P]):
         """
         self._need_one()
         if not callable(f):
-            raise TypeError(f"f must be a function of a particle, as lambda p: p.s == 'yes' is, not {shown(f)}")
+            raise TypeError(
+                f"f must be a function of a particle, as lambda p: p.s == 'yes' is, not {shown(f)}"
+            )
         values = [f(particle) for particle in self]
         try:
             array = np.asarray(values)
-            mean = np.tensordot(self.weights, np.asarray(array, dtype=np.result_type(array, np.float64)), axes=1)
+            mean = np.tensordot(
+                self.weights, np.asarray(array, dtype=np.result_type(array, np.float64)), axes=1
+            )
         except (TypeError, ValueError):
             raise TypeError(
                 f"expect averages numbers, or arrays of one shape, and f returned {shown(values[0])}: for texts there "
@@ -352,11 +423,16 @@ class Particles(Shared, Sequence[P]):
         """
         self._need_one()
         statements = dict.fromkeys(name for particle in self for name in particle.attribution)
-        means = {name: float(self.weights @ [p.attribution.get(name, 0.0) for p in self]) for name in statements}
+        means = {
+            name: float(self.weights @ [p.attribution.get(name, 0.0) for p in self])
+            for name in statements
+        }
         return dict(sorted(means.items(), key=lambda item: -abs(item[1])))
 
     def __repr__(self) -> str:
-        table = [*self.doubts, "", *text_table(HEADS, self._rows())] if len(self) else [self._causes()]
+        table = (
+            [*self.doubts, "", *text_table(HEADS, self._rows())] if len(self) else [self._causes()]
+        )
         stats = [] if self.stats is None else ["", str(self.stats)]
         return "\n".join([self._header(), *table, *stats])
 
@@ -383,10 +459,15 @@ class Particles(Shared, Sequence[P]):
     def _rows(self) -> list[tuple[str, str, str]]:
         """Return weight, log-weight and text of the particles of each text, the heaviest text first."""
         return [
-            (f"{weight:.3f}", f"{self.log_ml + np.log(weight):z.2f}",
-             one_line(self[first]) + " [cut]" * self[first].cut + f" [x{1 + len(others)}]" * bool(others))
+            (
+                f"{weight:.3f}",
+                f"{self.log_ml + np.log(weight):z.2f}",
+                one_line(self[first])
+                + " [cut]" * self[first].cut
+                + f" [x{1 + len(others)}]" * bool(others),
+            )
             for weight, (first, *others) in self._folded()
-        ]  # fmt: skip
+        ]
 
     def _need_one(self) -> None:
         if not len(self):
@@ -413,7 +494,7 @@ class _NoValue:
         return "(no value)"
 
 
-NO_VALUE = _NoValue()                                   # of a text that has not ended, or a record without the field
+NO_VALUE = _NoValue()  # of a text that has not ended, or a record without the field
 
 
 PART = re.compile(r"""([^.\[\]]+)|\[(-?\d+|"(?:[^"\\]|\\.)*"|'(?:[^'\\]|\\.)*')\]""", re.DOTALL)
@@ -510,7 +591,9 @@ class Deaths(TableView, tuple[Death, ...]):
         return f"Deaths({self.number} particles)"
 
     def _table(self) -> tuple[tuple[str, ...], list[tuple[str, str, str]]]:
-        return DEATH_HEADS, [(str(count), steps, reason) for count, steps, reason in self.by_reason()]
+        return DEATH_HEADS, [
+            (str(count), steps, reason) for count, steps, reason in self.by_reason()
+        ]
 
     @property
     def number(self) -> int:
@@ -537,5 +620,11 @@ def deaths_of(step: int, particles: Iterable[Any]) -> Deaths:
     """Return the deaths among particles, those of log-weight -inf. The parts of long texts are bounded, as a run is."""
     dead = [particle for particle in particles if particle.log_weight == -np.inf]
     reasons = [without_middle(particle.death or "weight zero", MAX_REASON) for particle in dead]
-    texts = {reason: particle._drawn_text_[-MAX_END:] for reason, particle in [*zip(reasons, dead, strict=True)][::-1]}
-    return Deaths(Death(step, reason, count, texts[reason]) for reason, count in Counter(reasons).most_common())
+    texts = {
+        reason: particle._drawn_text_[-MAX_END:]
+        for reason, particle in [*zip(reasons, dead, strict=True)][::-1]
+    }
+    return Deaths(
+        Death(step, reason, count, texts[reason])
+        for reason, count in Counter(reasons).most_common()
+    )

@@ -118,7 +118,7 @@ class Models:
         return [particle._limit_ for particle in self._particles if particle._limit_]
 
     def begin(self) -> Models:
-        for particle in self._particles:                # the caller may have finished it between two steps
+        for particle in self._particles:  # the caller may have finished it between two steps
             if particle.finished:
                 untwist(particle)
         self._before = [vars(particle).copy() for particle in self._particles]

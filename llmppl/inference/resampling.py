@@ -83,7 +83,9 @@ def systematic(rng: np.random.Generator, log_weights: ArrayLike, N: int) -> Resa
     return _at_points(log_weights, N, lambda: (np.arange(N) + rng.random()) / N)
 
 
-def _at_points(log_weights: ArrayLike, N: int, points: Callable[[], NDArray[np.float64]]) -> Resampled:
+def _at_points(
+    log_weights: ArrayLike, N: int, points: Callable[[], NDArray[np.float64]]
+) -> Resampled:
     """Return the particles at N points of the cumulated weight, which are drawn if any particle is alive."""
     alive, log_weights, N = _checked(log_weights, N)
     if not alive.size:
@@ -115,9 +117,9 @@ def optimal(rng: np.random.Generator, log_weights: ArrayLike, N: int) -> Resampl
     if alive.size <= N:
         return alive, log_weights
     log_c, _ = threshold(log_weights, N)
-    shares = np.exp(np.minimum(log_weights + log_c, 0.0))       # 1 to rounding does the same as 1
+    shares = np.exp(np.minimum(log_weights + log_c, 0.0))  # 1 to rounding does the same as 1
     kept, left, last = meet(rng, shares[None], np.arange(alive.size)[None])
-    kept = np.sort(np.concatenate([kept, last[left > 0.5]]))    # left is 0 or 1, to rounding
+    kept = np.sort(np.concatenate([kept, last[left > 0.5]]))  # left is 0 or 1, to rounding
     return alive[kept], np.maximum(log_weights[kept], -log_c)
 
 
@@ -147,7 +149,9 @@ def meet(
         both = a + b
         full = both >= 1.0
         # The last two sum to 1, to rounding: at a + b = 1 both cases must keep the same unit for the same uniform.
-        first = rng.random(both.shape) * np.where(full, (1.0 - a) + (1.0 - b), both) < np.where(full, 1.0 - b, a)
+        first = rng.random(both.shape) * np.where(full, (1.0 - a) + (1.0 - b), both) < np.where(
+            full, 1.0 - b, a
+        )
         kept.append(np.where(first[full], one[full], other[full]))
         shares = both - full
         ids = np.where(first ^ full, one, other)
@@ -174,7 +178,9 @@ class DownSample:
     def __post_init__(self) -> None:
         count("N", self.N)
 
-    def __call__(self, rng: np.random.Generator, log_weights: NDArray[np.float64], active: bool) -> Resampled:
+    def __call__(
+        self, rng: np.random.Generator, log_weights: NDArray[np.float64], active: bool
+    ) -> Resampled:
         return optimal(rng, log_weights, self.N)
 
 
@@ -198,13 +204,20 @@ class ResampleBelow:
     def __post_init__(self) -> None:
         count("N", self.N)
         if self.scheme is optimal:
-            raise ValueError("optimal keeps N of N particles as they are, so it cannot resample here; use systematic")
+            raise ValueError(
+                "optimal keeps N of N particles as they are, so it cannot resample here; use systematic"
+            )
         probability("ess_threshold", self.ess_threshold)
 
-    def __call__(self, rng: np.random.Generator, log_weights: NDArray[np.float64], active: bool) -> Resampled:
+    def __call__(
+        self, rng: np.random.Generator, log_weights: NDArray[np.float64], active: bool
+    ) -> Resampled:
         log_total = logsumexp(log_weights)
         if active and log_total > -math.inf:
-            if math.exp(2.0 * log_total - logsumexp(2.0 * log_weights)) < self.ess_threshold * self.N:
+            if (
+                math.exp(2.0 * log_total - logsumexp(2.0 * log_weights))
+                < self.ess_threshold * self.N
+            ):
                 return self.scheme(rng, log_weights, self.N)
         alive = np.flatnonzero(log_weights > -np.inf)
         return alive, log_weights[alive]
@@ -232,9 +245,9 @@ def threshold(log_weights: NDArray[np.float64], N: int) -> tuple[float, NDArray[
     rest[top] = -np.inf
     log_rest = log_weights[next_one] + np.log(np.sum(np.exp(rest, out=rest)))
     rising = np.append(log_rest, log_weights[top[::-1]])
-    log_tails = np.logaddexp.accumulate(rising)[:0:-1]              # (N,) log of the sum without the k largest
+    log_tails = np.logaddexp.accumulate(rising)[:0:-1]  # (N,) log of the sum without the k largest
     reached = np.log(np.arange(N, 0, -1)) + log_weights[top] <= log_tails
-    k = int(np.argmax(reached))                                     # true at N - 1, if nowhere before
+    k = int(np.argmax(reached))  # true at N - 1, if nowhere before
     return float(np.log(N - k) - log_tails[k]), alive[np.sort(top[:k])]
 
 
@@ -244,9 +257,11 @@ def _checked(log_weights: ArrayLike, N: int) -> tuple[NDArray[np.int64], NDArray
     log_weights = np.asarray(log_weights, dtype=np.float64)
     if log_weights.ndim != 1:
         raise ValueError(f"log_weights must have one dimension; got shape {log_weights.shape}")
-    if not np.max(log_weights, initial=-np.inf) < np.inf:           # True for NaN, too
+    if not np.max(log_weights, initial=-np.inf) < np.inf:  # True for NaN, too
         wrong = np.flatnonzero(~(log_weights < np.inf))
-        raise ValueError(f"log_weights[{wrong[0]}] is {log_weights[wrong[0]]}; a log weight is finite, or -inf if dead")
+        raise ValueError(
+            f"log_weights[{wrong[0]}] is {log_weights[wrong[0]]}; a log weight is finite, or -inf if dead"
+        )
     alive = np.flatnonzero(log_weights > -np.inf).astype(np.int64, copy=False)
     return alive, log_weights[alive], N
 
@@ -255,5 +270,9 @@ def _owners(log_weights: NDArray[np.float64], points: NDArray[np.float64]) -> ND
     """Return, for each of (n,) points, the particle in whose part of [0, 1) it lies. Parts are as long as weights."""
     cum = log_weights - np.max(log_weights)
     np.cumsum(np.exp(cum, out=cum), out=cum)
-    points = np.minimum(points, np.nextafter(1.0, 0.0)) * cum[-1]   # (i + u) / n may round to 1, past the last part
-    return np.searchsorted(cum, points, side="right").astype(np.int64, copy=False)   # skips parts of length 0
+    points = (
+        np.minimum(points, np.nextafter(1.0, 0.0)) * cum[-1]
+    )  # (i + u) / n may round to 1, past the last part
+    return np.searchsorted(cum, points, side="right").astype(
+        np.int64, copy=False
+    )  # skips parts of length 0

@@ -21,10 +21,20 @@ from llmppl.inference.particles import Death, deaths_of
 from llmppl.inference.population import Columns, Models
 from llmppl.models.choices import State, state_of
 from llmppl.models.programs import ConstrainedText
-from llmppl.models.rows import Maker, Row, Rules, Site, after, is_row, row_of, set_contexts, sites_of
+from llmppl.models.rows import (
+    Maker,
+    Row,
+    Rules,
+    Site,
+    after,
+    is_row,
+    row_of,
+    set_contexts,
+    sites_of,
+)
 from llmppl.support.graphs import Memo
 
-LAST_CHILD = 2**32 - 1                                  # of a SeedSequence
+LAST_CHILD = 2**32 - 1  # of a SeedSequence
 
 
 def runs_as_rows(program: Any, expand: Any) -> bool:
@@ -35,7 +45,9 @@ def runs_as_rows(program: Any, expand: Any) -> bool:
 class Rows:
     """Population of rows. See `llmppl.inference.population.Population`."""
 
-    def __init__(self, rows: list[Row], log_weights: Floats, rules: Rules, family: State, step: int) -> None:
+    def __init__(
+        self, rows: list[Row], log_weights: Floats, rules: Rules, family: State, step: int
+    ) -> None:
         self.rows = rows
         self.log_weights = log_weights
         self.finished: NDArray[np.bool_] = np.array([row.finished for row in rows], bool)
@@ -45,7 +57,13 @@ class Rows:
         self._models: list[ConstrainedText] | None = None
 
     @classmethod
-    def of(cls, programs: Sequence[ConstrainedText], family: State, step: int, rules: Rules | None = None) -> Rows:
+    def of(
+        cls,
+        programs: Sequence[ConstrainedText],
+        family: State,
+        step: int,
+        rules: Rules | None = None,
+    ) -> Rows:
         """Return the population of some programs. The random streams of later ones are children of `family`."""
         log_weights = np.array([each.log_weight for each in programs], np.float64)
         rules = rules or Rules(programs[0])
@@ -84,7 +102,9 @@ class Rows:
             makers, columns = self._copies(run, rows, sites)
         return RowCandidates(makers, columns, self._rules, self._family, run.t)
 
-    def _distinct(self, run: Any, rows: list[Row], sites: dict[Row, Site]) -> tuple[list[Maker], Columns]:
+    def _distinct(
+        self, run: Any, rows: list[Row], sites: dict[Row, Site]
+    ) -> tuple[list[Maker], Columns]:
         """Return the candidates of `Distinct`, and their columns."""
         numbers = [i for i, row in enumerate(rows) if row in sites]
         going = [sites[rows[i]] for i in numbers]
@@ -92,9 +112,14 @@ class Rows:
         places, indices, log_starts, log_kept = choose_from(
             run.rng, starts, [site.proposal for site in going], run.expand.N * run.expand.K
         )
-        chosen = [after(going[j], index) for j, index in zip(places.tolist(), indices.tolist(), strict=True)]
+        chosen = [
+            after(going[j], index)
+            for j, index in zip(places.tolist(), indices.tolist(), strict=True)
+        ]
         still = [i for i, row in enumerate(rows) if row not in sites]
-        kept_weights = np.array([-math.inf if rows[i].death else self.log_weights[i] for i in still], np.float64)
+        kept_weights = np.array(
+            [-math.inf if rows[i].death else self.log_weights[i] for i in still], np.float64
+        )
         parents = np.array(numbers, np.int64)[places]
         log_weights = log_starts + np.array([gain for _, gain in chosen], np.float64)
         makers = [maker for maker, _ in chosen]
@@ -108,9 +133,13 @@ class Rows:
             log_kept = np.concatenate([log_kept, np.zeros(len(still))])[order]
             log_weights = np.concatenate([log_weights, kept_weights])[order]
         num = len(makers)
-        return makers, Columns(parents, np.arange(num), log_starts, log_kept, np.zeros(num, np.int64), log_weights)
+        return makers, Columns(
+            parents, np.arange(num), log_starts, log_kept, np.zeros(num, np.int64), log_weights
+        )
 
-    def _copies(self, run: Any, rows: list[Row], sites: dict[Row, Site]) -> tuple[list[Maker], Columns]:
+    def _copies(
+        self, run: Any, rows: list[Row], sites: dict[Row, Site]
+    ) -> tuple[list[Maker], Columns]:
         """Return the candidates of `Copies`, and their columns."""
         K = run.expand.K
         parents = np.repeat(np.arange(len(rows)), np.where(self.finished, 1, K))
@@ -124,14 +153,23 @@ class Rows:
             going = [*sites.values()]
             places = np.array([number_of[makers[at]] for at in draws], np.int64)
             drawn = draw_many(run.rng, [site.proposal for site in going], places)
-            steps = Memo[tuple[int, int], tuple[Maker, float]](lambda key: after(going[key[0]], key[1]))
-            for at, key in zip(draws, zip(places.tolist(), drawn.tolist(), strict=True), strict=True):
+            steps = Memo[tuple[int, int], tuple[Maker, float]](
+                lambda key: after(going[key[0]], key[1])
+            )
+            for at, key in zip(
+                draws, zip(places.tolist(), drawn.tolist(), strict=True), strict=True
+            ):
                 makers[at], gains[at] = steps[key]
         groups = parents
-        if run.t == 1:                                  # all particles start in one state
+        if run.t == 1:  # all particles start in one state
             groups = np.zeros_like(parents)
         columns = Columns(
-            parents, groups, log_starts, np.zeros(len(parents)), moving.astype(np.int64), log_starts + gains
+            parents,
+            groups,
+            log_starts,
+            np.zeros(len(parents)),
+            moving.astype(np.int64),
+            log_starts + gains,
         )
         if run.expand.merge:
             return merged(makers, columns)
@@ -141,7 +179,9 @@ class Rows:
 class RowCandidates:
     """Candidates that are rows. See `llmppl.inference.population.Candidates`."""
 
-    def __init__(self, makers: list[Maker], columns: Columns, rules: Rules, family: State, step: int) -> None:
+    def __init__(
+        self, makers: list[Maker], columns: Columns, rules: Rules, family: State, step: int
+    ) -> None:
         self.columns = columns
         self._makers = makers
         self._rules = rules
@@ -198,7 +238,9 @@ def family_of(rng: np.random.Generator) -> State:
     return State(state.kind, state.entropy, (*state.spawn_key, LAST_CHILD), state.pool_size)
 
 
-def programs_of(rows: Sequence[Row], log_weights: Floats, family: State, step: int) -> list[ConstrainedText]:
+def programs_of(
+    rows: Sequence[Row], log_weights: Floats, family: State, step: int
+) -> list[ConstrainedText]:
     """Return the programs of rows. The random stream of each is a child of `family`, by the step and its place."""
     set_contexts(rows)
     return [
@@ -225,7 +267,11 @@ def merged(makers: list[Maker], columns: Columns) -> tuple[list[Maker], Columns]
         log_weights[earlier] = np.logaddexp(log_weights[earlier], log_weights[at])
         copies[earlier] += copies[at]
     columns = Columns(
-        columns.parents[kept], columns.groups[kept], log_starts[kept], columns.log_kept[kept], copies[kept],
+        columns.parents[kept],
+        columns.groups[kept],
+        log_starts[kept],
+        columns.log_kept[kept],
+        copies[kept],
         log_weights[kept],
-    )  # fmt: skip
+    )
     return [makers[at] for at in kept], columns

@@ -50,7 +50,9 @@ class Expand(Protocol):
 
 
 Select = Callable[[np.random.Generator, Floats, bool], tuple[Indices, Floats]]
-Observer = Callable[["SMC[Any]", StepRecord, Candidates], None]         # acts after a complete step with its candidates
+Observer = Callable[
+    ["SMC[Any]", StepRecord, Candidates], None
+]  # acts after a complete step with its candidates
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -117,9 +119,15 @@ class SMC(Generic[M]):
     """
 
     def __init__(
-        self, model: M, expand: Expand, select: Select, *, seed: int | None = None,
-        rng: np.random.Generator | None = None, power: float = 1.0,
-    ) -> None:  # fmt: skip
+        self,
+        model: M,
+        expand: Expand,
+        select: Select,
+        *,
+        seed: int | None = None,
+        rng: np.random.Generator | None = None,
+        power: float = 1.0,
+    ) -> None:
         if not hasattr(expand, "num_starts"):
             raise TypeError(f"expand must be an expansion, as Distinct(N, K) is, not {expand!r}")
         self.expand = expand
@@ -136,7 +144,7 @@ class SMC(Generic[M]):
         self.particles = particles
         self.power = power
         self.limit = ""
-        self.recorder: Any = None                       # the Recorder of the run, for the repr of its Particles
+        self.recorder: Any = None  # the Recorder of the run, for the repr of its Particles
         self._warnings = Warnings(bounded=True)
 
     @property
@@ -154,9 +162,14 @@ class SMC(Generic[M]):
         """True if a particle has not finished."""
         return not self.population.finished.all()
 
-    def advance(self, functions: Sequence[Callable[[], Any]], numbers: Iterable[int] | None = None) -> None:
+    def advance(
+        self, functions: Sequence[Callable[[], Any]], numbers: Iterable[int] | None = None
+    ) -> None:
         """Run functions of particles together. Errors name the particles by these numbers, by default 0, 1, ..."""
-        names = [f"particle {i} at step {self.t}" for i in (range(len(functions)) if numbers is None else numbers)]
+        names = [
+            f"particle {i} at step {self.t}"
+            for i in (range(len(functions)) if numbers is None else numbers)
+        ]
         self.runtime.run(functions, names)
 
     def __iter__(self) -> Iterator[Step]:
@@ -168,16 +181,16 @@ class SMC(Generic[M]):
         try:
             with self._partial_result(), paced_collector():
                 return self.as_step(*self._next())
-        except StopIteration as error:                  # must not end the caller's loop
+        except StopIteration as error:  # must not end the caller's loop
             raise RuntimeError("a step raised StopIteration") from error
 
     def _next(self) -> tuple[StepRecord, Candidates]:
         self._begun = self.population.begin()
         self.t += 1
-        candidates = self._begun.expand(self)                                   # expand, and step
-        log_weights = candidates.columns.log_weights                            # weigh
+        candidates = self._begun.expand(self)  # expand, and step
+        log_weights = candidates.columns.log_weights  # weigh
         ancestors, chosen = self.select(self.rng, log_weights, candidates.active)
-        survivors = candidates.take(ancestors, chosen, spawned(self.rng))       # resample
+        survivors = candidates.take(ancestors, chosen, spawned(self.rng))  # resample
         record = record_step(self.t, candidates.columns, ancestors, chosen, survivors)
         deaths = candidates.deaths(self.t)
         self.population = survivors
@@ -192,7 +205,11 @@ class SMC(Generic[M]):
         return Step(**vars(record), candidates=tuple(candidates.models()), particles=particles)
 
     def run(
-        self, *, max_steps: int | None = None, observers: Sequence[Observer] = (), limit: Limit | None = None
+        self,
+        *,
+        max_steps: int | None = None,
+        observers: Sequence[Observer] = (),
+        limit: Limit | None = None,
     ) -> Particles[M]:
         """Run to the end, or up to step `max_steps` or a limit, where unfinished particles are marked `cut`.
 
@@ -206,7 +223,10 @@ class SMC(Generic[M]):
                 record, candidates = self._next()
                 for observer in observers:
                     observer(self, record, candidates)
-                del record, candidates                  # frees them before the next step waits for the language model
+                del (
+                    record,
+                    candidates,
+                )  # frees them before the next step waits for the language model
                 if self.active and not self.limit:
                     self.limit = limit.reached(self.population.texts)
         cut(self.particles)
@@ -218,18 +238,28 @@ class SMC(Generic[M]):
 
     def posterior(self) -> Particles[M]:
         """Return the result of a run that ends here. Copies of the unfinished particles are marked `cut`."""
-        particles = [p if p.finished or p.chooser is None else p._spawn_(p.chooser) for p in self.particles]
+        particles = [
+            p if p.finished or p.chooser is None else p._spawn_(p.chooser) for p in self.particles
+        ]
         cut(particles)
         return self._result(particles)
 
     def _result(self, particles: list[M]) -> Particles[M]:
         records = tuple(self.records)
-        deaths = [*self.deaths, *deaths_of(self.t, particles)]          # some may have died between two steps
+        deaths = [
+            *self.deaths,
+            *deaths_of(self.t, particles),
+        ]  # some may have died between two steps
         accuracy = functools.partial(log_ml_error, records)
         return Particles(
-            particles, stats=self.runtime.stats, deaths=deaths, steps=records, accuracy=accuracy,
-            recorder=self.recorder, limit=self.limit,
-        )  # fmt: skip
+            particles,
+            stats=self.runtime.stats,
+            deaths=deaths,
+            steps=records,
+            accuracy=accuracy,
+            recorder=self.recorder,
+            limit=self.limit,
+        )
 
     @contextlib.contextmanager
     def _partial_result(self) -> Iterator[None]:
@@ -239,14 +269,14 @@ class SMC(Generic[M]):
         """
         try:
             yield
-        except BaseException as error:                  # another of several runs may have been interrupted
-            if self.t > len(self.records):              # the step is not complete
+        except BaseException as error:  # another of several runs may have been interrupted
+            if self.t > len(self.records):  # the step is not complete
                 self.t = len(self.records)
                 self.population = self._begun
                 self.population.restore()
             self.deaths = [death for death in self.deaths if death.step <= self.t]
             cut(self.particles)
-            setattr(error, "particles", self._result(self.particles))       # noqa: B010
+            setattr(error, "particles", self._result(self.particles))  # noqa: B010
             raise
 
     def __repr__(self) -> str:
@@ -262,7 +292,7 @@ def describe(population: Population) -> str:
 # ---- pace of the garbage collector
 
 
-PACE = 100_000                                          # new objects before the youngest generation is collected
+PACE = 100_000  # new objects before the youngest generation is collected
 
 _pacing = Lock()
 _num_paced = 0
@@ -282,7 +312,9 @@ def paced_collector() -> Iterator[None]:
         if _num_paced == 1:
             _threshold_before = gc.get_threshold()
             first, *older = _threshold_before
-            gc.set_threshold(max(first, PACE) if first else 0, *older)      # 0: the program has switched it off
+            gc.set_threshold(
+                max(first, PACE) if first else 0, *older
+            )  # 0: the program has switched it off
     try:
         yield
     finally:

@@ -7,7 +7,16 @@ from llmppl.lm.transformer import CachedTransformer
 from llmppl.support import lazy
 
 __all__ = [
-    "Batch", "CachedTransformer", "ConstraintLogitsProcessor", "Context", "End", "ENDS", "Engine", "NextToken",
-    "SlotEngine", "StringDistribution", "TokenDistribution",
-]  # fmt: skip
+    "Batch",
+    "CachedTransformer",
+    "ConstraintLogitsProcessor",
+    "Context",
+    "End",
+    "ENDS",
+    "Engine",
+    "NextToken",
+    "SlotEngine",
+    "StringDistribution",
+    "TokenDistribution",
+]
 __dir__ = lazy.public_names(__name__)

@@ -32,22 +32,33 @@ from llmppl.lm.engine import SlotEngine
 SLOT_OVERHEAD = 768
 ROW_OVERHEAD = 640
 NODE_OVERHEAD = 400
-_ROW_DIVISOR = 8                                        # 1/8 of the budget is reserved for rows
+_ROW_DIVISOR = 8  # 1/8 of the budget is reserved for rows
 
 
 class Node:
     """Context: the path of tokens from the root to this node."""
 
     __slots__ = (
-        "parent", "token", "depth", "slot", "kept", "row", "links", "log_prob", "used", "next_token", "_children",
-        "_sweep_at", "__weakref__",
-    )  # fmt: skip
+        "parent",
+        "token",
+        "depth",
+        "slot",
+        "kept",
+        "row",
+        "links",
+        "log_prob",
+        "used",
+        "next_token",
+        "_children",
+        "_sweep_at",
+        "__weakref__",
+    )
 
     def __init__(self, parent: Node | None, token: int) -> None:
         self.parent = parent
         self.token = token
         self.depth: int = 0 if parent is None else parent.depth + 1
-        self.used = 0                                   # round of the last use
+        self.used = 0  # round of the last use
         self._children: dict[int, weakref.ref[Node]] = {}
         self._sweep_at = 64
         self.forget()
@@ -55,11 +66,11 @@ class Node:
     def forget(self) -> None:
         """Forget all that is computed."""
         self.slot = -1
-        self.kept = 0                                   # number of children with a slot
+        self.kept = 0  # number of children with a slot
         self.row: Table | None = None
-        self.links = 0                                  # number of children that lead to a node with a row
-        self.log_prob: float | None = None              # of `token` given `parent`
-        self.next_token: weakref.ref[Any] | None = None         # NextToken of this context, while it lives
+        self.links = 0  # number of children that lead to a node with a row
+        self.log_prob: float | None = None  # of `token` given `parent`
+        self.next_token: weakref.ref[Any] | None = None  # NextToken of this context, while it lives
 
     @property
     def held(self) -> bool:
@@ -94,7 +105,9 @@ class Node:
         node = None if ref is None else ref()
         if node is None:
             if len(self._children) >= self._sweep_at:
-                self._children = {key: ref for key, ref in self._children.items() if ref() is not None}
+                self._children = {
+                    key: ref for key, ref in self._children.items() if ref() is not None
+                }
                 self._sweep_at = 64 + 2 * len(self._children)
             node = Node(self, token)
             self._children[token] = weakref.ref(node)
@@ -115,19 +128,21 @@ class Store:
         self.budget = budget
         self._engine = engine
         self.slot_cost = 0 if engine is None else engine.slot_bytes + SLOT_OVERHEAD
-        self.owners: list[Node | None] = []             # by slot
-        self.peak_bytes = self.evictions = 0            # evictions: number of slots evicted so far
-        self.paths: dict[Node, NDArray[np.int64]] = {}  # slots of the last contexts, root first; cleared by evictions
+        self.owners: list[Node | None] = []  # by slot
+        self.peak_bytes = self.evictions = 0  # evictions: number of slots evicted so far
+        self.paths: dict[
+            Node, NDArray[np.int64]
+        ] = {}  # slots of the last contexts, root first; cleared by evictions
         self.clear()
 
     def clear(self) -> None:
         """Free all slots and rows, whatever state the store is in. The slab keeps its size."""
         self.owners = [None] * len(self.owners)
         self._free = list(range(len(self.owners) - 1, -1, -1))
-        self._rows: OrderedDict[Node, None] = OrderedDict()     # least recently used first
-        self.row_bytes = 0                              # of the rows, and of the nodes without a slot that they hold
+        self._rows: OrderedDict[Node, None] = OrderedDict()  # least recently used first
+        self.row_bytes = 0  # of the rows, and of the nodes without a slot that they hold
         self.paths.clear()
-        self._note_peak()                               # the slab may have grown before an interrupt
+        self._note_peak()  # the slab may have grown before an interrupt
 
     def _note_peak(self) -> None:
         self.peak_bytes = max(self.peak_bytes, self.bytes)
@@ -161,7 +176,7 @@ class Store:
         if size > self.budget - self.slab_bytes:
             return
         for each in new:
-            each.parent.links += 1                      # type: ignore[union-attr]   # only the root has none
+            each.parent.links += 1  # type: ignore[union-attr]   # only the root has none
         node.row = row
         self._rows[node] = None
         self.row_bytes += size
@@ -191,7 +206,7 @@ class Store:
             self._grow(wanted - len(self._free), self.budget - self.budget // _ROW_DIVISOR)
         if len(self._free) < wanted:
             self._evict(wanted - len(self._free), keep)
-        if len(self._free) < wanted:                    # contexts of this pass take the share of the rows
+        if len(self._free) < wanted:  # contexts of this pass take the share of the rows
             self._grow(wanted - len(self._free), self.budget)
         return min(wanted, len(self._free))
 
@@ -206,7 +221,7 @@ class Store:
         unused = (self.budget - self.row_bytes) // self.slot_cost
         size = len(self.owners)
         new = min(size + max(more, size // 2, 64), most, unused)
-        if new < size + more:                           # evict rows
+        if new < size + more:  # evict rows
             new = min(size + max(more, size // 8), most)
         if new <= size:
             return
@@ -255,7 +270,11 @@ class Store:
         """Return the (depth - 1,) slots of the context that `node` continues. Each of its tokens must have one."""
         assert node.parent is not None
         slots = self.paths.get(node.parent)
-        return np.array([each.slot for each in node.path()][:0:-1], dtype=np.int64) if slots is None else slots
+        return (
+            np.array([each.slot for each in node.path()][:0:-1], dtype=np.int64)
+            if slots is None
+            else slots
+        )
 
 
 class Trie:

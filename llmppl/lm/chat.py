@@ -15,9 +15,9 @@ from typing import Any
 from llmppl.constraints.vocabulary import Vocabulary, encode, encode_fragment
 from llmppl.support import arguments
 
-SIGNS = "<>|[]{}()/_#@:=*~^$%&!?-+｜▁◁▷"                 # of control tokens; JSON does not escape them
-BAR = "<|", "<｜"                                        # templates make such names, as in "<|" + role + "|>"
-ALIASES = range(0x30000, 0x31340)                       # rare letters, which are printable
+SIGNS = "<>|[]{}()/_#@:=*~^$%&!?-+｜▁◁▷"  # of control tokens; JSON does not escape them
+BAR = "<|", "<｜"  # templates make such names, as in "<|" + role + "|>"
+ALIASES = range(0x30000, 0x31340)  # rare letters, which are printable
 
 
 class Marks:
@@ -32,7 +32,7 @@ class Marks:
         named = set()
         self.ids = dict[str, int]()
         names = Counter[str]()
-        opened = template.replace("/", "")              # "</think>" names "<think>", too
+        opened = template.replace("/", "")  # "</think>" names "<think>", too
         for i, token in tokenizer.added_tokens_decoder.items():
             text = token.content
             opening = text.replace("/", "")
@@ -68,15 +68,19 @@ class Marks:
         marked = {}
         for name, each in value.items():
             is_answer = name == "content" and value.get("role") == "assistant"
-            written = self.tags if is_answer else ()    # a model wrote it, with "<think>" as a token
+            written = self.tags if is_answer else ()  # a model wrote it, with "<think>" as a token
             marked[self.put(name, self.control)] = self.put(each, pattern, written)
         return marked
 
 
 def encode_chat(
-    tokenizer: Any, vocab: Vocabulary, template: str, messages: list[dict[str, Any]], options: dict[str, Any],
+    tokenizer: Any,
+    vocab: Vocabulary,
+    template: str,
+    messages: list[dict[str, Any]],
+    options: dict[str, Any],
     continued: bool,
-) -> list[int]:  # fmt: skip
+) -> list[int]:
     """Return the ids of a conversation. If `continued`, they end with the content of the last message."""
     marks = Marks(tokenizer, vocab, template, str((messages, options)))
 
@@ -85,7 +89,7 @@ def encode_chat(
         last = marked[-1]
         answer = last.get("content")
         if continued:
-            last["content"] = marks.end                 # the template could trim the answer itself
+            last["content"] = marks.end  # the template could trim the answer itself
         further = marks.put(options, pattern)
         further["chat_template"] = template
         text: str = tokenizer.apply_chat_template(marked, tokenize=False, **further)

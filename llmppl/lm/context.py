@@ -23,7 +23,7 @@ from llmppl.support import arguments
 from llmppl.support.runtime import ContextTooLong, request
 from llmppl.support.shared import Shared
 
-End = Literal["eos", "prefix", "boundary"]              # how a text ends
+End = Literal["eos", "prefix", "boundary"]  # how a text ends
 ENDS: tuple[str, ...] = get_args(End)
 NOT_PICKLED = (
     "cannot be pickled, nor can programs and particles, which hold it: the language model stays in its process. The "
@@ -51,7 +51,7 @@ class Context(Shared):
         self.lm = lm
         self.node = lm.evaluator.place(self, node, ids)
         self._start = start
-        self._offset = offset                           # number of tokens whose text is `_start`
+        self._offset = offset  # number of tokens whose text is `_start`
 
     def __add__(self, more: Token | int | str | EndOfText) -> Context:
         if isinstance(more, str):
@@ -59,7 +59,9 @@ class Context(Shared):
             ids: Iterable[int] = encode_fragment(self.lm.tokenizer, self.lm.vocab, fragment)
         elif isinstance(more, EndOfText):
             if len(self.lm.vocab.eos_ids) != 1:
-                raise ValueError(f"context + EOS is ambiguous; add one of the eos ids {self.lm.vocab.eos_ids}")
+                raise ValueError(
+                    f"context + EOS is ambiguous; add one of the eos ids {self.lm.vocab.eos_ids}"
+                )
             ids = self.lm.vocab.eos_ids
         else:
             ids = (self.lm.vocab.token(more),)
@@ -71,7 +73,9 @@ class Context(Shared):
         Raise a ValueError if the context is empty and the model reads no empty context.
         """
         if not self.node.depth and not self.lm.engine.reads_empty:
-            raise ValueError("an empty prompt needs a BOS token, as this model reads no empty context: give some text")
+            raise ValueError(
+                "an empty prompt needs a BOS token, as this model reads no empty context: give some text"
+            )
         longest = self.lm.engine.max_length
         if longest is not None and self.node.depth - but > longest:
             raise ContextTooLong(
@@ -92,7 +96,9 @@ class Context(Shared):
     @property
     def text(self) -> Text:
         vocab = self.lm.vocab
-        return self._start + Text(b"".join(vocab.tokens[i] for i in self.node.tokens()[self._offset :]))
+        return self._start + Text(
+            b"".join(vocab.tokens[i] for i in self.node.tokens()[self._offset :])
+        )
 
     def __len__(self) -> int:
         return self.node.depth
@@ -108,7 +114,11 @@ class Context(Shared):
 
     def __repr__(self) -> str:
         text = str(self.text)
-        return f"Context({text!r})" if len(text) <= 60 else f"Context({text[:20]!r} ... {text[-30:]!r})"
+        return (
+            f"Context({text!r})"
+            if len(text) <= 60
+            else f"Context({text[:20]!r} ... {text[-30:]!r})"
+        )
 
     def row(self) -> Table:
         """Return the next-token row, in the form and on the device where the cache keeps it."""
@@ -129,7 +139,7 @@ class Context(Shared):
         nodes = list(islice(self.node.path(), max(0, len(self) - len(start))))[::-1]
         if (nodes[0].parent if nodes else self.node) is not start.node:
             raise ValueError(f"{self!r} does not continue {start!r}")
-        self.check_length(but=1)                        # the last token is not read
+        self.check_length(but=1)  # the last token is not read
         return sum(request(self.lm.evaluator, (start.node, *nodes))) if nodes else 0.0
 
     def next_token(self) -> NextToken:
@@ -215,9 +225,11 @@ class TokenDistribution(Finite[Token]):
             table = self.table()
             return table_with_end(table, table.masked(stays), stays, eos, end)
 
-        return self.derive(compute, lambda: f"{self!r}.with_end(..., {end!r})", key=(id(inside), end))
+        return self.derive(
+            compute, lambda: f"{self!r}.with_end(..., {end!r})", key=(id(inside), end)
+        )
 
-    if TYPE_CHECKING:                                   # the types that `_like` returns
+    if TYPE_CHECKING:  # the types that `_like` returns
 
         def masked(self, mask: ArrayLike) -> TokenDistribution: ...
         def tempered(self, temperature: float) -> TokenDistribution: ...
@@ -225,7 +237,9 @@ class TokenDistribution(Finite[Token]):
         def top_p(self, p: float) -> TokenDistribution: ...
         def min_p(self, p: float) -> TokenDistribution: ...
 
-    def _like(self, compute: Callable[[], Floats | Table], parents: Sequence[Finite[Any]]) -> TokenDistribution:
+    def _like(
+        self, compute: Callable[[], Floats | Table], parents: Sequence[Finite[Any]]
+    ) -> TokenDistribution:
         return TokenDistribution(self.support, compute, parents)
 
     def indices(self, value: Any) -> Sequence[int]:
@@ -261,7 +275,7 @@ class NextToken(TokenDistribution):
         return StringDistribution(self.context)
 
     def __repr__(self) -> str:
-        return "NextToken"                              # equal for all contexts, so that deaths are counted together
+        return "NextToken"  # equal for all contexts, so that deaths are counted together
 
 
 class StringDistribution(Distribution[str]):
@@ -288,7 +302,9 @@ class StringDistribution(Distribution[str]):
         return end.log_prob_since(self.context)
 
     def sample(self, rng: np.random.Generator) -> NoReturn:
-        raise TypeError("string() only scores, for observe(); to draw text, sample its tokens one by one")
+        raise TypeError(
+            "string() only scores, for observe(); to draw text, sample its tokens one by one"
+        )
 
     def __repr__(self) -> str:
         return "NextToken.string()"

@@ -18,8 +18,10 @@ from llmppl.distributions import BLOCK, Floats, Ints, Mask, Table
 from llmppl.lm.engine import LARGE, check_top
 from llmppl.support.runtime import Evaluator, Stats, request, request_all
 
-_MAX_WEIGHTS = 1 << 23                 # weights in float64 at a time: 64 MiB, and temporaries
-Question = tuple["DeviceTable", Any]    # (table, None): block sums; (table, int): a log-weight; (table, (m,) blocks)
+_MAX_WEIGHTS = 1 << 23  # weights in float64 at a time: 64 MiB, and temporaries
+Question = tuple[
+    "DeviceTable", Any
+]  # (table, None): block sums; (table, int): a log-weight; (table, (m,) blocks)
 
 
 class DeviceTable(Table):
@@ -103,7 +105,7 @@ class Device(Evaluator):
         """Return tables as `llmppl.lm.engine.tables_of_logits` does. Those that are `kept` share another tensor."""
         rows = logits.new_full((len(logits), self.size + -self.size % BLOCK), -torch.inf)
         rows[:, : min(self.size, logits.shape[1])] = logits[:, : self.size]
-        self._unknown = self._unknown.to(rows.device)   # moves once
+        self._unknown = self._unknown.to(rows.device)  # moves once
         rows.index_fill_(1, self._unknown, -torch.inf)
         tops = rows.amax(1)
         suspect = ~(tops.abs() <= LARGE)
@@ -127,7 +129,7 @@ class Device(Evaluator):
         return tensor.cpu().numpy()
 
     def done(self) -> Stats:
-        return Stats()                                  # the language model counts
+        return Stats()  # the language model counts
 
     def cached(self, question: Question) -> float | None:
         table, part = question
@@ -138,19 +140,25 @@ class Device(Evaluator):
         tables = {i: table for i, (table, part) in enumerate(questions) if part is None}
         if tables:
             answers |= dict(zip(tables, self._log_sums([*tables.values()]), strict=True))
-        singles = {i: (table, part) for i, (table, part) in enumerate(questions) if isinstance(part, int)}
+        singles = {
+            i: (table, part) for i, (table, part) in enumerate(questions) if isinstance(part, int)
+        }
         self.look_up([*singles.values()])
         answers |= {i: table.known[index] for i, (table, index) in singles.items()}
         parts = {i: question for i, question in enumerate(questions) if i not in answers}
         if parts:
-            log_weights = self.read([(table, block) for table, blocks in parts.values() for block in blocks.tolist()])
+            log_weights = self.read(
+                [(table, block) for table, blocks in parts.values() for block in blocks.tolist()]
+            )
             ends = np.cumsum([len(blocks) for _, blocks in parts.values()])
             answers |= dict(zip(parts, np.split(log_weights, ends[:-1]), strict=True))
         return [answers[i] for i in range(len(questions))]
 
     def fill_sums(self, tables: Sequence[DeviceTable]) -> None:
         """Compute the block sums of tables."""
-        for table, log_sums in zip(tables, request_all(self, [(table, None) for table in tables]), strict=True):
+        for table, log_sums in zip(
+            tables, request_all(self, [(table, None) for table in tables]), strict=True
+        ):
             table._log_sums = log_sums
 
     def look_up(self, places: Sequence[tuple[DeviceTable, int]]) -> None:
@@ -201,7 +209,9 @@ class Device(Evaluator):
             forbidden = np.zeros((len(masks) + 1, weights.shape[1]), bool)
             for row, mask in zip(forbidden[1:], masks.values(), strict=True):
                 np.logical_not(mask, out=row[: self.size])
-            own = torch.from_numpy(np.array([numbers.get(id(table.mask), 0) for table in tables])).to(rows.device)
+            own = torch.from_numpy(
+                np.array([numbers.get(id(table.mask), 0) for table in tables])
+            ).to(rows.device)
             weights.masked_fill_(torch.from_numpy(forbidden).to(rows.device)[own], -torch.inf)
         weights = weights.view(len(weights), -1, BLOCK)
         tops = weights.amax(2)

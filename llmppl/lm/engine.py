@@ -27,7 +27,7 @@ from numpy.typing import NDArray
 
 from llmppl.distributions import ArrayTable, Table
 
-LARGE = 1e6                             # above it, the sum of a logit and a log-probability is too inexact
+LARGE = 1e6  # above it, the sum of a logit and a log-probability is too inexact
 
 
 class Engine(ABC):
@@ -65,7 +65,7 @@ class Engine(ABC):
     eos_ids: Sequence[int] = ()
     reads_empty: bool = False
     tokens: int = 0
-    owner: weakref.ref[Any]             # evaluator of the CachedTransformer, which sets it
+    owner: weakref.ref[Any]  # evaluator of the CachedTransformer, which sets it
 
     @abstractmethod
     def forward(self, contexts: list[list[int]], asked: list[tuple[int, int]]) -> Any:
@@ -86,13 +86,13 @@ class Engine(ABC):
             Logits, not normalised; -inf for a token that cannot follow.
         """
 
-    def release(self, contexts: list[list[int]]) -> None:               # noqa: B027
+    def release(self, contexts: list[list[int]]) -> None:  # noqa: B027
         """Note that nobody holds these contexts, or continuations of them, any more. They may still be asked for.
 
         Each context without its last token is held, or empty.
         """
 
-    def clear(self) -> None:                            # noqa: B027
+    def clear(self) -> None:  # noqa: B027
         """Drop all kept keys and values: a call failed or was interrupted, or the weights have changed."""
 
 
@@ -182,7 +182,7 @@ def tables_of_logits(
     """
     tables = list[Table]()
     for i, given in enumerate(logits[:, :size]):
-        row = np.empty(size, given.dtype)               # a copy: a view would keep all rows alive
+        row = np.empty(size, given.dtype)  # a copy: a view would keep all rows alive
         row[: len(given)] = given
         row[len(given) :] = -np.inf
         row[unknown] = -np.inf
@@ -200,4 +200,6 @@ def check_top(top: float, context: str) -> float:
     if math.isfinite(top):
         return top
     kind = {math.inf: "+inf", -math.inf: "-inf alone"}.get(top, "NaN")
-    raise FloatingPointError(f"the model's logits after {context} hold {kind}: they give no distribution")
+    raise FloatingPointError(
+        f"the model's logits after {context} hold {kind}: they give no distribution"
+    )

@@ -30,11 +30,13 @@ from llmppl.support.arguments import shown
 from llmppl.support.locks import Lock, locked
 from llmppl.support.runtime import Stats
 
-_MAX_PATHS = 1 << 20                    # slots of remembered paths
-_MAX_ANSWER = 1 << 28                   # bytes of the rows that an engine answers in one call
-_Prefetch = tuple[weakref.ref[Any], weakref.ref[Any]]                   # (asker, context)
-Question = tuple[Node, ...]             # (n,): the row of n; (n_0, ..., n_k): log p(n_i | n_{i-1}) for i = 1 .. k
-Chain = list[Node]                      # nodes, each the parent of the next
+_MAX_PATHS = 1 << 20  # slots of remembered paths
+_MAX_ANSWER = 1 << 28  # bytes of the rows that an engine answers in one call
+_Prefetch = tuple[weakref.ref[Any], weakref.ref[Any]]  # (asker, context)
+Question = tuple[
+    Node, ...
+]  # (n,): the row of n; (n_0, ..., n_k): log p(n_i | n_{i-1}) for i = 1 .. k
+Chain = list[Node]  # nodes, each the parent of the next
 
 
 class PendingRound:
@@ -74,7 +76,9 @@ class CachedEvaluator:
 
     patient = False
 
-    def __init__(self, engine: Engine, vocab: Vocabulary, cache_bytes: int, max_batch_tokens: int) -> None:
+    def __init__(
+        self, engine: Engine, vocab: Vocabulary, cache_bytes: int, max_batch_tokens: int
+    ) -> None:
         self.engine = engine
         self.vocab = vocab
         self.max_batch_tokens = max_batch_tokens
@@ -82,17 +86,23 @@ class CachedEvaluator:
         self.store = Store(cache_bytes, self.slots)
         self.trie = Trie(self.store)
         self._lock = Lock()
-        self._valid = True                              # False in a call, and after one that did not end
-        self._stats = defaultdict[int, Stats](Stats)    # by thread identifier, which Python uses again
-        self._prefetches = defaultdict[int, list[_Prefetch]](list)      # of the next round of each thread
-        self._ids = WeakKeyDictionary[Node, list[int]]()        # tokens of the whole contexts of the last round
+        self._valid = True  # False in a call, and after one that did not end
+        self._stats = defaultdict[int, Stats](
+            Stats
+        )  # by thread identifier, which Python uses again
+        self._prefetches = defaultdict[int, list[_Prefetch]](
+            list
+        )  # of the next round of each thread
+        self._ids = WeakKeyDictionary[
+            Node, list[int]
+        ]()  # tokens of the whole contexts of the last round
         self._round = 0
         self._unknown = np.flatnonzero(~vocab.known)
         self._cache_bytes = cache_bytes
         self._device: Any = None
         self._releases = type(engine).release is not Engine.release
-        self._contexts: list[tuple[weakref.ref[Any], Node]] = []        # if the engine wants to know
-        engine.clear()                                  # another language model, now gone, may have used it
+        self._contexts: list[tuple[weakref.ref[Any], Node]] = []  # if the engine wants to know
+        engine.clear()  # another language model, now gone, may have used it
         engine.owner = weakref.ref(self)
 
     @property
@@ -128,7 +138,9 @@ class CachedEvaluator:
     def _exclusive(self, function: Callable[..., Any], *arguments: Any) -> Any:
         """Call a function that changes the cache, in one thread at a time."""
         if self._lock.lock._is_owned():
-            raise RuntimeError(f"a language model was used from inside a call of its own, by {function.__qualname__}")
+            raise RuntimeError(
+                f"a language model was used from inside a call of its own, by {function.__qualname__}"
+            )
         return self._to_its_end(function, *arguments)
 
     @locked
@@ -163,7 +175,9 @@ class CachedEvaluator:
 
     def evaluate(self, questions: list[Question]) -> list[Any]:
         """Return rows and log-probabilities. The round also computes what this thread has prefetched."""
-        answers: list[Any] = self._exclusive(self._evaluate, questions, self._prefetches.pop(get_ident(), []))
+        answers: list[Any] = self._exclusive(
+            self._evaluate, questions, self._prefetches.pop(get_ident(), [])
+        )
         return answers
 
     def _evaluate(self, questions: list[Question], prefetches: list[_Prefetch]) -> list[Any]:
@@ -187,15 +201,26 @@ class CachedEvaluator:
         stats.hits += max(0, len(questions) - computed)
         stats.tokens += self.engine.tokens - tokens
         stats.seconds_lm += perf_counter() - start
-        return [[child.log_prob for child in rest] if rest else pending.rows[node] for node, *rest in questions]
+        return [
+            [child.log_prob for child in rest] if rest else pending.rows[node]
+            for node, *rest in questions
+        ]
 
     def _release(self) -> None:
         """Tell the engine about the contexts that nobody holds any more."""
         states = [(ref() is None, ref, node) for ref, node in self._contexts]
         self._contexts = [(ref, node) for gone, ref, node in states if not gone]
         if dead := [node for gone, _, node in states if gone]:
-            held = {self.trie.root, *itertools.chain.from_iterable(node.path() for _, node in self._contexts)}
-            topmost = {each for node in dead for each in node.path() if each not in held and each.parent in held}
+            held = {
+                self.trie.root,
+                *itertools.chain.from_iterable(node.path() for _, node in self._contexts),
+            }
+            topmost = {
+                each
+                for node in dead
+                for each in node.path()
+                if each not in held and each.parent in held
+            }
             self.engine.release([node.tokens() for node in topmost])
 
     def _forward(self, pending: PendingRound) -> None:
@@ -221,8 +246,10 @@ class CachedEvaluator:
         for end in sorted(needs, key=lambda node: -node.depth):
             chain = []
             node = end
-            while node not in claimed and node.parent is not None and (node.slot < 0 or node is end):
-                chain.append(node)                      # `end` runs again if it has a slot but no row any more
+            while (
+                node not in claimed and node.parent is not None and (node.slot < 0 or node is end)
+            ):
+                chain.append(node)  # `end` runs again if it has a slot but no row any more
                 node = node.parent
             if chain and node not in claimed:
                 chain = chain[::-1][: self.max_batch_tokens]
@@ -232,7 +259,7 @@ class CachedEvaluator:
 
     def _fitting(self, chains: list[Chain]) -> list[Chain]:
         """Return chains that fit together into one pass and the store; none if the first alone does not fit."""
-        first, *rest = chains                           # the first always runs, so that every question is answered
+        first, *rest = chains  # the first always runs, so that every question is answered
         group = [first]
         longest = first[-1].depth
         for chain in sorted(rest, key=len, reverse=True):
@@ -258,7 +285,9 @@ class CachedEvaluator:
             tokens[i, : len(chain)] = [node.token for node in chain]
             asked |= {node: (i, j) for j, node in enumerate(chain) if node in pending.children}
         slots = self._allocate_slots(chains)
-        self._resolve(engine.run(Batch(tokens, starts, lengths, slots, [*asked.values()])), asked, pending)
+        self._resolve(
+            engine.run(Batch(tokens, starts, lengths, slots, [*asked.values()])), asked, pending
+        )
         for chain in chains:
             chain[-1].used = self._round
 
@@ -271,14 +300,14 @@ class CachedEvaluator:
         new = WeakKeyDictionary[Node, list[int]]()
         asked = {}
         for end in sorted(needs, key=lambda node: -node.depth):
-            if end in asked:                            # a prefix of a longer context
+            if end in asked:  # a prefix of a longer context
                 continue
             before = None if end.parent is None else self._ids.get(end.parent)
             asked[end] = (len(new), end.depth)
             node = end
             new[end] = end.tokens() if before is None else [*before, end.token]
-            while node.depth > min_depth:               # prefixes that are needed, too
-                node = node.parent                      # type: ignore[assignment]   # only the root has none
+            while node.depth > min_depth:  # prefixes that are needed, too
+                node = node.parent  # type: ignore[assignment]   # only the root has none
                 if node in needed:
                     asked.setdefault(node, (asked[end][0], node.depth))
         self._ids = new
@@ -291,7 +320,10 @@ class CachedEvaluator:
             if node.slot < 0:
                 self.store.allocate(node)
         new = [[node.slot for node in chain] for chain in chains]
-        paths = {c[-1]: np.append(self.store.path_before(c[0]), slots) for c, slots in zip(chains, new, strict=True)}
+        paths = {
+            c[-1]: np.append(self.store.path_before(c[0]), slots)
+            for c, slots in zip(chains, new, strict=True)
+        }
         longest = max(map(len, paths.values()))
         slots = np.empty((len(chains), longest), dtype=np.int64)
         for row, path in zip(slots, paths.values(), strict=True):
@@ -317,10 +349,14 @@ class CachedEvaluator:
             if self._device is None:
                 from llmppl.lm.device import Device
 
-                self._device = Device(lambda: self._stats[get_ident()], len(self.vocab), self._unknown)
+                self._device = Device(
+                    lambda: self._stats[get_ident()], len(self.vocab), self._unknown
+                )
             rows = self._device.tables_of_logits(logits, describe, keeps)
             answers = zip(nodes, rows, strict=True)
-            self._device.look_up([(row, child.token) for node, row in answers for child in pending.children[node]])
+            self._device.look_up(
+                [(row, child.token) for node, row in answers for child in pending.children[node]]
+            )
         for node, row, keep in zip(nodes, rows, keeps, strict=True):
             pending.resolve(node, row)
             if keep:

@@ -14,7 +14,7 @@ from llmppl.constraints.values import index_of
 from llmppl.constraints.vocabulary import Vocabulary
 from llmppl.support import arguments
 
-_ENDED = object()                                       # state of a text after its eos
+_ENDED = object()  # state of a text after its eos
 
 
 class ConstraintLogitsProcessor:
@@ -43,15 +43,24 @@ class ConstraintLogitsProcessor:
     """
 
     def __init__(
-        self, constraint: Any, tokenizer: Any, *, eos_ids: int | Iterable[int] = (), max_tokens: int | None = None
+        self,
+        constraint: Any,
+        tokenizer: Any,
+        *,
+        eos_ids: int | Iterable[int] = (),
+        max_tokens: int | None = None,
     ) -> None:
         if isinstance(tokenizer, Vocabulary):
             vocab = tokenizer
         elif hasattr(tokenizer, "convert_ids_to_tokens"):
-            vocab = Vocabulary.from_tokenizer(tokenizer, [eos_ids] if isinstance(eos_ids, int) else eos_ids)
+            vocab = Vocabulary.from_tokenizer(
+                tokenizer, [eos_ids] if isinstance(eos_ids, int) else eos_ids
+            )
         else:
             kind = arguments.shown(tokenizer)
-            raise TypeError(f"tokenizer must be a transformers tokenizer or a Vocabulary, not {kind}")
+            raise TypeError(
+                f"tokenizer must be a transformers tokenizer or a Vocabulary, not {kind}"
+            )
         index = index_of(constraint, vocab)
         if index is None:
             raise TypeError(
@@ -62,7 +71,7 @@ class ConstraintLogitsProcessor:
         self._start = index.start, arguments.optional_count("max_tokens", max_tokens)
         if not self._mask(self._start).any():
             raise ValueError(f"{index!r}: no text ends within max_tokens={max_tokens}")
-        self._states: dict[bytes, Any] = {}             # by the ids of each row of the last call
+        self._states: dict[bytes, Any] = {}  # by the ids of each row of the last call
 
     def __call__(self, input_ids: Any, scores: Any) -> Any:
         """Return the (B, n) `scores` with -inf at tokens that do not fit after the (B, T) `input_ids`.
@@ -123,7 +132,7 @@ class ConstraintLogitsProcessor:
 
         size = len(self.vocab)
         num_scores = scores.shape[-1]
-        if abs(num_scores - size) > max(128, size // 32):       # heads are padded, or lack added tokens
+        if abs(num_scores - size) > max(128, size // 32):  # heads are padded, or lack added tokens
             raise ValueError(
                 f"the model scores {num_scores:,} tokens, and the tokenizer of this processor has {size:,}: give the "
                 "tokenizer of the model"

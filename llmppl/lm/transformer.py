@@ -25,10 +25,12 @@ from llmppl.support.options import check_options
 from llmppl.support.runtime import Stats
 from llmppl.support.shared import Shared
 
-Message = Mapping[str, Any]             # a role and a content, as in transformers and most servers
+Message = Mapping[str, Any]  # a role and a content, as in transformers and most servers
 _TEMPLATE_OPTIONS = {"chat_template", "system", "add_generation_prompt", "continue_final_message"}
 
-DEVICE_SHARE = "LLMPPL_DEVICE_SHARE"    # environment variable: the part of each device that this process may use
+DEVICE_SHARE = (
+    "LLMPPL_DEVICE_SHARE"  # environment variable: the part of each device that this process may use
+)
 
 
 class CachedTransformer(Shared):
@@ -66,14 +68,21 @@ class CachedTransformer(Shared):
     """
 
     def __init__(
-        self, model: Any, tokenizer: Any = None, *, cache_bytes: int | None = None, max_batch_tokens: int = 1 << 16,
+        self,
+        model: Any,
+        tokenizer: Any = None,
+        *,
+        cache_bytes: int | None = None,
+        max_batch_tokens: int = 1 << 16,
         eos_ids: Iterable[int] = (),
-    ) -> None:  # fmt: skip
+    ) -> None:
         cache_bytes = optional_count("cache_bytes", cache_bytes, least=0)
         max_batch_tokens = count("max_batch_tokens", max_batch_tokens)
-        if isinstance(model, CachedTransformer):        # it can be called, but not with token ids
+        if isinstance(model, CachedTransformer):  # it can be called, but not with token ids
             raise TypeError(f"{model!r} is no language model of another package: use it as it is")
-        if tokenizer is None and hasattr(model, "tokenizer") and hasattr(model, "model"):       # a pipeline
+        if (
+            tokenizer is None and hasattr(model, "tokenizer") and hasattr(model, "model")
+        ):  # a pipeline
             tokenizer = model.tokenizer
             model = model.model
         self.model = model
@@ -81,7 +90,9 @@ class CachedTransformer(Shared):
         if isinstance(tokenizer, Vocabulary):
             self.vocab = tokenizer
             if eos_ids:
-                raise ValueError("a Vocabulary has eos_ids of its own: Vocabulary(tokens, eos_ids=[...])")
+                raise ValueError(
+                    "a Vocabulary has eos_ids of its own: Vocabulary(tokens, eos_ids=[...])"
+                )
         elif hasattr(tokenizer, "convert_ids_to_tokens"):
             self.tokenizer = tokenizer
             ends = [*_eos_ids(model, tokenizer), *_further_eos(tokenizer, eos_ids)]
@@ -93,13 +104,17 @@ class CachedTransformer(Shared):
             )
         self._limits = cache_bytes, max_batch_tokens
         self._use(_engine(model, self.vocab, max_batch_tokens))
-        self._siblings = dict[tuple[str, ...], CachedTransformer]()      # by their adapters, from the first on
+        self._siblings = dict[
+            tuple[str, ...], CachedTransformer
+        ]()  # by their adapters, from the first on
 
     def _use(self, engine: Engine) -> None:
         """Set the engine, with an empty cache."""
         cache_bytes, max_batch_tokens = self._limits
         if cache_bytes is None:
-            cache_bytes = default_cache_bytes(getattr(engine, "devices", [getattr(engine, "device", None)]))
+            cache_bytes = default_cache_bytes(
+                getattr(engine, "devices", [getattr(engine, "device", None)])
+            )
         self.engine = engine
         self.evaluator = CachedEvaluator(engine, self.vocab, cache_bytes, max_batch_tokens)
         self.trie = self.evaluator.trie
@@ -107,9 +122,15 @@ class CachedTransformer(Shared):
 
     @classmethod
     def from_pretrained(
-        cls, name: str | Path | None = None, *, engine: loading.EngineName | None = None,
-        cache_bytes: int | None = None, max_batch_tokens: int = 1 << 16, eos_ids: Iterable[int] = (), **options: Any,
-    ) -> Self:  # fmt: skip
+        cls,
+        name: str | Path | None = None,
+        *,
+        engine: loading.EngineName | None = None,
+        cache_bytes: int | None = None,
+        max_batch_tokens: int = 1 << 16,
+        eos_ids: Iterable[int] = (),
+        **options: Any,
+    ) -> Self:
         """Load a model and its tokenizer.
 
         Parameters
@@ -147,9 +168,19 @@ class CachedTransformer(Shared):
         cache_bytes = optional_count("cache_bytes", cache_bytes, least=0)
         keys = None if cache_bytes is None else cache_bytes - cache_bytes // 8
         model, tokenizer = loading.load(name, engine, cache_bytes=keys, **options)
-        if cache_bytes is not None and isinstance(model, Engine) and not isinstance(model, SlotEngine):
-            cache_bytes //= 8                           # the engine's own cache has the rest
-        return cls(model, tokenizer, cache_bytes=cache_bytes, max_batch_tokens=max_batch_tokens, eos_ids=eos_ids)
+        if (
+            cache_bytes is not None
+            and isinstance(model, Engine)
+            and not isinstance(model, SlotEngine)
+        ):
+            cache_bytes //= 8  # the engine's own cache has the rest
+        return cls(
+            model,
+            tokenizer,
+            cache_bytes=cache_bytes,
+            max_batch_tokens=max_batch_tokens,
+            eos_ids=eos_ids,
+        )
 
     def context(self, text: str | Context = "", *, special: bool = True) -> Context:
         """Return the context of `text`, encoded by the tokenizer with its own special tokens; a Context as it is.
@@ -163,18 +194,22 @@ class CachedTransformer(Shared):
         """
         if isinstance(text, Context) and text.lm.vocab == self.vocab:
             return text
-        text = arguments.text("text", text)             # type: ignore[arg-type]
+        text = arguments.text("text", text)  # type: ignore[arg-type]
         if self.tokenizer is None:
             return self._encoded(self.vocab.spell(text.encode()), text)
         ids = encode(self.tokenizer, text, verbose=False, split_special_tokens=not special)
         begin = encode(self.tokenizer, "")
         if not special and sum(i in self.vocab.special_ids for i in ids) > len(begin):
-            ids = begin + encode_fragment(self.tokenizer, self.vocab, text)     # special tokens are pieces of text, too
+            ids = begin + encode_fragment(
+                self.tokenizer, self.vocab, text
+            )  # special tokens are pieces of text, too
         elif special and begin and ids[: 2 * len(begin)] == 2 * begin:
             ids = ids[len(begin) :]
         return self._encoded(ids, text)
 
-    def chat(self, messages: str | Iterable[Message], *, system: str | None = None, **options: Any) -> Context:
+    def chat(
+        self, messages: str | Iterable[Message], *, system: str | None = None, **options: Any
+    ) -> Context:
         """Return the context of a conversation, up to where the assistant's answer begins, by the chat template.
 
         Parameters
@@ -198,7 +233,9 @@ class CachedTransformer(Shared):
         conversation = _conversation(messages, system)
         tokenizer = self.tokenizer
         given = options.pop("chat_template", None)
-        if not hasattr(tokenizer, "get_chat_template") or (given is None and tokenizer.chat_template is None):
+        if not hasattr(tokenizer, "get_chat_template") or (
+            given is None and tokenizer.chat_template is None
+        ):
             raise ValueError(
                 "this tokenizer has no chat template; its model may not be trained to chat: write the conversation out "
                 "and use context(text), or give chat_template=... for a tokenizer of transformers"
@@ -206,7 +243,9 @@ class CachedTransformer(Shared):
         template = tokenizer.get_chat_template(given, options.get("tools"))
         names = {*re.findall(r"\w+", template)}
         known = {name for name in names if "_" in name} | _TEMPLATE_OPTIONS
-        check_options("chat, by this template,", options.keys() - names, known)         # the template would ignore them
+        check_options(
+            "chat, by this template,", options.keys() - names, known
+        )  # the template would ignore them
         last = conversation[-1]
         begun = last["role"] == "assistant" and not options.get("add_generation_prompt")
         continued = options.pop("continue_final_message", begun)
@@ -218,13 +257,15 @@ class CachedTransformer(Shared):
             )
         try:
             ids = encode_chat(tokenizer, self.vocab, template, conversation, options, continued)
-        except Exception as error:                      # a template can raise anything
+        except Exception as error:  # a template can raise anything
             raise ValueError(f"the chat template refuses this conversation: {error}") from error
         return self._encoded(ids, None)
 
     def generate(self, prompt: Any, constraint: Any = None, **options: Any) -> Any:
         """Generate a text, a choice or a record: `llmppl.generate(self, prompt, constraint, ...)`."""
-        return lazy.found("llmppl.tasks.generation", "generate")(self, prompt, constraint, **options)
+        return lazy.found("llmppl.tasks.generation", "generate")(
+            self, prompt, constraint, **options
+        )
 
     __call__ = generate
 
@@ -252,7 +293,9 @@ class CachedTransformer(Shared):
         """
         names = () if name is None else (name,)
         if self._adapted is None:
-            raise ValueError(f"adapter {name!r}: only transformers models have adapters, and this is {self!r}")
+            raise ValueError(
+                f"adapter {name!r}: only transformers models have adapters, and this is {self!r}"
+            )
         with self._adapted.turn.lock:
             self._siblings.setdefault(self._adapted.names, self)
             lm = self._siblings.get(names)
@@ -305,11 +348,15 @@ def default_cache_bytes(devices: Iterable[Any]) -> int:
     try:
         share = min(1.0, positive(DEVICE_SHARE, float(value)))
     except ValueError:
-        raise ValueError(f"the variable {DEVICE_SHARE} is {value!r}; a number such as 0.5 would work") from None
+        raise ValueError(
+            f"the variable {DEVICE_SHARE} is {value!r}; a number such as 0.5 would work"
+        ) from None
     return int(min(mem_get_info(device)[0] for device in devices) * share) // 2
 
 
-def _engine(model: Any, vocab: Vocabulary, max_batch_tokens: int, adapters: tuple[str, ...] | None = None) -> Engine:
+def _engine(
+    model: Any, vocab: Vocabulary, max_batch_tokens: int, adapters: tuple[str, ...] | None = None
+) -> Engine:
     """Return an engine that runs `model`, with `adapters` active; with the currently active ones by default."""
     if isinstance(model, Engine):
         return model.renewed() if isinstance(model, SlotEngine) else model
@@ -327,7 +374,9 @@ def _engine(model: Any, vocab: Vocabulary, max_batch_tokens: int, adapters: tupl
 def _eos_ids(model: Any, tokenizer: Any) -> list[int]:
     """Return the eos ids of the tokenizer, the model and its generation config that are ids of a token, sorted."""
     owners = tokenizer, getattr(model, "config", None), getattr(model, "generation_config", None)
-    named = [getattr(owner, "eos_token_id", None) for owner in owners] + [getattr(model, "eos_ids", None)]
+    named = [getattr(owner, "eos_token_id", None) for owner in owners] + [
+        getattr(model, "eos_ids", None)
+    ]
     ids = {int(i) for each in named if each is not None for i in np.atleast_1d(each)}
     return sorted(i for i in ids if tokenizer.convert_ids_to_tokens(i) is not None)
 
@@ -336,7 +385,9 @@ def _further_eos(tokenizer: Any, ids: Iterable[int]) -> list[int]:
     """Return `ids` as a list; ValueError unless each is a special token. A token of text could not appear in texts."""
     further = [arguments.integer("each of eos_ids", i) for i in ids]
     added = getattr(tokenizer, "added_tokens_decoder", {})
-    if wrong := set(further).difference(tokenizer.all_special_ids, (i for i, each in added.items() if each.special)):
+    if wrong := set(further).difference(
+        tokenizer.all_special_ids, (i for i, each in added.items() if each.special)
+    ):
         raise ValueError(
             f"eos_ids: {min(wrong)} is the id of no special token, and a token that ends a text adds nothing to it: "
             "give stop=... to a ready-made program"
@@ -349,18 +400,29 @@ def _conversation(messages: str | Iterable[Message], system: str | None) -> list
     listed = [{"role": "user", "content": messages}] if isinstance(messages, str) else [*messages]
     if system is not None:
         listed.insert(0, {"role": "system", "content": arguments.text("system", system)})
-    wrong = [each for each in listed if not (isinstance(each, Mapping) and {"role"} <= each.keys() != {"role"})]
+    wrong = [
+        each
+        for each in listed
+        if not (isinstance(each, Mapping) and {"role"} <= each.keys() != {"role"})
+    ]
     if wrong or not listed:
         given = arguments.shown(wrong[0] if wrong else listed)
         raise TypeError(
             f"messages must be a str or a list of dicts such as {{'role': 'user', 'content': 'Hi'}}, not of {given}"
         )
-    return [{**message, "content": _joined(message)} if "content" in message else {**message} for message in listed]
+    return [
+        {**message, "content": _joined(message)} if "content" in message else {**message}
+        for message in listed
+    ]
 
 
 def _joined(message: Message) -> Any:
     """Return the content of a message. Parts that are all texts are joined, for templates that read no parts."""
     parts = message["content"]
-    if isinstance(parts, list) and parts and all(isinstance(p, Mapping) and p.get("type") == "text" for p in parts):
+    if (
+        isinstance(parts, list)
+        and parts
+        and all(isinstance(p, Mapping) and p.get("type") == "text" for p in parts)
+    ):
         return "".join(part["text"] for part in parts)
     return parts

@@ -9,7 +9,16 @@ from llmppl.models.spans import Span
 from llmppl.support import lazy
 
 __all__ = [
-    "Batched", "batched", "Choice", "ConstrainedText", "Infilling", "Lookahead", "Model", "Program",
-    "PromptIntersection", "replay", "Span",
-]  # fmt: skip
+    "Batched",
+    "batched",
+    "Choice",
+    "ConstrainedText",
+    "Infilling",
+    "Lookahead",
+    "Model",
+    "Program",
+    "PromptIntersection",
+    "replay",
+    "Span",
+]
 __dir__ = lazy.public_names(__name__)

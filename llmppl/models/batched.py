@@ -24,7 +24,7 @@ from llmppl.support.shared import Shared
 
 A = TypeVar("A", bound=Hashable)
 B = TypeVar("B")
-_MAX_CACHED = 1 << 14                                   # answers
+_MAX_CACHED = 1 << 14  # answers
 
 
 class Batched(Shared, Evaluator, Generic[A, B]):
@@ -43,11 +43,13 @@ class Batched(Shared, Evaluator, Generic[A, B]):
 
     patient = True
 
-    def __init__(self, function: Callable[[list[A]], Iterable[B]], max_batch: int | None = None) -> None:
+    def __init__(
+        self, function: Callable[[list[A]], Iterable[B]], max_batch: int | None = None
+    ) -> None:
         self.function = function
         self.max_batch = arguments.optional_count("max_batch", max_batch)
         self._answers: dict[A, B] = {}
-        self._done = defaultdict[int, Stats](Stats)     # by thread identifier, which Python may reuse
+        self._done = defaultdict[int, Stats](Stats)  # by thread identifier, which Python may reuse
         self._lock = Lock()
         functools.update_wrapper(self, function, updated=())
 
@@ -69,7 +71,9 @@ class Batched(Shared, Evaluator, Generic[A, B]):
 
     @locked
     def evaluate(self, questions: list[A]) -> list[B]:
-        found = {question: self._answers[question] for question in questions if question in self._answers}
+        found = {
+            question: self._answers[question] for question in questions if question in self._answers
+        }
         new = [question for question in dict.fromkeys(questions) if question not in found]
         size = self.max_batch or max(1, len(new))
         for start in range(0, len(new), size):
@@ -89,7 +93,9 @@ class Batched(Shared, Evaluator, Generic[A, B]):
         stats.arguments += len(questions)
         try:
             answers = self.function(list(questions))
-            is_list = isinstance(answers, Iterable) and not isinstance(answers, (str, bytes, Mapping, Set))
+            is_list = isinstance(answers, Iterable) and not isinstance(
+                answers, (str, bytes, Mapping, Set)
+            )
             listed = list(answers) if is_list else []
         except Exception as error:
             error.add_note(f"in {self}, called with a list of {len(questions)}: {shown(questions)}")
@@ -101,7 +107,10 @@ class Batched(Shared, Evaluator, Generic[A, B]):
                 f"{self} returned {shown(answers)} for a list of {len(questions)}: a batched function takes a list, "
                 "and returns a list of as many answers, in the same order"
             )
-        return [self._checked(question, answer) for question, answer in zip(questions, listed, strict=True)]
+        return [
+            self._checked(question, answer)
+            for question, answer in zip(questions, listed, strict=True)
+        ]
 
     def _checked(self, question: A, answer: Any) -> Any:
         """Return a scalar of numpy or torch as a Python number, an array as a read-only copy."""
@@ -111,7 +120,7 @@ class Batched(Shared, Evaluator, Generic[A, B]):
         if getattr(answer, "ndim", None) == 0:
             answer = answer.item()
         numbers = np.asarray(answer) if isinstance(answer, (float, np.ndarray)) else np.empty(0)
-        if answer is None or np.any(numbers != numbers):        # NaN
+        if answer is None or np.any(numbers != numbers):  # NaN
             raise ValueError(f"{self} answered {shown(answer)} for {shown(question)}")
         return answer
 
@@ -137,7 +146,9 @@ def batched(
 
 
 @overload
-def batched(*, max_batch: int | None = None) -> Callable[[Callable[[list[A]], Iterable[B]]], Batched[A, B]]: ...
+def batched(
+    *, max_batch: int | None = None
+) -> Callable[[Callable[[list[A]], Iterable[B]]], Batched[A, B]]: ...
 
 
 def batched(function: Any = None, /, *, max_batch: int | None = None) -> Any:

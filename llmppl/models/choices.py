@@ -36,10 +36,12 @@ from llmppl.support.shared import Shared
 
 M = TypeVar("M", bound=Any)
 Floats = NDArray[np.float64]
-CallSite = tuple[CodeType, int]                         # a line of a program
+CallSite = tuple[CodeType, int]  # a line of a program
 
-MAX_ROUNDING = 1e-5                                     # of a log sum of probabilities: rounding in float32 is below
-_OWN_FILES = {str(Path(__file__).with_name(name)) for name in ("model.py", "choices.py", "spans.py")}
+MAX_ROUNDING = 1e-5  # of a log sum of probabilities: rounding in float32 is below
+_OWN_FILES = {
+    str(Path(__file__).with_name(name)) for name in ("model.py", "choices.py", "spans.py")
+}
 _OWN_FILES.add(str(Path(__file__).parent.with_name("checking.py")))
 
 
@@ -66,13 +68,22 @@ def state_of(stream: Any) -> State:
         return stream
     seed = stream.bit_generator.seed_seq
     state = stream.bit_generator.state
-    return State(state["bit_generator"], seed.entropy, seed.spawn_key, seed.pool_size, seed.n_children_spawned, state)
+    return State(
+        state["bit_generator"],
+        seed.entropy,
+        seed.spawn_key,
+        seed.pool_size,
+        seed.n_children_spawned,
+        state,
+    )
 
 
 def stream_of(state: State) -> np.random.Generator:
     """Return a new numpy stream with this state."""
     kind, entropy, key, size, children, now = state
-    seed = np.random.SeedSequence(entropy, spawn_key=key, pool_size=size, n_children_spawned=children)
+    seed = np.random.SeedSequence(
+        entropy, spawn_key=key, pool_size=size, n_children_spawned=children
+    )
     stream = np.random.Generator(getattr(np.random, kind)(seed))
     if now is not None:
         stream.bit_generator.state = now
@@ -105,13 +116,17 @@ class ParticleStream(np.random.Generator):
         if name.startswith("__") or name == "particle":
             return object.__getattribute__(self, name)
         particle = self.particle
-        return getattr((particle.chooser or particle._own_chooser_()).hand_out_rng(particle, name), name)
+        return getattr(
+            (particle.chooser or particle._own_chooser_()).hand_out_rng(particle, name), name
+        )
 
     def __deepcopy__(self, memo: dict[int, Any]) -> "ParticleStream":
         return ParticleStream(memo.get(id(self.particle), self.particle))
 
     def __reduce__(self) -> NoReturn:
-        raise TypeError("the random stream of a particle cannot be pickled: its state is rng.bit_generator.state")
+        raise TypeError(
+            "the random stream of a particle cannot be pickled: its state is rng.bit_generator.state"
+        )
 
     def __repr__(self) -> str:
         return "<the random stream of a particle>"
@@ -119,7 +134,7 @@ class ParticleStream(np.random.Generator):
     __str__ = __repr__
 
 
-_NO_BITS = np.random.PCG64(0)                           # a Generator requires one; nothing draws from it
+_NO_BITS = np.random.PCG64(0)  # a Generator requires one; nothing draws from it
 
 
 # ---- noted choices
@@ -140,8 +155,8 @@ class Choice(NamedTuple):
     log_w: float
 
 
-Item = Choice | State                                   # a State: the stream's, when a program took `self.rng`
-Steps = tuple[tuple[Item, ...], ...]                    # the choices of a particle, step by step
+Item = Choice | State  # a State: the stream's, when a program took `self.rng`
+Steps = tuple[tuple[Item, ...], ...]  # the choices of a particle, step by step
 
 
 class Noted(Shared):
@@ -161,7 +176,7 @@ class Noted(Shared):
             node = node.before
 
     def steps(self) -> Steps:
-        steps: list[list[Any]] = [[]]                   # the first: sampled before the first step
+        steps: list[list[Any]] = [[]]  # the first: sampled before the first step
         for item in [*self][::-1]:
             if item is None:
                 steps.append([])
@@ -221,7 +236,7 @@ class Sampled:
         value, log_w = choice = self.choose(proposal)
         before = particle._noted_
         particle._noted_ = Noted(before, Choice(value, log_w))
-        if type(before.item) is State:                  # a replay continues from the state after this draw
+        if type(before.item) is State:  # a replay continues from the state after this draw
             self.note_stream(particle)
         return choice
 
@@ -255,7 +270,9 @@ class StopAtChoice(Sampled):
     `most`, a rejection proposal lists so many values.
     """
 
-    def __init__(self, picks: "Sequence[Pick]" = (), asker: str = "", most: int | None = None) -> None:
+    def __init__(
+        self, picks: "Sequence[Pick]" = (), asker: str = "", most: int | None = None
+    ) -> None:
         super().__init__(None)
         self.listing: ListedChoice | None = None
         self.left = False
@@ -264,7 +281,7 @@ class StopAtChoice(Sampled):
         self._most = most
 
     def choose(self, proposal: Proposal) -> tuple[Any, float]:
-        if self.left:                                   # the step has caught the first exception
+        if self.left:  # the step has caught the first exception
             raise Suspended
         if (pick := next(self._picks, None)) is not None:
             return pick.take(proposal)
@@ -278,7 +295,9 @@ class StopAtChoice(Sampled):
     def hand_out_rng(self, particle: Any, name: str) -> NoReturn:
         self.left = True
         if self._asker:
-            raise TypeError(f"{self._asker} cannot enumerate self.rng.{name}(); draw with self.sample(dist)")
+            raise TypeError(
+                f"{self._asker} cannot enumerate self.rng.{name}(); draw with self.sample(dist)"
+            )
         raise Suspended
 
 
@@ -290,7 +309,12 @@ class Replayed(Sampled):
     """
 
     def __init__(
-        self, steps: Steps, rng: Any, *, weighs: bool = True, read: Callable[[Any], Any] = lambda item: item
+        self,
+        steps: Steps,
+        rng: Any,
+        *,
+        weighs: bool = True,
+        read: Callable[[Any], Any] = lambda item: item,
     ) -> None:
         super().__init__(rng)
         self.steps = steps
@@ -301,10 +325,12 @@ class Replayed(Sampled):
 
     def choose(self, proposal: Proposal) -> tuple[Any, float]:
         if not self._remaining and self.weighs:
-            proposal.propose(self.rng)                  # if there is nothing to draw, the particle dies again
+            proposal.propose(self.rng)  # if there is nothing to draw, the particle dies again
         value, log_w = self._next(Choice, f"the program samples from {proposal!r}")
         if self.weighs and log_w > -np.inf and proposal.log_measure(value) == -np.inf:
-            raise self._error(f"the program samples from {proposal!r}, which does not give {value!r}")
+            raise self._error(
+                f"the program samples from {proposal!r}, which does not give {value!r}"
+            )
         self._remaining.popleft()
         return value, log_w
 
@@ -329,7 +355,9 @@ class Replayed(Sampled):
 
     def _error(self, event: str) -> ValueError:
         number = len(self.steps[self._t]) - len(self._remaining) + 1
-        return ValueError(f"the program makes other choices: at step {self._t + 1}, choice {number}, {event}")
+        return ValueError(
+            f"the program makes other choices: at step {self._t + 1}, choice {number}, {event}"
+        )
 
 
 def replay(model: M, choices: Steps, rng: np.random.Generator | None = None) -> M:
@@ -365,11 +393,16 @@ def _replayed(todo: Sequence[tuple[Any, Replayed]]) -> list[Any]:
     def run(particle: Any, chooser: Replayed) -> None:
         for t in range(len(chooser.steps)):
             if particle.finished:
-                raise ValueError(f"the program makes other choices: it ends at step {t} of {len(chooser.steps)}")
+                raise ValueError(
+                    f"the program makes other choices: it ends at step {t} of {len(chooser.steps)}"
+                )
             particle.step()
             chooser.end_step()
 
-    runs = [functools.partial(run, particle, chooser) for particle, (_, chooser) in zip(particles, todo, strict=True)]
+    runs = [
+        functools.partial(run, particle, chooser)
+        for particle, (_, chooser) in zip(particles, todo, strict=True)
+    ]
     Runtime().run(runs, ["a replay"] * len(runs))
     return particles
 
@@ -392,10 +425,15 @@ def log_joints(particles: Sequence[Any]) -> list[float]:
     is of no run, or whose program makes other choices now.
     """
     if any(particle._origin_ is None for particle in particles):
-        raise ValueError("log_joint is of the particles of a run: smc_steer, importance_sampling, enumerate_exact ...")
+        raise ValueError(
+            "log_joint is of the particles of a run: smc_steer, importance_sampling, enumerate_exact ..."
+        )
     todo = [(each._origin_, _Scored(each.choices, np.random.default_rng(0))) for each in particles]
     replayed = _replayed(todo)
-    return [each.log_weight - each.log_twist + chooser.log_q for each, (_, chooser) in zip(replayed, todo, strict=True)]
+    return [
+        each.log_weight - each.log_twist + chooser.log_q
+        for each, (_, chooser) in zip(replayed, todo, strict=True)
+    ]
 
 
 # ---- a choice that is listed, and made when the step runs again

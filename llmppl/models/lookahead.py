@@ -55,20 +55,26 @@ class Lookahead(Shared):
     [-9.9, -8.5, -7.7]
     """
 
-    def __init__(self, index: Index, dist: TokenDistribution, max_tokens: int, end: End = "boundary") -> None:
+    def __init__(
+        self, index: Index, dist: TokenDistribution, max_tokens: int, end: End = "boundary"
+    ) -> None:
         if not isinstance(index, Index) or not isinstance(dist, TokenDistribution):
             raise TypeError(
                 "Lookahead wants an index, Regex(...).index(lm.vocab), and a distribution over tokens, such as "
                 f"mean_next_token(context, 200), not {index!r} and {dist!r}"
             )
         if dist.support != index.vocab:
-            raise ValueError(f"the distribution is over {dist.support}, and {index!r} over another vocabulary")
+            raise ValueError(
+                f"the distribution is over {dist.support}, and {index!r} over another vocabulary"
+            )
         self.index = index
         self.max_tokens = count("max_tokens", max_tokens, least=0)
         one_of("end", end, ENDS)
         whole = index.build_all()
         if not isinstance(whole, PrecomputedIndex):
-            raise TypeError(f"Lookahead wants finitely many states, those of a Regex or a DFA, not {index!r}")
+            raise TypeError(
+                f"Lookahead wants finitely many states, those of a Regex or a DFA, not {index!r}"
+            )
         self._row_of = {state: i for i, state in enumerate(whole.states)}
         self._table = _tabulate(whole, dist.log_probs(), _log_ends(whole, dist, end), max_tokens)
         if self._table[max_tokens, 0] == -math.inf:
@@ -85,7 +91,9 @@ class Lookahead(Shared):
         """
         num_left = count("left", left, least=0)
         if num_left > self.max_tokens:
-            raise ValueError(f"left={left}: the table is for 0 to {self.max_tokens} tokens, its max_tokens")
+            raise ValueError(
+                f"left={left}: the table is for 0 to {self.max_tokens} tokens, its max_tokens"
+            )
         return 0.0 if state is END else float(self._table[num_left, self._row_of[state]])
 
     def __repr__(self) -> str:
@@ -103,7 +111,9 @@ def _log_ends(whole: PrecomputedIndex, dist: TokenDistribution, end: End) -> Flo
     return log_ends
 
 
-def _tabulate(whole: PrecomputedIndex, log_probs: Floats, log_ends: Floats, max_tokens: int) -> Floats:
+def _tabulate(
+    whole: PrecomputedIndex, log_probs: Floats, log_ends: Floats, max_tokens: int
+) -> Floats:
     """Return (max_tokens + 1, S) log V_n(s), by value iteration over the rows of an index."""
     probs = np.exp(log_probs)
     sources = []
@@ -111,13 +121,15 @@ def _tabulate(whole: PrecomputedIndex, log_probs: Floats, log_ends: Floats, max_
     weights = []
     for i in range(len(whole)):
         tokens, rows = whole.row(i)
-        mass = np.bincount(rows, probs[tokens], minlength=1)        # tokens with the same next state are one step
+        mass = np.bincount(
+            rows, probs[tokens], minlength=1
+        )  # tokens with the same next state are one step
         (ends,) = mass.nonzero()
         sources.append(np.full(len(ends), i))
         targets.append(ends)
         weights.append(np.log(mass[ends]))
     source, target, weight = map(np.concatenate, (sources, targets, weights))
-    moving, begin = np.unique(source, return_index=True)            # sources are in order
+    moving, begin = np.unique(source, return_index=True)  # sources are in order
     table = np.empty((max_tokens + 1, len(whole)))
     table[:] = log_ends
     for n in range(1, max_tokens + 1):

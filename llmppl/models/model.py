@@ -73,7 +73,7 @@ def _read_only(name: str) -> Any:
 def _check_result(result: Any, program: str) -> None:
     """Raise a TypeError if a step returned anything but None, as a coroutine or a generator does."""
     if result is not None:
-        getattr(result, "close", int)()                 # else Python also warns of a coroutine
+        getattr(result, "close", int)()  # else Python also warns of a coroutine
         raise TypeError(
             f"{program}.step returned {shown(result)}; steps are plain functions here that return nothing: drop async, "
             "await and yield, since self.sample(...) returns the value itself; add text to self.s, keep other values "
@@ -89,11 +89,21 @@ def _check_time(model: Model, verb: str) -> None:
         if model._log_weight_ == -math.inf:
             raise Dead
     elif verb == "twist":
-        raise RuntimeError("twist() outside of a step: it guides the selection after a step; call it in step()")
+        raise RuntimeError(
+            "twist() outside of a step: it guides the selection after a step; call it in step()"
+        )
     if model.finished:
-        raise RuntimeError(f"{verb}() after the particle has finished: return from step() after finish()")
-    if not model._stepping_ and verb in ("sample", "extend") and not getattr(model._chooser_, "by_hand", True):
-        raise RuntimeError(f"{verb}() outside of a step: a particle of a run chooses in step() alone")
+        raise RuntimeError(
+            f"{verb}() after the particle has finished: return from step() after finish()"
+        )
+    if (
+        not model._stepping_
+        and verb in ("sample", "extend")
+        and not getattr(model._chooser_, "by_hand", True)
+    ):
+        raise RuntimeError(
+            f"{verb}() outside of a step: a particle of a run chooses in step() alone"
+        )
 
 
 def _as_bool(holds: Any) -> bool:
@@ -128,13 +138,27 @@ def _check_proposal(verb: str, value: Any) -> None:
 # ---- copies
 
 _OWN = frozenset(("_chooser_", "_noted_", "_stepping_", "_attribution_", "_origin_"))
-_ATOMS = (str, bytes, int, float, complex, bool, type(None), types.FunctionType, *weakref.ProxyTypes)
+_ATOMS = (
+    str,
+    bytes,
+    int,
+    float,
+    complex,
+    bool,
+    type(None),
+    types.FunctionType,
+    *weakref.ProxyTypes,
+)
 
 
 @functools.cache
 def _is_own_copy(cls: type) -> bool:
     """Return True if instances of `cls` are immutable, so that a copy shares them."""
-    return cls in _ATOMS or issubclass(cls, type) or getattr(cls, "__deepcopy__", None) is Shared.__deepcopy__
+    return (
+        cls in _ATOMS
+        or issubclass(cls, type)
+        or getattr(cls, "__deepcopy__", None) is Shared.__deepcopy__
+    )
 
 
 @functools.cache
@@ -207,32 +231,41 @@ class Model:
     chooser: Sampled | None = _read_only("chooser")
     _log_weight_: float = 0.0
     _log_twist_: float = 0.0
-    _origin_: Any = None                                # the program of the run
-    _power_: float = 1.0                                # of the joint probability in the target
+    _origin_: Any = None  # the program of the run
+    _power_: float = 1.0  # of the joint probability in the target
     _cut_: bool = False
-    _limit_: str = ""                                   # the error of the context that was too long for the model
-    _attribution_: dict[str, float] = {}                # noqa: RUF012
+    _limit_: str = ""  # the error of the context that was too long for the model
+    _attribution_: dict[str, float] = {}  # noqa: RUF012
     _death_: str | None = None
     _chooser_: Sampled | None = None
     _noted_: Noted = NOTHING
-    _before_: str = ""                                  # the text before the last step
+    _before_: str = ""  # the text before the last step
     _stepping_: bool = False
-    if not TYPE_CHECKING:                               # subclasses may have such an attribute, of any type
+    if not TYPE_CHECKING:  # subclasses may have such an attribute, of any type
         text = Guess("no text: it is s, or str(particle)")
-    _late_: Any = (200, "call self.finish(), or bound the run by max_steps=")       # steps without an end, advice
+    _late_: Any = (
+        200,
+        "call self.finish(), or bound the run by max_steps=",
+    )  # steps without an end, advice
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
         for name in vars(cls):
             if isinstance(vars(Model).get(name), property):
-                raise TypeError(f"{cls.__name__}.{name}: this name is inference's; my_{name}, say, is free")
+                raise TypeError(
+                    f"{cls.__name__}.{name}: this name is inference's; my_{name}, say, is free"
+                )
         if isinstance(cls.shared, str):
-            raise TypeError(f'{cls.__name__}.shared is a text: list the names, as in shared = ("{cls.shared}",)')
+            raise TypeError(
+                f'{cls.__name__}.shared is a text: list the names, as in shared = ("{cls.shared}",)'
+            )
         wrap_step(cls)
 
     def step(self) -> None:
         """Draw and weigh once. Users write this method."""
-        raise NotImplementedError(f"{type(self).__name__} has no step(): write `def step(self)` in the class")
+        raise NotImplementedError(
+            f"{type(self).__name__} has no step(): write `def step(self)` in the class"
+        )
 
     @property
     def rng(self) -> np.random.Generator:
@@ -242,7 +275,9 @@ class Model:
     @rng.setter
     def rng(self, rng: np.random.Generator) -> None:
         if self._stepping_:
-            raise RuntimeError(f"{type(self).__name__}.rng was assigned in its step, which draws from its own")
+            raise RuntimeError(
+                f"{type(self).__name__}.rng was assigned in its step, which draws from its own"
+            )
         if not isinstance(rng, ParticleStream) or rng.particle is not self:
             self._chooser_ = Sampled(rng, by_hand=True)
 
@@ -273,9 +308,15 @@ class Model:
         return value
 
     def extend(
-        self, context: Context, *, until: str | Until | None = None, max_tokens: int | None = None,
-        constraint: Any = None, complete: bool | None = None, rule: DecisionRule = NO_RULE,
-    ) -> Span:  # fmt: skip
+        self,
+        context: Context,
+        *,
+        until: str | Until | None = None,
+        max_tokens: int | None = None,
+        constraint: Any = None,
+        complete: bool | None = None,
+        rule: DecisionRule = NO_RULE,
+    ) -> Span:
         """Draw a span of text after `context`, token by token. Each token is a `sample` of this step.
 
         The distribution is the language model's, restricted by `constraint` and `complete`. Tokens are proposed from
@@ -342,7 +383,9 @@ class Model:
         """
         log_w = _as_log_weight("twist", log_w)
         if not math.isfinite(log_w):
-            raise ValueError(f"twist({log_w}): a twist is finite; what must not happen is condition(False)")
+            raise ValueError(
+                f"twist({log_w}): a twist is finite; what must not happen is condition(False)"
+            )
         _check_time(self, "twist")
         self._log_twist_ += log_w
 
@@ -355,7 +398,7 @@ class Model:
     def finish(self) -> None:
         """End the particle. Its weight does not include the twist."""
         self.finished = True
-        if not self._stepping_:                         # else the end of the step removes the twist
+        if not self._stepping_:  # else the end of the step removes the twist
             untwist(self)
 
     # ---- seams
@@ -385,14 +428,16 @@ class Model:
             else:
                 try:
                     attributes[name] = copy.deepcopy(value, memo)
-                except (TypeError, ValueError) as error:            # of a generator, a file, a memoryview
+                except (TypeError, ValueError) as error:  # of a generator, a file, a memoryview
                     raise TypeError(
                         f"{cls.__name__}.{name} cannot be copied with its particle ({error}): keep its data, such as a "
                         "list and a position, or a file name, and make it from them where it is used"
                     ) from error
         chooser = self._chooser_
         new._stepping_ = False
-        new._chooser_ = chooser.__deepcopy__(memo) if chooser is not None and chooser.by_hand else None
+        new._chooser_ = (
+            chooser.__deepcopy__(memo) if chooser is not None and chooser.by_hand else None
+        )
         return new
 
     def _spawn_(self, chooser: Sampled) -> Self:
@@ -403,7 +448,7 @@ class Model:
 
     def _own_chooser_(self) -> Sampled:
         """Create the chooser of a model that is stepped by hand. RuntimeError inside a run."""
-        if running():                                   # a model that is part of another, say
+        if running():  # a model that is part of another, say
             raise RuntimeError(
                 f"this {type(self).__name__} is none of the particles that are run, and has no random stream: give "
                 "it that of the particle, as in self.inner.rng = self.rng"
@@ -412,7 +457,11 @@ class Model:
         return self._chooser_
 
     def _draw_(
-        self, verb: str, dist: Proposal, proposal: Proposal | None, explain: Callable[[], str] | None = None
+        self,
+        verb: str,
+        dist: Proposal,
+        proposal: Proposal | None,
+        explain: Callable[[], str] | None = None,
     ) -> Any:
         """Draw as `sample` does, as a part of the statement `verb`. `explain` returns why there is nothing to draw."""
         _check_time(self, verb)
@@ -432,7 +481,9 @@ class Model:
         if not chooser.weighs:
             return value
         if math.isnan(log_w) or log_w == math.inf:
-            raise ValueError(f"{source!r} proposed {value!r} with the log weight {log_w}; it is finite, or -inf for 0")
+            raise ValueError(
+                f"{source!r} proposed {value!r} with the log weight {log_w}; it is finite, or -inf for 0"
+            )
         if log_w == -math.inf:
             self._die_(verb, f"{verb}: {source!r} proposed {shown(value)} with weight 0")
             return None
@@ -442,7 +493,10 @@ class Model:
             if log_mu == -math.inf:
                 raise ValueError(f"{source!r} proposed {value!r}, where its log_measure is -inf")
             if log_p == -math.inf:
-                self._die_(verb, f"{verb}: {dist!r} gives {shown(value)}, which the proposal drew, probability 0")
+                self._die_(
+                    verb,
+                    f"{verb}: {dist!r} gives {shown(value)}, which the proposal drew, probability 0",
+                )
                 return value
             log_w += power * log_p - log_mu
         if proposal is not None or log_w != 0.0:
@@ -452,7 +506,9 @@ class Model:
     def _weigh_(self, verb: str, log_w: float) -> None:
         """Multiply the weight by exp(`log_w`), and attribute it to the running statement."""
         if not math.isfinite(log_w):
-            raise ValueError(f"{verb}({log_w}): a log weight is finite, or -inf for what must not happen")
+            raise ValueError(
+                f"{verb}({log_w}): a log weight is finite, or -inf for what must not happen"
+            )
         self._log_weight_ += log_w
         statement = self._in_words_(verb, "", call_site())
         attribution = self._attribution_
@@ -460,7 +516,7 @@ class Model:
 
     def _die_(self, verb: str, reason: str) -> None:
         """Give the particle weight zero and leave its step."""
-        if self._log_weight_ > -math.inf:               # else a bare `except:` caught the first death
+        if self._log_weight_ > -math.inf:  # else a bare `except:` caught the first death
             self._death_ = self._in_words_(verb, reason, call_site())
         self._log_weight_ = -math.inf
         self._log_twist_ = 0.0
@@ -476,7 +532,9 @@ class Model:
 
     def __str__(self) -> str:
         if not isinstance(self.s, str):
-            raise TypeError(f"{type(self).__name__}.s must be a str, not {self.s!r}: a token is added, self.s += token")
+            raise TypeError(
+                f"{type(self).__name__}.s must be a str, not {self.s!r}: a token is added, self.s += token"
+            )
         return self.s
 
     def __repr__(self) -> str:
@@ -502,7 +560,7 @@ def wrap_step(cls: type[Model]) -> None:
 
     @functools.wraps(step)
     def whole(self: Model) -> None:
-        if self._stepping_:                             # super().step() is part of the step that calls it
+        if self._stepping_:  # super().step() is part of the step that calls it
             return _check_result(step(self), type(self).__name__)
         if self.finished:
             raise RuntimeError(f"step() of a particle that has finished: {self!r}")
@@ -515,7 +573,7 @@ def wrap_step(cls: type[Model]) -> None:
         except Dead:
             pass
         except ContextTooLong as error:
-            if not running():                           # by hand, the caller gets the error
+            if not running():  # by hand, the caller gets the error
                 raise
             self._limit_ = str(error)
             self.finished = True
@@ -527,5 +585,5 @@ def wrap_step(cls: type[Model]) -> None:
         else:
             self._log_weight_ += self._log_twist_
 
-    setattr(whole, "_wrapped", True)                    # noqa: B010
-    setattr(cls, "step", whole)                         # noqa: B010
+    setattr(whole, "_wrapped", True)  # noqa: B010
+    setattr(cls, "step", whole)  # noqa: B010

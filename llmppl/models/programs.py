@@ -24,7 +24,15 @@ from llmppl.constraints.machine import MachineIndex
 from llmppl.constraints.masks import TokenIndex
 from llmppl.constraints.vocabulary import EOS, Text, Token, Vocabulary
 from llmppl.constraints.vocabulary.text import bytes_of
-from llmppl.distributions import NO_RULE, DecisionRule, Distribution, Finite, Geometric, is_greedy, product
+from llmppl.distributions import (
+    NO_RULE,
+    DecisionRule,
+    Distribution,
+    Finite,
+    Geometric,
+    is_greedy,
+    product,
+)
 from llmppl.lm import ENDS, CachedTransformer, Context, End, TokenDistribution
 from llmppl.models.choices import CallSite
 from llmppl.models.model import Model
@@ -111,24 +119,37 @@ class Program(Model):
     """
 
     shared = ("labels", "stop", "stops")
-    labels: Mapping[str, str] = {}                      # keys in `attribution` of the class's own statements, by verb
-    deaths: Mapping[str, str] = {}                      # reasons of deaths by them, where they say more
+    labels: Mapping[str, str] = {}  # keys in `attribution` of the class's own statements, by verb
+    deaths: Mapping[str, str] = {}  # reasons of deaths by them, where they say more
     ended: str = ""
 
     @list_options(Options, {})
     def __init__(
-        self, *, min_tokens: int = 0, max_tokens: int | None = None, stop: str | Iterable[str] = (),
-        rule: DecisionRule = NO_RULE, **unknown: Any,
-    ) -> None:  # fmt: skip
+        self,
+        *,
+        min_tokens: int = 0,
+        max_tokens: int | None = None,
+        stop: str | Iterable[str] = (),
+        rule: DecisionRule = NO_RULE,
+        **unknown: Any,
+    ) -> None:
         super().__init__()
         if unknown:
-            known = {*_DEFAULTS, *inspect.signature(type(self)).parameters} - {"self", "unknown", "options"}
+            known = {*_DEFAULTS, *inspect.signature(type(self)).parameters} - {
+                "self",
+                "unknown",
+                "options",
+            }
             check_options(type(self).__name__, unknown, known)
         self.min_tokens = arguments.count("min_tokens", min_tokens, least=0)
         self.max_tokens: int | None = arguments.optional_count("max_tokens", max_tokens)
         if self.max_tokens is not None and self.max_tokens < self.min_tokens:
-            raise ValueError(f"min_tokens must be at most max_tokens={max_tokens}, not {min_tokens}")
-        stops = stop if isinstance(stop, Iterable) and not isinstance(stop, (str, bytes)) else [stop]
+            raise ValueError(
+                f"min_tokens must be at most max_tokens={max_tokens}, not {min_tokens}"
+            )
+        stops = (
+            stop if isinstance(stop, Iterable) and not isinstance(stop, (str, bytes)) else [stop]
+        )
         self.stop = tuple(arguments.text("each of stop", text) for text in stops)
         if "" in self.stop:
             raise ValueError('stop must be a text of at least one character, not ""')
@@ -178,12 +199,14 @@ class Program(Model):
         self.finish()
 
     def _in_words_(self, verb: str, reason: str, site: CallSite) -> str:
-        if site[0].co_filename != __file__:             # a statement of the user's subclass
+        if site[0].co_filename != __file__:  # a statement of the user's subclass
             return super()._in_words_(verb, reason, site)
         return self.deaths.get(verb, reason) if reason else self.labels.get(verb, verb)
 
 
-_DEFAULTS = {name: each.default for name, each in inspect.signature(Program.__init__).parameters.items()}
+_DEFAULTS = {
+    name: each.default for name, each in inspect.signature(Program.__init__).parameters.items()
+}
 with_program_options = list_options(Options, _DEFAULTS)
 
 
@@ -191,7 +214,9 @@ def as_context(lm: CachedTransformer, prompt: str | Context) -> Context:
     """Return the context of a prompt, or raise an error that says how to make one."""
     if isinstance(prompt, Context):
         if prompt.lm.vocab != language_model(lm).vocab:
-            raise ValueError(f"prompt must be a Context of {lm!r}, and it is one of {prompt.lm!r}, with other tokens")
+            raise ValueError(
+                f"prompt must be a Context of {lm!r}, and it is one of {prompt.lm!r}, with other tokens"
+            )
         prompt.check_length()
         return prompt
     if isinstance(prompt, str):
@@ -272,18 +297,26 @@ class ConstrainedText(Program):
 
     @with_program_options
     def __init__(
-        self, lm: CachedTransformer, prompt: str | Context, constraint: Any = None, *,
-        mask: Callable[[str], Mask] | None = None, end: End = "boundary", complete: bool | None = None,
+        self,
+        lm: CachedTransformer,
+        prompt: str | Context,
+        constraint: Any = None,
+        *,
+        mask: Callable[[str], Mask] | None = None,
+        end: End = "boundary",
+        complete: bool | None = None,
         **options: Unpack[Options],
-    ) -> None:  # fmt: skip
+    ) -> None:
         super().__init__(**options)
         self.end: End = arguments.one_of("end", end, ENDS)
         if mask is not None:
             arguments.function("mask", mask, "short_words(vocab, 5)")
         self.context = as_context(lm, prompt)
-        self._keeps_refused_ = False                    # True if refused texts stay, with their weight
-        self._refused_ = ""                             # the reason
-        self._guide = guide = Guide(constraint, lm.vocab, complete, self.max_tokens, self.context.room, self.min_tokens)
+        self._keeps_refused_ = False  # True if refused texts stay, with their weight
+        self._refused_ = ""  # the reason
+        self._guide = guide = Guide(
+            constraint, lm.vocab, complete, self.max_tokens, self.context.room, self.min_tokens
+        )
         self.constraint = guide.function
         self.index = guide.index
         self.mask = mask
@@ -293,7 +326,9 @@ class ConstrainedText(Program):
             _warn_of_names(lm.vocab, constraint)
         self.must_end_by = guide.must_end_by
         if self.must_end_by < self.min_tokens:
-            raise ValueError(f"min_tokens={self.min_tokens}, and the text must end within {guide.bound}")
+            raise ValueError(
+                f"min_tokens={self.min_tokens}, and the text must end within {guide.bound}"
+            )
         if self.must_end_by < math.inf:
             self.max_tokens = None
         demands = [*guide.demands]
@@ -307,9 +342,17 @@ class ConstrainedText(Program):
         dist = self.next_token(self.context)
         target = self._target(dist)
         token = self._guide.draw(
-            self, "sample", target, self.state, self.num_tokens, self.rule, self._own_masks(dist.support)
+            self,
+            "sample",
+            target,
+            self.state,
+            self.num_tokens,
+            self.rule,
+            self._own_masks(dist.support),
         )
-        if target is not dist and self.end == "prefix" and not is_greedy(self.rule):    # the weights do not sum to 1
+        if (
+            target is not dist and self.end == "prefix" and not is_greedy(self.rule)
+        ):  # the weights do not sum to 1
             self.score(target.log_total() - dist.log_total())
         before = Written(bytes_of(self.s), self.num_tokens, self.state)
         context = self.context
@@ -347,7 +390,9 @@ class ConstrainedText(Program):
                 why = f"a stop string is written before min_tokens={self.min_tokens}"
                 return text._replace(death=("stop", why))
             # the end comes before the constraint is satisfied
-            text = text._replace(ended=f"stop {data[start:end].decode()!r}", cut=guide.index is not None)
+            text = text._replace(
+                ended=f"stop {data[start:end].decode()!r}", cut=guide.index is not None
+            )
         elif text.num_tokens == self.max_tokens:
             text = text._replace(ended="max_tokens", cut=True)
         if guide.function is not None:
@@ -382,7 +427,9 @@ class ConstrainedText(Program):
     def parsed(self) -> Any:
         """Value of the text by `parse` of the constraint, or the text itself. ValueError if it has not ended."""
         if self.cut or not self.finished:
-            raise ValueError(f"{str(self.s)[-40:]!r} is not parsed: the text has not ended; complete=True wants an end")
+            raise ValueError(
+                f"{str(self.s)[-40:]!r} is not parsed: the text has not ended; complete=True wants an end"
+            )
         return self._guide.parse(self._read)
 
     @property
@@ -392,7 +439,9 @@ class ConstrainedText(Program):
 
     @property
     def _late_(self) -> Any:
-        is_json = isinstance(self.index, MachineIndex) and isinstance(self.index.constraint, JsonSchema)
+        is_json = isinstance(self.index, MachineIndex) and isinstance(
+            self.index.constraint, JsonSchema
+        )
         part = open_path(self.s) if is_json else "the text"
         why = f"{part} runs on, {str(self.s)[-20:]!r}: bound it in the constraint, or the text by max_tokens="
         return self._guide.late, why
@@ -403,12 +452,21 @@ class ConstrainedText(Program):
             return dist
         if self.index is None:
             return dist.with_end(dist.support.not_eos, self.end)
-        return dist.with_end(self.index.mask(self.state), self.end) if self.index.accepts(self.state) else dist
+        return (
+            dist.with_end(self.index.mask(self.state), self.end)
+            if self.index.accepts(self.state)
+            else dist
+        )
 
     def _is_over(self, text: Written) -> bool:
         """Return True if a text must end here, whatever the model says. The end then has probability 1."""
         index = self.index
-        if self.end == "eos" or index is None or self.mask is not None or text.num_tokens < self.min_tokens:
+        if (
+            self.end == "eos"
+            or index is None
+            or self.mask is not None
+            or text.num_tokens < self.min_tokens
+        ):
             return False
         if not index.accepts(text.state):
             return False
@@ -434,7 +492,7 @@ def _warn_of_seam(prompt: Context, guide: Guide) -> None:
     word = re.split(r"[\W\d_]", str(prompt.text))[-1]
     is_text = bool(prompt.tokens) and bool(prompt.lm.vocab.tokens[prompt.tokens[-1]])
     if len(word) < 2 or not isinstance(index, TokenIndex | MachineIndex) or not is_text:
-        return                                          # a word begins after a special token, as in a chat
+        return  # a word begins after a special token, as in a chat
     first = index.next_bytes(index.start)
     if re.fullmatch(rb"[0-9A-Za-z]+", first) and not index.accepts(index.start):
         warn(
@@ -459,8 +517,8 @@ def short_words(vocab: Vocabulary, max_letters: int) -> Callable[[str], Mask]:
     contain part of a character are excluded, and so are special tokens other than EOS. The masks are computed once.
     """
     max_letters = arguments.count("max_letters", max_letters)
-    head = np.zeros(len(vocab), dtype=np.int64)         # letters that extend the last word
-    longest = np.zeros(len(vocab), dtype=np.int64)      # letters of the longest further word
+    head = np.zeros(len(vocab), dtype=np.int64)  # letters that extend the last word
+    longest = np.zeros(len(vocab), dtype=np.int64)  # letters of the longest further word
     is_text = vocab.lengths > 0
     for i, data in enumerate(vocab.tokens):
         try:
@@ -473,7 +531,9 @@ def short_words(vocab: Vocabulary, max_letters: int) -> Callable[[str], Mask]:
         longest[i] = max((is_word * len([*run]) for is_word, run in runs), default=0)
     fits = is_text & (longest <= max_letters)
     fits[list(vocab.eos_ids)] = True
-    table = fits & (head <= np.arange(min(max_letters, int(head.max())) + 1)[:, None])      # (letters left, V)
+    table = fits & (
+        head <= np.arange(min(max_letters, int(head.max())) + 1)[:, None]
+    )  # (letters left, V)
     table.setflags(write=False)
     masks: list[Mask] = list(table)
 
@@ -522,24 +582,35 @@ class Infilling(Program):
     """
 
     labels = {
-        "sample": "no end in a hole", "score": "the lengths of the holes, which the target leaves open",
+        "sample": "no end in a hole",
+        "score": "the lengths of the holes, which the target leaves open",
         "observe": "the fragments after the holes",
-    }  # fmt: skip
+    }
     deaths = {"observe": "the fragment after a hole has probability 0"}
 
     @with_program_options
     def __init__(
-        self, lm: CachedTransformer, fragments: str | Sequence[str], *, lengths: Distribution | None = None,
-        prior: bool = False, end: Literal["prefix", "eos"] = "prefix", **options: Unpack[Options],
-    ) -> None:  # fmt: skip
+        self,
+        lm: CachedTransformer,
+        fragments: str | Sequence[str],
+        *,
+        lengths: Distribution | None = None,
+        prior: bool = False,
+        end: Literal["prefix", "eos"] = "prefix",
+        **options: Unpack[Options],
+    ) -> None:
         super().__init__(**options)
         if self.stop:
-            raise ValueError(f"{type(self).__name__} takes no stop: a hole ends where its fragment begins")
+            raise ValueError(
+                f"{type(self).__name__} takes no stop: a hole ends where its fragment begins"
+            )
         language_model(lm)
         fragments = fragments.split(BLANK) if isinstance(fragments, str) else fragments
         first, *rest = (arguments.text("each of the fragments", fragment) for fragment in fragments)
         if not rest:
-            raise ValueError(f"a text with holes has two fragments or more; put {BLANK} where a hole is: {fragments!r}")
+            raise ValueError(
+                f"a text with holes has two fragments or more; put {BLANK} where a hole is: {fragments!r}"
+            )
         _warn_of_blanks([first, *rest[:-1]])
         self.context = lm.context(first)
         self.s = Text(first)
@@ -553,7 +624,9 @@ class Infilling(Program):
     def step(self) -> None:
         length = self.sample(self.lengths)
         if not isinstance(length, (int, np.integer)) or length < 0:
-            raise ValueError(f"lengths must be a Distribution over 0, 1, 2, ..., but {self.lengths!r} drew {length!r}")
+            raise ValueError(
+                f"lengths must be a Distribution over 0, 1, 2, ..., but {self.lengths!r} drew {length!r}"
+            )
         if not self.prior:
             self.score(-self.lengths.log_prob(length))
         self.num_tokens += length
@@ -563,14 +636,18 @@ class Infilling(Program):
             dist = self.next_token(self.context)
             allowed = dist.masked(dist.support.not_eos)
             greedy = is_greedy(self.rule)
-            token = self.sample(self.rule(allowed) if greedy else dist, proposal=None if greedy else allowed)
+            token = self.sample(
+                self.rule(allowed) if greedy else dist, proposal=None if greedy else allowed
+            )
             self.s += token
             self.context += token
-        fragment, *self.fragments = self.fragments      # type: ignore[assignment]
+        fragment, *self.fragments = self.fragments  # type: ignore[assignment]
         self.observe_fragment(fragment)
         if not self.fragments:
             if self.before_min_tokens():
-                self._die_("condition", f"the holes have fewer tokens than min_tokens={self.min_tokens}")
+                self._die_(
+                    "condition", f"the holes have fewer tokens than min_tokens={self.min_tokens}"
+                )
             if self.end == "eos":
                 self.observe(self.next_token(self.context), EOS)
             self.finish()
@@ -635,19 +712,27 @@ class PromptIntersection(Program):
 
     @with_program_options
     def __init__(
-        self, lm: CachedTransformer | Sequence[CachedTransformer], prompts: Sequence[str | Context], *,
-        proposal: Literal["product", "first"] = "product", until: str | Until | None = None,
+        self,
+        lm: CachedTransformer | Sequence[CachedTransformer],
+        prompts: Sequence[str | Context],
+        *,
+        proposal: Literal["product", "first"] = "product",
+        until: str | Until | None = None,
         **options: Unpack[Options],
-    ) -> None:  # fmt: skip
+    ) -> None:
         super().__init__(**options)
         lms = list(map(language_model, lm if isinstance(lm, Sequence) else [lm] * len(prompts)))
         if isinstance(prompts, str) or not prompts:
             raise ValueError(f"prompts must be a list of at least one prompt, not {prompts!r}")
         arguments.one_of("proposal", proposal, ["product", "first"])
         if len(lms) != len(prompts):
-            raise ValueError(f"{len(lms)} models for {len(prompts)} prompts: give one model, or one for each prompt")
+            raise ValueError(
+                f"{len(lms)} models for {len(prompts)} prompts: give one model, or one for each prompt"
+            )
         if len({each.vocab for each in lms}) > 1:
-            raise ValueError(f"the models must share a tokenizer: {', '.join(str(each.vocab) for each in lms)} differ")
+            raise ValueError(
+                f"the models must share a tokenizer: {', '.join(str(each.vocab) for each in lms)} differ"
+            )
         self.contexts = list(map(as_context, lms, prompts))
         self.proposal = proposal
         self.until = operator.methodcaller("endswith", until) if isinstance(until, str) else until

@@ -25,7 +25,7 @@ from llmppl.models.programs import ConstrainedText, Written
 from llmppl.support.graphs import Memo
 from llmppl.support.runtime import ContextTooLong, request_all
 
-MAX_MOVES = 1 << 16                                     # that are remembered
+MAX_MOVES = 1 << 16  # that are remembered
 MAX_MASKS = 1 << 12
 
 
@@ -61,7 +61,7 @@ class Rules:
         self.vocab = program.context.lm.vocab
         self.is_greedy = is_greedy(program.rule)
         self.power = program._power_
-        self.label = program.labels["sample"]           # also that of "score"
+        self.label = program.labels["sample"]  # also that of "score"
         self.moves: Memo[tuple[Any, int], Move] = Memo(self._move, MAX_MOVES)
         self.masks: Memo[tuple[Any, float, bool], Mask | None] = Memo(self._mask, MAX_MASKS)
         self.stays: Memo[Any, Mask | None] = Memo(self._stays, MAX_MASKS)
@@ -149,10 +149,20 @@ class Row:
     def of(cls, program: ConstrainedText) -> Row:
         """Return the row of a program."""
         return cls(
-            program, bytes_of(program.s), bytes_of(program._before_), program.state, program.num_tokens,
-            program._noted_, program.context, finished=program.finished, ended=program.ended, cut=program.cut,
-            limit=program._limit_, refused=program._refused_, death=program._death_,
-        )  # fmt: skip
+            program,
+            bytes_of(program.s),
+            bytes_of(program._before_),
+            program.state,
+            program.num_tokens,
+            program._noted_,
+            program.context,
+            finished=program.finished,
+            ended=program.ended,
+            cut=program.cut,
+            limit=program._limit_,
+            refused=program._refused_,
+            death=program._death_,
+        )
 
     @property
     def context(self) -> Context:
@@ -170,11 +180,21 @@ class Row:
             label = particle.labels["sample"]
             attribution = {**attribution, label: attribution.get(label, 0.0) + self.gain}
         vars(particle).update(
-            s=Text(self.data), state=self.state, num_tokens=self.num_tokens, context=self.context,
-            finished=self.finished, _before_=Text(self.before), _noted_=self.noted, _attribution_=attribution,
-            _cut_=self.cut, _limit_=self.limit, _refused_=self.refused, _death_=self.death, _log_weight_=log_weight,
+            s=Text(self.data),
+            state=self.state,
+            num_tokens=self.num_tokens,
+            context=self.context,
+            finished=self.finished,
+            _before_=Text(self.before),
+            _noted_=self.noted,
+            _attribution_=attribution,
+            _cut_=self.cut,
+            _limit_=self.limit,
+            _refused_=self.refused,
+            _death_=self.death,
+            _log_weight_=log_weight,
             _log_twist_=0.0,
-        )  # fmt: skip
+        )
         if self.ended:
             particle.ended = self.ended
         return particle
@@ -183,7 +203,11 @@ class Row:
 def set_contexts(rows: Sequence[Row]) -> None:
     """Find the contexts of rows that do not know theirs. Those of their parents are known."""
     missing = [row for row in rows if row.known_context is None]
-    pairs = [(row.parent.context, int(row.token)) for row in missing if row.parent and row.token is not None]
+    pairs = [
+        (row.parent.context, int(row.token))
+        for row in missing
+        if row.parent and row.token is not None
+    ]
     for row, context in zip(missing, extended(pairs), strict=True):
         row.known_context = context
         row.parent = None
@@ -214,9 +238,13 @@ class Site:
             self.proposal = self.proposal.masked(mask)
             self.is_masked = True
         if rules.is_greedy and self.proposal.log_total > -math.inf:
-            self.dist = self.target = self.proposal = changed(rules.program.rule, rules, self.proposal)
+            self.dist = self.target = self.proposal = changed(
+                rules.program.rule, rules, self.proposal
+            )
         if rules.power != 1.0:
-            self.proposal = changed(lambda dist: dist.tempered(1 / rules.power), rules, self.proposal)
+            self.proposal = changed(
+                lambda dist: dist.tempered(1 / rules.power), rules, self.proposal
+            )
 
     @property
     def weighs(self) -> bool:
@@ -236,7 +264,11 @@ class Site:
                 gain = power * log_p - (self.proposal.at(index) - self.proposal.log_total)
             elif self.proposal is not self.target:
                 gain = self.proposal.log_total - self.target.log_total
-            if self.stays is not None and self.rules.program.end == "prefix" and not self.rules.is_greedy:
+            if (
+                self.stays is not None
+                and self.rules.program.end == "prefix"
+                and not self.rules.is_greedy
+            ):
                 gain += power * (self.target.log_total - self.dist.log_total)
             self._gain = gain
         return self._gain
@@ -269,7 +301,9 @@ def sites_of(rows: Sequence[Row], rules: Rules) -> tuple[dict[Row, Site], dict[R
         more = []
         if row.num_tokens < program.min_tokens:
             more.append(f"min_tokens={program.min_tokens}")
-        ended[row] = begun(row, death=program._guide.dead_end(row.state, row.num_tokens, program.rule, more))
+        ended[row] = begun(
+            row, death=program._guide.dead_end(row.state, row.num_tokens, program.rule, more)
+        )
     return sites, ended
 
 
@@ -283,10 +317,14 @@ def with_tables(rows: Sequence[Row], rules: Rules) -> list[Site]:
     if rule is not NO_RULE and not rules.is_greedy:
         tables = [changed(rule, rules, table) for table in tables]
     sites = [Site(row, rules, table) for row, table in zip(rows, tables, strict=True)]
-    ending = [(site, site.stays, site.dist.masked(site.stays)) for site in sites if site.stays is not None]
+    ending = [
+        (site, site.stays, site.dist.masked(site.stays)) for site in sites if site.stays is not None
+    ]
     fill_sums([kept for _, _, kept in ending])
     for site, stays, kept in ending:
-        site.target = site.proposal = table_with_end(site.dist, kept, stays, eos_of(rules.vocab), rules.program.end)
+        site.target = site.proposal = table_with_end(
+            site.dist, kept, stays, eos_of(rules.vocab), rules.program.end
+        )
     for site in sites:
         site.restrict()
     fill_sums([site.proposal for site in sites])
@@ -323,7 +361,15 @@ def row_of(maker: Maker) -> Row:
 
 def begun(row: Row, limit: str = "", cut: bool = False, death: str | None = None) -> Row:
     """Return the row after a step that ended before its token."""
-    return replace(row, noted=Noted(row.noted), before=row.data, limit=limit, cut=cut, death=death, finished=True)
+    return replace(
+        row,
+        noted=Noted(row.noted),
+        before=row.data,
+        limit=limit,
+        cut=cut,
+        death=death,
+        finished=True,
+    )
 
 
 def after(site: Site, index: int) -> tuple[Maker, float]:
@@ -362,4 +408,6 @@ def next_row(site: Site, move: Move) -> Row:
         gain = (gain or 0.0) + (site._gain or 0.0)
     noted = Noted(Noted(row.noted), Choice(move.token, 0.0))
     data = row.data + move.token.bytes
-    return Row(row.base, data, row.data, move.after, row.num_tokens + 1, noted, None, row, move.token, gain)
+    return Row(
+        row.base, data, row.data, move.after, row.num_tokens + 1, noted, None, row, move.token, gain
+    )

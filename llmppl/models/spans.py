@@ -31,11 +31,11 @@ from llmppl.support import arguments
 from llmppl.support.runtime import mask_timer
 from llmppl.support.shared import Shared
 
-MAX_NAME = 48                           # characters of a constraint's repr that is used as its name
-NEAR = 64                               # tokens left, beside the shortest text, from which on a text plans its end
-MAX_EXPLORED = 20_000                   # states that are read to find the shortest text
-MORE_TOKENS = 160                       # than the shortest text takes, for a text that could go on without end
-LATE = 120                              # tokens more than the shortest text takes, after which a text runs on
+MAX_NAME = 48  # characters of a constraint's repr that is used as its name
+NEAR = 64  # tokens left, beside the shortest text, from which on a text plans its end
+MAX_EXPLORED = 20_000  # states that are read to find the shortest text
+MORE_TOKENS = 160  # than the shortest text takes, for a text that could go on without end
+LATE = 120  # tokens more than the shortest text takes, after which a text runs on
 Until = Callable[[str], bool | np.bool_]
 
 
@@ -88,9 +88,14 @@ class Guide(Shared):
     """
 
     def __init__(
-        self, constraint: Any, vocab: Vocabulary, complete: bool | None, max_tokens: int | None, room: float = math.inf,
+        self,
+        constraint: Any,
+        vocab: Vocabulary,
+        complete: bool | None,
+        max_tokens: int | None,
+        room: float = math.inf,
         least: int | None = None,
-    ) -> None:  # fmt: skip
+    ) -> None:
         self.index = _index_of(constraint, vocab)
         self.vocab = vocab
         self.max_tokens = max_tokens
@@ -104,10 +109,12 @@ class Guide(Shared):
         self.start: Any = getattr(self.index, "start", None)
         self.fits = getattr(self.index, "fits", None)
         self._given = max_tokens is not None
-        self._plans_from = sys.maxsize if self._given else NEAR         # tokens left
+        self._plans_from = sys.maxsize if self._given else NEAR  # tokens left
         self.late: float = math.inf if self._given else MORE_TOKENS
         if least is not None and self.index is not None and max_tokens is None:
-            shortest = (cached_shortest if arguments.is_hashable(self.index) else _shortest)(self.index)
+            shortest = (cached_shortest if arguments.is_hashable(self.index) else _shortest)(
+                self.index
+            )
             self.late = max(shortest, least) + LATE
             if shortest < math.inf and complete is not False:
                 self.max_tokens = max(int(shortest), least) + MORE_TOKENS
@@ -123,10 +130,12 @@ class Guide(Shared):
             return math.inf
         if bound == math.inf:
             raise ValueError("complete=True wants max_tokens, after which the text must have ended")
-        is_far = bound > self._plans_from               # the shortest text would take longer to find
+        is_far = bound > self._plans_from  # the shortest text would take longer to find
         if index is None or is_far or index.mask_within(index.start, bound).any():
             return bound
-        shortest = index.tokens_to_accept(index.start, 4 * bound)       # the question of an error is bounded
+        shortest = index.tokens_to_accept(
+            index.start, 4 * bound
+        )  # the question of an error is bounded
         takes = f", the shortest takes {shortest} tokens" * (shortest < math.inf)
         raise ValueError(
             f"{index!r}: no text ends within {self.bound}{takes}: give room, or complete=False to cut it there"
@@ -147,7 +156,7 @@ class Guide(Shared):
             name = f"the list {[*strings]}"
             short = f"the list of {len(strings)} strings"
         if getattr(made_from, "literals", ()) or getattr(made_from, "special_tokens", ()):
-            short = arguments.shown(made_from, MAX_NAME)    # the name of its class says nothing
+            short = arguments.shown(made_from, MAX_NAME)  # the name of its class says nothing
         return short if len(name) > MAX_NAME or name.startswith("<") else name
 
     @property
@@ -161,12 +170,20 @@ class Guide(Shared):
     def demands(self) -> list[str]:
         """Names of the restrictions that the masks express."""
         plans_its_end = self.must_end_by < math.inf and self._given
-        return [self.name] * (self.index is not None) + [f"an end within {self.bound}"] * plans_its_end
+        return [self.name] * (self.index is not None) + [
+            f"an end within {self.bound}"
+        ] * plans_its_end
 
     def draw(
-        self, model: Any, verb: str, dist: Finite, state: Any, num_tokens: int, rule: DecisionRule,
+        self,
+        model: Any,
+        verb: str,
+        dist: Finite,
+        state: Any,
+        num_tokens: int,
+        rule: DecisionRule,
         more: Mapping[str, NDArray[np.bool_]] = MappingProxyType({}),
-    ) -> Any:  # fmt: skip
+    ) -> Any:
         """Draw the token after the first `num_tokens` from `dist`, proposed from the allowed ones.
 
         `more` are further masks, each with its name. A greedy rule applies after the masks. The result is None if the
@@ -192,7 +209,9 @@ class Guide(Shared):
             under = f" under {rule!r}, applied before the mask: a temperature or a weaker rule keeps more tokens"
         index = self.index
         left = self.must_end_by - num_tokens
-        if left == 0 or (index is not None and left < math.inf and not index.mask_within(state, left).any()):
+        if left == 0 or (
+            index is not None and left < math.inf and not index.mask_within(state, left).any()
+        ):
             return f"{self.name} cannot end within {self.bound}: give room{under}"
         demands = " and ".join([*self.demands, *more])
         if demands:
@@ -231,7 +250,9 @@ class Guide(Shared):
         try:
             self.parse(read)
         except ValueError as error:
-            return f"{self.name} refuses the finished text, larger N would try more of them: {error}"
+            return (
+                f"{self.name} refuses the finished text, larger N would try more of them: {error}"
+            )
         return "" if read else self.fails("")
 
     def fails(self, text: str) -> str:
@@ -244,11 +265,17 @@ class Extent(Guide):
     """Arguments of `Model.extend`, checked: the allowed tokens and the end of a span."""
 
     def __init__(
-        self, context: Context, until: str | Until | None, max_tokens: int | None, constraint: Any,
+        self,
+        context: Context,
+        until: str | Until | None,
+        max_tokens: int | None,
+        constraint: Any,
         complete: bool | None,
-    ) -> None:  # fmt: skip
+    ) -> None:
         if not isinstance(context, Context):
-            raise TypeError(f"extend wants a Context, lm.context(text), not {arguments.shown(context)}")
+            raise TypeError(
+                f"extend wants a Context, lm.context(text), not {arguments.shown(context)}"
+            )
         if until == "":
             raise ValueError('until must be a text of at least one character, not ""')
         if isinstance(until, str):
@@ -256,7 +283,13 @@ class Extent(Guide):
         elif until is not None:
             arguments.function("until", until, "ends_sentence")
         max_tokens = arguments.optional_count("max_tokens", max_tokens)
-        super().__init__(constraint, context.lm.vocab, complete, max_tokens, least=None if until is not None else 0)
+        super().__init__(
+            constraint,
+            context.lm.vocab,
+            complete,
+            max_tokens,
+            least=None if until is not None else 0,
+        )
         if until is None and max_tokens is None and self.index is None:
             raise ValueError(
                 "extend wants to know where the span ends: give until='.', a constraint such as Regex(...), or "
@@ -269,7 +302,11 @@ class Extent(Guide):
         """Return True if the span ends with `text`: `until` holds, and the constraint accepts it."""
         if self.index is not None and not self.index.accepts(state):
             return False
-        over = self.index is not None if self.until is None else arguments.truth("until", self.until, text)
+        over = (
+            self.index is not None
+            if self.until is None
+            else arguments.truth("until", self.until, text)
+        )
         return over and not self.refusal(read)
 
 
@@ -323,7 +360,7 @@ def _shortest(index: Index) -> float:
         if isinstance(recognizer, DFA) and recognizer.explore(MAX_EXPLORED).is_finite():
             return math.inf
         return index.tokens_to_accept(index.start, MAX_EXPLORED)
-    except ValueError:                                  # it is too large
+    except ValueError:  # it is too large
         return math.inf
 
 
@@ -332,7 +369,7 @@ cached_shortest = functools.lru_cache(16)(_shortest)
 
 def open_path(text: str) -> str:
     """Return the path of the value that a JSON text so far is in, as `Particles.by` takes it: "parsed.pets[0].name"."""
-    levels: list[Any] = [["", 0, "parsed"]]             # bracket, number of commas, name of the member
+    levels: list[Any] = [["", 0, "parsed"]]  # bracket, number of commas, name of the member
     for part in re.findall(r'"(?:[^"\\]|\\.)*"?|[][{},]', text, re.DOTALL):
         if part in "{[":
             levels.append([part, 0, ""])
@@ -342,4 +379,6 @@ def open_path(text: str) -> str:
             levels[-1][1:] = levels[-1][1] + 1, ""
         else:
             levels[-1][2] = levels[-1][2] or part.strip('"')
-    return "".join(f"[{at}]" if bracket == "[" else f".{name}" for bracket, at, name in levels).strip(".")
+    return "".join(
+        f"[{at}]" if bracket == "[" else f".{name}" for bracket, at, name in levels
+    ).strip(".")

@@ -15,15 +15,45 @@ from llmppl.queries.compile import Edits
 from llmppl.queries.matches import Match, Matches, MatchList
 from llmppl.queries.near_verbatim import Extraction, extraction
 from llmppl.queries.query import (
-    Certificate, Explanation, Query, QueryOptions, explain, probability, search,
-)  # fmt: skip
+    Certificate,
+    Explanation,
+    Query,
+    QueryOptions,
+    explain,
+    probability,
+    search,
+)
 from llmppl.queries.sampling import Probability
 from llmppl.support import lazy
 
 __all__ = [
-    "any_case", "any_whitespace", "Certificate", "Choice", "Choices", "choose",
-    "compare", "Comparison", "DecisionRule", "Edits", "Exact", "explain", "Explanation", "extraction", "Extraction",
-    "Match", "Matches", "MatchList", "optional_punctuation", "PairedComparison", "probability", "Probability", "Query",
-    "QueryOptions", "rewrite", "Rule", "search", "synonyms",
-]  # fmt: skip
+    "any_case",
+    "any_whitespace",
+    "Certificate",
+    "Choice",
+    "Choices",
+    "choose",
+    "compare",
+    "Comparison",
+    "DecisionRule",
+    "Edits",
+    "Exact",
+    "explain",
+    "Explanation",
+    "extraction",
+    "Extraction",
+    "Match",
+    "Matches",
+    "MatchList",
+    "optional_punctuation",
+    "PairedComparison",
+    "probability",
+    "Probability",
+    "Query",
+    "QueryOptions",
+    "rewrite",
+    "Rule",
+    "search",
+    "synonyms",
+]
 __dir__ = lazy.public_names(__name__)

@@ -37,9 +37,9 @@ from llmppl.support.graphs import Memo
 from llmppl.support.locks import cached_property
 from llmppl.support.runtime import Runtime
 
-MAX_PUSHED = 16                                         # children pushed at once; later four times as many
-MAX_BARREN_EXPANSIONS = 10_000                          # in a row without a match, before an error
-ROUNDING = 1e-12                                        # smaller masses outside the language count as zero
+MAX_PUSHED = 16  # children pushed at once; later four times as many
+MAX_BARREN_EXPANSIONS = 10_000  # in a row without a match, before an error
+ROUNDING = 1e-12  # smaller masses outside the language count as zero
 
 
 # ---- the search space
@@ -52,7 +52,7 @@ class Start(NamedTuple):
     context: Context
     log_prob: float
     part: Branch
-    base: float = 0.0                                   # the part of `log_prob` that counts in the order of a search
+    base: float = 0.0  # the part of `log_prob` that counts in the order of a search
 
 
 class Node(NamedTuple):
@@ -65,10 +65,10 @@ class Node(NamedTuple):
     context: Context
     masks: Index
     state: Any
-    canonical: CanonicalState | None = None             # None if tokens need not be canonical
+    canonical: CanonicalState | None = None  # None if tokens need not be canonical
     log_prob: float = 0.0
-    noise: float = 0.0                                  # maximum of the perturbed log-probabilities below
-    data: bytes = b""                                   # the text after the prefix
+    noise: float = 0.0  # maximum of the perturbed log-probabilities below
+    data: bytes = b""  # the text after the prefix
     depth: int = 0
 
 
@@ -101,7 +101,7 @@ class Space:
     @cached_property
     def indices(self) -> Memo[DFA, Index]:
         """Indices of the languages; roots share them."""
-        vocab = self.lm.vocab                           # not `self`, so that no cycle keeps the language model
+        vocab = self.lm.vocab  # not `self`, so that no cycle keeps the language model
         return Memo(lambda language: language.index(vocab))
 
     # ---- prefixes
@@ -126,7 +126,11 @@ class Space:
 
     def root(self, start: Start) -> Node:
         """Return the node after a prefix."""
-        after = self.canonical.after(start.context.tokens) if self.only_canonical and self.canonical else None
+        after = (
+            self.canonical.after(start.context.tokens)
+            if self.only_canonical and self.canonical
+            else None
+        )
         return Node(start, start.context, self.indices[start.part.follow], start.part.start, after)
 
     # ---- children
@@ -140,7 +144,10 @@ class Space:
         for node, need in zip(nodes, needed, strict=True):
             known = node.depth or len(node.context) or self.counts_first
             dists.append(node.context.next_token() if need and known else None)
-        return [np.zeros(len(self.lm.vocab)) if dist is None else self.rule(dist).log_probs() for dist in dists]
+        return [
+            np.zeros(len(self.lm.vocab)) if dist is None else self.rule(dist).log_probs()
+            for dist in dists
+        ]
 
     def inside(self, node: Node) -> Ints:
         """Return the tokens after a node that stay in the language, without eos."""
@@ -149,7 +156,11 @@ class Space:
 
     def allowed(self, node: Node) -> Ints:
         """Return the tokens after a node that are searched; none if the model's context is full."""
-        if node.depth == self.max_tokens or node.context.room == 0 or (self.first and self.accepts(node)):
+        if (
+            node.depth == self.max_tokens
+            or node.context.room == 0
+            or (self.first and self.accepts(node))
+        ):
             return np.zeros(0, np.int64)
         ids = self.inside(node)
         return ids if node.canonical is None else ids[self.canonical.mask(node.canonical)[ids]]
@@ -179,7 +190,10 @@ class Space:
         own = self.lm.context(start.prefix + text, special=self.special)
         if start.prefix or not text:
             return own == node.context
-        return own.tokens in (node.context.tokens, node.context.tokens[len(start.context) :])     # "" has a BOS
+        return own.tokens in (
+            node.context.tokens,
+            node.context.tokens[len(start.context) :],
+        )  # "" has a BOS
 
     def ending(self, node: Node, log_probs: Floats) -> float:
         """Return the log-probability that a match ends at a node; end="prefix" ignores `log_probs`."""
@@ -189,14 +203,27 @@ class Space:
             return float(logsumexp(log_probs[list(self.lm.vocab.eos_ids)]))
         return float(logsumexp(np.delete(log_probs, self.inside(node))))
 
-    def match(self, node: Node, log_prob: float, upper: float | None = None, *, log_weight: float = 0.0) -> Match:
+    def match(
+        self, node: Node, log_prob: float, upper: float | None = None, *, log_weight: float = 0.0
+    ) -> Match:
         """Return the match that ends at a node; `log_prob` is that of the whole part after the prefix."""
         start = node.start
         text = Text(start.prefix.encode() + node.data)
         tokens = tuple(node.context.tokens[len(start.context) :])
         upper = log_prob if upper is None else upper
-        edits = self.compiled.alignments[start.part, node.data] if self.compiled.edits.max_cost else ()
-        return Match(text, start.prefix, tokens, log_prob, upper, start.log_prob + log_prob, log_weight, edits)
+        edits = (
+            self.compiled.alignments[start.part, node.data] if self.compiled.edits.max_cost else ()
+        )
+        return Match(
+            text,
+            start.prefix,
+            tokens,
+            log_prob,
+            upper,
+            start.log_prob + log_prob,
+            log_weight,
+            edits,
+        )
 
 
 @lru_cache(2)
@@ -206,7 +233,7 @@ def _canonical(tokenizer: Any, vocab: Any) -> Canonical | None:
 
 # ---- the heap
 
-MATCH, TOKEN, REST = range(3)                           # kinds of items; at equal costs, matches come first
+MATCH, TOKEN, REST = range(3)  # kinds of items; at equal costs, matches come first
 
 
 class Item(NamedTuple):
@@ -221,11 +248,11 @@ class Item(NamedTuple):
     number: int
     node: Node
     token: int | None
-    log_prob: float                                     # of the end, of the token, or of the best token of a REST
-    width: int                                          # number of children to push when it is expanded
-    mass: float                                         # log-probability, after the node, of all texts from here
-    most: float                                         # upper bound of the part of `mass` that one text can get
-    data: bytes                                         # every text continues with it after the prefix
+    log_prob: float  # of the end, of the token, or of the best token of a REST
+    width: int  # number of children to push when it is expanded
+    mass: float  # log-probability, after the node, of all texts from here
+    most: float  # upper bound of the part of `mass` that one text can get
+    data: bytes  # every text continues with it after the prefix
 
     def open(self, space: Space) -> Node:
         """Return the node to expand."""
@@ -247,7 +274,7 @@ class Item(NamedTuple):
 class _TextNode:
     """Node of the trie of texts: the items with this text, and the most that one text through here can still get."""
 
-    own: dict[int, float] = field(default_factory=dict)             # log-probabilities of the items here
+    own: dict[int, float] = field(default_factory=dict)  # log-probabilities of the items here
     children: dict[int, _TextNode] = field(default_factory=dict)
     best: float = -math.inf
 
@@ -260,7 +287,7 @@ class StringBound:
     """
 
     def __init__(self) -> None:
-        self.root = _TextNode()                         # its children are the starts, by their id
+        self.root = _TextNode()  # its children are the starts, by their id
 
     def put(self, item: Item, *, remove: bool = False) -> None:
         """Add an item, or remove it."""
@@ -277,7 +304,7 @@ class StringBound:
             node.best = float(reduce(np.logaddexp, node.own.values(), below))
             if node.best == before:
                 return
-            if i and node.best == -math.inf:            # nothing is left below
+            if i and node.best == -math.inf:  # nothing is left below
                 del path[i - 1].children[keys[i - 1]]
 
 
@@ -295,12 +322,14 @@ class Search:
         self.order = order
         self.batch = batch
         self.max_expansions = max_expansions
-        self.expansions = self.fruitful = 0             # next-token distributions, and those before the last match
+        self.expansions = self.fruitful = (
+            0  # next-token distributions, and those before the last match
+        )
         self.heap: list[Item] = []
         self.bound: StringBound | None = None
-        self.found_mass = 0.0                           # of all matches, each token sequence counted by itself
+        self.found_mass = 0.0  # of all matches, each token sequence counted by itself
         self._numbers = itertools.count()
-        self._known = set[tuple[int, bytes]]()          # strings already summed: (id of start, text)
+        self._known = set[tuple[int, bytes]]()  # strings already summed: (id of start, text)
 
     def add(self, start: Start) -> None:
         """Search after one more prefix."""
@@ -316,11 +345,24 @@ class Search:
     def _root(self, node: Node) -> Item:
         return self._item(TOKEN, node, None, 0.0)
 
-    def _item(self, kind: int, node: Node, token: int | None, log_prob: float, cost: float | None = None) -> Item:
+    def _item(
+        self, kind: int, node: Node, token: int | None, log_prob: float, cost: float | None = None
+    ) -> Item:
         data = node.data if token is None else node.data + self.space.lm.vocab.tokens[token]
         if cost is None:
             cost = -(node.start.base + node.log_prob + log_prob)
-        return Item(cost, kind, next(self._numbers), node, token, log_prob, MAX_PUSHED, log_prob, log_prob, data)
+        return Item(
+            cost,
+            kind,
+            next(self._numbers),
+            node,
+            token,
+            log_prob,
+            MAX_PUSHED,
+            log_prob,
+            log_prob,
+            data,
+        )
 
     def _push(self, items: list[Item]) -> None:
         for item in items:
@@ -334,11 +376,19 @@ class Search:
         items = self._pop_batch()
         nodes = [item.open(space) for item in items]
         allowed = [space.allowed(node) for node in nodes]
-        accepts = [item.kind is TOKEN and space.accepts(node) for item, node in zip(items, nodes, strict=True)]
-        needed = [ids.size > 0 or (ends and space.end != "prefix") for ids, ends in zip(allowed, accepts, strict=True)]
+        accepts = [
+            item.kind is TOKEN and space.accepts(node)
+            for item, node in zip(items, nodes, strict=True)
+        ]
+        needed = [
+            ids.size > 0 or (ends and space.end != "prefix")
+            for ids, ends in zip(allowed, accepts, strict=True)
+        ]
         self.expansions += sum(needed)
         rows = space.log_probs(nodes, needed)
-        for item, node, ids, ends, log_probs in zip(items, nodes, allowed, accepts, rows, strict=True):
+        for item, node, ids, ends, log_probs in zip(
+            items, nodes, allowed, accepts, rows, strict=True
+        ):
             if self.bound is not None:
                 self.bound.put(item, remove=True)
             ending = space.ending(node, log_probs) if ends else -math.inf
@@ -380,16 +430,18 @@ class Search:
         """Return the `width` most probable of some tokens, and one item for all others."""
         own = log_probs[ids]
         best = np.argpartition(-own, width)[: width + 1]
-        best = np.flatnonzero(own >= own[best].min())   # ties: lower ids first
+        best = np.flatnonzero(own >= own[best].min())  # ties: lower ids first
         best = best[np.lexsort((ids[best], -own[best]))][: width + 1]
         chosen = best[:width]
         following = float(own[best[width]])
         others = np.delete(ids, chosen)
         mass = one = float(logsumexp(log_probs[others]))
-        if self.bound is not None:                      # tokens of one text begin each other: their lengths differ
+        if self.bound is not None:  # tokens of one text begin each other: their lengths differ
             one = math.log(np.unique(self.space.lm.vocab.lengths[others]).size) + following
         item = self._item(REST, node, int(ids[chosen[-1]]), following)
-        return ids[chosen], item._replace(width=4 * width, mass=mass, most=min(mass, one), data=node.data)
+        return ids[chosen], item._replace(
+            width=4 * width, mass=mass, most=min(mass, one), data=node.data
+        )
 
     # ---- the rest of the search space
 
@@ -434,7 +486,12 @@ class Search:
                 return
             else:
                 self.expand()
-        if self.space.only_canonical and not found and self.space.rule == NO_RULE and self.space.max_tokens is None:
+        if (
+            self.space.only_canonical
+            and not found
+            and self.space.rule == NO_RULE
+            and self.space.max_tokens is None
+        ):
             raise ValueError(
                 "no text of the language is the tokenizer's own encoding after that of the prefix; "
                 'tokenization="all" takes any tokens that spell it'
@@ -442,19 +499,21 @@ class Search:
 
     def strings(self, tolerance: float) -> Iterator[Match]:
         """Yield every string once, with the sum over its token sequences."""
-        if self.space.only_canonical:                   # one token sequence each
+        if self.space.only_canonical:  # one token sequence each
             yield from self.sequences()
             return
         self.bound = StringBound()
         for item in self.heap:
             self.bound.put(item)
-        ready: list[tuple[float, int, Match]] = []      # known, not yet returned
+        ready: list[tuple[float, int, Match]] = []  # known, not yet returned
         while self.heap or ready:
             while self.heap and self.heap[0].kind is MATCH:
                 item = heapq.heappop(self.heap)
                 self.bound.put(item, remove=True)
                 for match in self.summed([item], tolerance):
-                    heapq.heappush(ready, (-(item.node.start.base + match.log_prob_upper), item.number, match))
+                    heapq.heappush(
+                        ready, (-(item.node.start.base + match.log_prob_upper), item.number, match)
+                    )
             best = self.bound.root.best if self.heap else -math.inf
             if ready and best <= -ready[0][0]:
                 self.fruitful = self.expansions
@@ -471,10 +530,14 @@ class Search:
             data = item.node.data
             if (id(start), data) not in self._known:
                 self._known.add((id(start), data))
-                yield self.space.match(item.node, *_total(self.space, start, data, self.batch, tolerance))
+                yield self.space.match(
+                    item.node, *_total(self.space, start, data, self.batch, tolerance)
+                )
 
 
-def _total(space: Space, start: Start, data: bytes, batch: int, tolerance: float) -> tuple[float, float]:
+def _total(
+    space: Space, start: Start, data: bytes, batch: int, tolerance: float
+) -> tuple[float, float]:
     """Return a lower and an upper bound of the log of the summed probability of all token sequences for `data`.
 
     The mass that is left out is at most `tolerance` times the mass that is found.
@@ -489,7 +552,9 @@ def _total(space: Space, start: Start, data: bytes, batch: int, tolerance: float
         left.sort(key=operator.attrgetter("log_prob"))
         nodes = left[-batch:]
         del left[-batch:]
-        rows = space.log_probs(nodes, [node.data != data or space.end != "prefix" for node in nodes])
+        rows = space.log_probs(
+            nodes, [node.data != data or space.end != "prefix" for node in nodes]
+        )
         for node, log_probs in zip(nodes, rows, strict=True):
             if node.data == data:
                 found.append(node.log_prob + space.ending(node, log_probs))
@@ -523,7 +588,9 @@ class DistinctSearch(Search):
         costs = -self._divide(node, np.append(log_probs[ids], ending))
         ended = self._ended(node, ending, float(costs[-1]))
         children = zip(ids.tolist(), log_probs[ids].tolist(), costs.tolist(), strict=False)
-        self._push(ended + [self._item(TOKEN, node, *child) for child in children if child[1] > -math.inf])
+        self._push(
+            ended + [self._item(TOKEN, node, *child) for child in children if child[1] > -math.inf]
+        )
 
     def _divide(self, node: Node, log_probs: Floats) -> Floats:
         """Draw the perturbed log-probability of each child; the maximum of these and of leaving is `node.noise`."""
@@ -533,9 +600,15 @@ class DistinctSearch(Search):
         with np.errstate(divide="ignore", invalid="ignore"):
             noisy = base + log_probs + self.rng.gumbel(size=log_probs.size)
             shifted = node.noise - noisy + np.log1p(-np.exp(noisy - noisy.max()))
-            divided: Floats = node.noise - np.maximum(0.0, shifted) - np.log1p(np.exp(-np.abs(shifted)))
+            divided: Floats = (
+                node.noise - np.maximum(0.0, shifted) - np.log1p(np.exp(-np.abs(shifted)))
+            )
         return divided[:-1]
 
     def strings(self, tolerance: float) -> Iterator[Match]:
         """Yield every string once; the first spelling has the maximum of all its spellings."""
-        return self.sequences() if self.space.only_canonical else self.summed(self.matched(), tolerance)
+        return (
+            self.sequences()
+            if self.space.only_canonical
+            else self.summed(self.matched(), tolerance)
+        )

@@ -33,11 +33,11 @@ from llmppl.support.runtime import Runtime, warn
 
 Options = Iterable[str] | Mapping[Any, str] | type | Part
 Spelling = Literal["all", "canonical"]
-ROWS = 64                                           # next-token distributions of a round; limits act between
-MAX_OPTIONS = 1000                                      # of a type
-SELDOM = 0.01                                           # a smaller mass is said in the repr
-WIDE = 1e-3                                         # bounds that are further apart are a warning
-AFTER_LAST = b"\xff"                                    # no byte of UTF-8 is larger or equal
+ROWS = 64  # next-token distributions of a round; limits act between
+MAX_OPTIONS = 1000  # of a type
+SELDOM = 0.01  # a smaller mass is said in the repr
+WIDE = 1e-3  # bounds that are further apart are a warning
+AFTER_LAST = b"\xff"  # no byte of UTF-8 is larger or equal
 
 
 class HowToChoose(TypedDict, total=False):
@@ -66,7 +66,9 @@ class Choice(Probabilities):
     '0.0061'
     """
 
-    def __init__(self, shares: Sequence[Share], texts: Sequence[str], log_mass: float, upper: float) -> None:
+    def __init__(
+        self, shares: Sequence[Share], texts: Sequence[str], log_mass: float, upper: float
+    ) -> None:
         self.options = [share.value for share in shares]
         self.texts = dict(zip(self.options, texts, strict=True))
         self._texts = dict(zip(map(key_of, self.options), texts, strict=True))
@@ -108,17 +110,25 @@ class Choices(TableView, list[Choice]):
     def records(self) -> list[dict[str, Any]]:
         """Return a dict for each prompt and option: the prompt, and the option's text, probability and bounds."""
         return [
-            {"prompt": prompt, "text": choice.text_of(share.value), **share._asdict(), "log_mass": choice.log_mass}
-            for prompt, choice in zip(self.prompts, self, strict=True) for share in choice.shares
-        ]  # fmt: skip
+            {
+                "prompt": prompt,
+                "text": choice.text_of(share.value),
+                **share._asdict(),
+                "log_mass": choice.log_mass,
+            }
+            for prompt, choice in zip(self.prompts, self, strict=True)
+            for share in choice.shares
+        ]
 
     def _header(self) -> str:
         return f"{len(self)} choices"
 
     def _table(self) -> tuple[list[str], list[list[str]]]:
         options = self[0].options if self else []
-        rows = [[*(str(choice.share(each)) for each in options), one_line(prompt)]
-                for prompt, choice in zip(self.prompts, self, strict=True)]  # fmt: skip
+        rows = [
+            [*(str(choice.share(each)) for each in options), one_line(prompt)]
+            for prompt, choice in zip(self.prompts, self, strict=True)
+        ]
         return [*map(one_line, options), "prompt"], rows
 
 
@@ -132,15 +142,22 @@ _DEFAULTS = {
 
 
 @overload
-def choose(lm: CachedTransformer, prompt: str | Context, options: Options, **how: Unpack[HowToChoose]) -> Choice: ...
+def choose(
+    lm: CachedTransformer, prompt: str | Context, options: Options, **how: Unpack[HowToChoose]
+) -> Choice: ...
 @overload
 def choose(
-    lm: CachedTransformer, prompt: list[str] | list[Context], options: Options, **how: Unpack[HowToChoose]
+    lm: CachedTransformer,
+    prompt: list[str] | list[Context],
+    options: Options,
+    **how: Unpack[HowToChoose],
 ) -> Choices: ...
 
 
 @list_options(HowToChoose, _DEFAULTS)
-def choose(lm: CachedTransformer, prompt: Any, options: Options, **how: Unpack[HowToChoose]) -> Choice | Choices:
+def choose(
+    lm: CachedTransformer, prompt: Any, options: Options, **how: Unpack[HowToChoose]
+) -> Choice | Choices:
     """Compute the probability of each of some texts after a prompt, given that the model writes one of them.
 
     The probability of a text is the sum over all token sequences that spell it. It begins with the tokenizer's own
@@ -182,7 +199,9 @@ def choose(lm: CachedTransformer, prompt: Any, options: Options, **how: Unpack[H
     given: dict[str, Any] = _DEFAULTS | how
     end = arguments.one_of("end", given["end"], ENDS)
     rule = arguments.function("rule", given["rule"], "Rule(top_k=40)")
-    canonical = arguments.one_of("tokenization", given["tokenization"], get_args(Spelling)) == "canonical"
+    canonical = (
+        arguments.one_of("tokenization", given["tokenization"], get_args(Spelling)) == "canonical"
+    )
     tolerance = arguments.probability("tolerance", given["tolerance"])
     max_expansions = arguments.count("max_expansions", given["max_expansions"], least=0)
     labels, listed = _labelled(options)
@@ -290,7 +309,9 @@ class Sums:
     def unsure(self, tolerance: float, max_expansions: int) -> list[tuple[Sums, Context]]:
         """Return the fewest sequences without which the rest is small enough, up to a number for each option."""
         likely = sorted(self.open, key=lambda context: self.open[context].log_prob)
-        rest = np.logaddexp.accumulate([-np.inf, *(self.open[context].log_prob for context in likely)])
+        rest = np.logaddexp.accumulate(
+            [-np.inf, *(self.open[context].log_prob for context in likely)]
+        )
         enough = logsumexp(self.found) + (math.log(tolerance) if tolerance else -math.inf)
         number = min(int((rest > enough).sum()), max_expansions * self.found.size - self.expansions)
         self.expansions += number
@@ -339,7 +360,7 @@ class Sums:
         upper = logsumexp([log_mass, *(each.log_prob for each in self.open.values())])
         if log_mass == -math.inf:
             raise ValueError(self._nothing(upper))
-        left = np.full(self.found.size, -np.inf)    # log of the part of the rest that a text can get
+        left = np.full(self.found.size, -np.inf)  # log of the part of the rest that a text can get
         for log_prob, data in self.open.values():
             some = slice(*self.texts.after(data))
             left[some] = np.logaddexp(left[some], log_prob)
@@ -383,7 +404,7 @@ def _expand(items: Iterable[tuple[Sums, Context]], limit: Limit) -> str:
     while batch := [*itertools.islice(items, ROWS)]:
         if reached := limit.reached(list):
             return reached
-        nexts = [context.next_token() for _, context in batch]              # computed together
+        nexts = [context.next_token() for _, context in batch]  # computed together
         for (sums, context), each in zip(batch, nexts, strict=True):
             sums.expand(context, sums.rule(each).table())
     return ""
@@ -397,7 +418,9 @@ def _late(reached: str, number: int) -> str:
     )
 
 
-def _warn_of_bounds(choices: list[Choice], contexts: list[Context], reached: str, wide: float) -> None:
+def _warn_of_bounds(
+    choices: list[Choice], contexts: list[Context], reached: str, wide: float
+) -> None:
     """Warn of the widest bounds."""
     widths = [each.width for each in choices]
     if max(widths, default=0.0) <= wide:
@@ -416,7 +439,7 @@ def _warn_of_bounds(choices: list[Choice], contexts: list[Context], reached: str
 def _texts_of(part: Part, options: Any) -> list[str]:
     """Return the texts of a constraint. TypeError if they are many, or it has no automaton."""
     automaton = None
-    if isinstance(part, DFA) or isinstance(options, Part):      # a type whose values are JSON has none
+    if isinstance(part, DFA) or isinstance(options, Part):  # a type whose values are JSON has none
         automaton = part.automaton
     found = [] if automaton is None else [*itertools.islice(automaton.enumerate(), MAX_OPTIONS + 1)]
     if not 0 < len(found) <= MAX_OPTIONS:
@@ -445,7 +468,9 @@ def _labelled(options: Options) -> tuple[list[Any], list[str]]:
         found = _texts_of(options, options)
         return found, found
     if isinstance(options, str) or not isinstance(options, Iterable):
-        raise TypeError(f'options must be a list of str, as [" yes", " no"], not {arguments.shown(options)}')
+        raise TypeError(
+            f'options must be a list of str, as [" yes", " no"], not {arguments.shown(options)}'
+        )
     labels = [*options]
     texts = [*options.values()] if isinstance(options, Mapping) else labels
     if not labels:

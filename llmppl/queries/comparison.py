@@ -37,15 +37,15 @@ from llmppl.report.probabilities import Probabilities, key_of
 from llmppl.report.tables import Bars, Rows, TableView
 from llmppl.support import arguments
 
-Array = NDArray[Any]                                # (C,) int64 counts or float64 probabilities
-Side = Iterable[str] | Mapping[str, int] | Probabilities | Any      # | Any: Exact
-Choices = Sequence[Probabilities]                   # one for each template
+Array = NDArray[Any]  # (C,) int64 counts or float64 probabilities
+Side = Iterable[str] | Mapping[str, int] | Probabilities | Any  # | Any: Exact
+Choices = Sequence[Probabilities]  # one for each template
 
-MAX_CELLS = 1_000_000                               # cells of the tables drawn at a time
-Z = NormalDist().inv_cdf(0.975)                   # of a two-sided interval at 95 %
+MAX_CELLS = 1_000_000  # cells of the tables drawn at a time
+Z = NormalDist().inv_cdf(0.975)  # of a two-sided interval at 95 %
 MAX_GROUPS = 7
-ROUNDING = 1e-9                                     # relative difference below which statistics are equal
-TINY = 1e-100                                       # in place of a standard deviation of 0
+ROUNDING = 1e-9  # relative difference below which statistics are equal
+TINY = 1e-100  # in place of a standard deviation of 0
 
 
 class Exact:
@@ -62,10 +62,14 @@ class Exact:
 
     def __init__(self, probabilities: Mapping[str, float]) -> None:
         for text, p in probabilities.items():
-            arguments.probability(f"Exact: the probability of {arguments.text('Exact: each string', text)!r}", p)
+            arguments.probability(
+                f"Exact: the probability of {arguments.text('Exact: each string', text)!r}", p
+            )
         total = math.fsum(probabilities.values())
         if abs(total - 1) > 1e-6:
-            raise ValueError(f"Exact: the probabilities sum to {total:.6g}, not to 1; counts are given without Exact")
+            raise ValueError(
+                f"Exact: the probabilities sum to {total:.6g}, not to 1; counts are given without Exact"
+            )
         self.probabilities = {text: float(p) / total for text, p in probabilities.items() if p}
 
     def __repr__(self) -> str:
@@ -100,7 +104,7 @@ class Comparison(TableView):
     b: Array
     num_a: int | None
     num_b: int | None
-    p: float | Any                                      # | Any: None only for two exact sides
+    p: float | Any  # | Any: None only for two exact sides
     statistic: float | Any
     df: int | Any
     draws: int
@@ -134,19 +138,26 @@ class Comparison(TableView):
         rows = []
         for text, a, b, difference in map(dict.values, self.records()):
             shown = arguments.shown(text)
-            rows.append((_cell(a, self.num_a), _cell(b, self.num_b), f"{100 * difference:+.1f} %", shown))
+            rows.append(
+                (_cell(a, self.num_a), _cell(b, self.num_b), f"{100 * difference:+.1f} %", shown)
+            )
         return [*self.names, " - ".join(self.names), "string"], rows
 
     def records(self) -> list[dict[str, Any]]:
         """Return a dict for each string: its count or probability on each side, and the difference of the shares."""
         sides = self.a.tolist(), self.b.tolist(), np.subtract(*self.shares).tolist()
         columns = "string", *self.names, "difference"
-        return [dict(zip(columns, row, strict=True)) for row in zip(self.categories, *sides, strict=True)]
+        return [
+            dict(zip(columns, row, strict=True))
+            for row in zip(self.categories, *sides, strict=True)
+        ]
 
     def _bars(self) -> Bars:
         bars = []
         for a, b in np.column_stack(self.shares).tolist():
-            bars.append([(a, *_wilson(a, self.num_a or math.inf)), (b, *_wilson(b, self.num_b or math.inf))])
+            bars.append(
+                [(a, *_wilson(a, self.num_a or math.inf)), (b, *_wilson(b, self.num_b or math.inf))]
+            )
         return bars
 
 
@@ -190,38 +201,67 @@ class PairedComparison(TableView):
         """
         differences = self.probabilities - self.probabilities[:, :1]
         errors = differences.std(axis=0, ddof=1) / math.sqrt(len(differences))
-        columns = np.stack([self.probabilities.mean(axis=0), differences.mean(axis=0), errors], axis=-1).tolist()
+        columns = np.stack(
+            [self.probabilities.mean(axis=0), differences.mean(axis=0), errors], axis=-1
+        ).tolist()
         rows = []
         for c, option in enumerate(self.options):
             for name, numbers in zip(self.names, columns, strict=True):
                 mean, difference, se = numbers[c]
-                rows.append({"option": option, "group": name, "mean": mean, "difference": difference, "se": se})
+                rows.append(
+                    {
+                        "option": option,
+                        "group": name,
+                        "mean": mean,
+                        "difference": difference,
+                        "se": se,
+                    }
+                )
         return rows
 
     def _table(self) -> tuple[list[str], Rows]:
         rows = []
         for row in self.records():
             difference = f"{100 * row['difference']:+.1f} % +- {100 * row['se']:.1f}"
-            rows.append([f"{100 * row['mean']:.1f} %", difference, row["group"], arguments.shown(row["option"])])
+            rows.append(
+                [
+                    f"{100 * row['mean']:.1f} %",
+                    difference,
+                    row["group"],
+                    arguments.shown(row["option"]),
+                ]
+            )
         return ["mean", f"minus {self.names[0]}", "group", "option"], rows
 
 
 @overload
-def compare(                                            # type: ignore[overload-overlap]
-    a: Choices | Mapping[str, Choices], b: Choices | None = None, *, permutations: int = 10_000,
-    seed: int | None = None, rng: np.random.Generator | None = None,
-) -> PairedComparison: ...  # fmt: skip
+def compare(  # type: ignore[overload-overlap]
+    a: Choices | Mapping[str, Choices],
+    b: Choices | None = None,
+    *,
+    permutations: int = 10_000,
+    seed: int | None = None,
+    rng: np.random.Generator | None = None,
+) -> PairedComparison: ...
 @overload
 def compare(
-    a: Side, b: Side = None, *, permutations: int = 10_000, seed: int | None = None,
+    a: Side,
+    b: Side = None,
+    *,
+    permutations: int = 10_000,
+    seed: int | None = None,
     rng: np.random.Generator | None = None,
-) -> Comparison: ...  # fmt: skip
+) -> Comparison: ...
 
 
 def compare(
-    a: Any, b: Any = None, *, permutations: int = 10_000, seed: int | None = None,
+    a: Any,
+    b: Any = None,
+    *,
+    permutations: int = 10_000,
+    seed: int | None = None,
     rng: np.random.Generator | None = None,
-) -> Comparison | PairedComparison:  # fmt: skip
+) -> Comparison | PairedComparison:
     """Test if two distributions over strings differ, and bound their distance.
 
     Parameters
@@ -248,7 +288,9 @@ def compare(
         sides = a
     for name in sides:
         if arguments.text("compare: each name of a side", name) in ("string", "difference"):
-            raise ValueError(f"compare: {name!r} is another column of the table; give the side another name")
+            raise ValueError(
+                f"compare: {name!r} is another column of the table; give the side another name"
+            )
     if len(sides) > 1 and all(map(_is_paired, sides.values())):
         return _paired(sides, permutations, rng)
     if len(sides) != 2 or any(side is None or isinstance(side, int) for side in sides.values()):
@@ -271,10 +313,14 @@ def compare(
     elif num_b:
         test = _test(right, num_b, left, None, permutations, rng)
     p, statistic, df = test
-    found = Comparison(categories, left, right, num_a, num_b, p, statistic, df, permutations, None, (*sides,))
+    found = Comparison(
+        categories, left, right, num_a, num_b, p, statistic, df, permutations, None, (*sides,)
+    )
     if df is None:
         return found
-    return replace(found, tv_interval=_interval(*found.shares, num_a or math.inf, num_b or math.inf))
+    return replace(
+        found, tv_interval=_interval(*found.shares, num_a or math.inf, num_b or math.inf)
+    )
 
 
 def _column(counts: Mapping[str, float], num: int | None, categories: tuple[str, ...]) -> Array:
@@ -300,14 +346,20 @@ def _paired(sides: Mapping[str, Choices], draws: int, rng: np.random.Generator) 
     first, *_ = sides.values()
     lengths = {name: len(choices) for name, choices in sides.items()}
     if set(lengths.values()) != {len(first)} or len(first) < 2:
-        raise ValueError(f"each side has one choice for each template, at least two; they have {lengths}")
+        raise ValueError(
+            f"each side has one choice for each template, at least two; they have {lengths}"
+        )
     options = [share.value for share in first[0].shares]
     for name, choices in sides.items():
         for number, choice in enumerate(choices):
             _check_exact(f"{name}[{number}]", choice)
             if {*map(key_of, choice)} != {*map(key_of, options)}:
-                raise ValueError(f"{name}[{number}] has other options than the first choice: {[*choice]}")
-    groups = [[[choice[option] for option in options] for choice in choices] for choices in sides.values()]
+                raise ValueError(
+                    f"{name}[{number}] has other options than the first choice: {[*choice]}"
+                )
+    groups = [
+        [[choice[option] for option in options] for choice in choices] for choices in sides.values()
+    ]
     probabilities = np.array(groups).swapaxes(0, 1)
     p, drawn = _relabelled(probabilities, draws, rng)
     tv = float(_spread(probabilities.mean(axis=0)))
@@ -320,7 +372,7 @@ def _relabelled(probabilities: Array, draws: int, rng: np.random.Generator) -> t
     if num_groups > MAX_GROUPS:
         raise ValueError(f"{num_groups} groups: at most {MAX_GROUPS} are compared together")
     orders = np.array([*itertools.permutations(range(num_groups))])
-    exact = len(orders) ** (num_templates - 1) <= draws     # the first template keeps its labels
+    exact = len(orders) ** (num_templates - 1) <= draws  # the first template keeps its labels
     if exact:
         picks = np.array([*itertools.product(range(len(orders)), repeat=num_templates - 1)])
     else:
@@ -339,12 +391,16 @@ def _relabelled(probabilities: Array, draws: int, rng: np.random.Generator) -> t
 def _spread(means: Array) -> Any:
     """Return the total variation between (..., G, C) distributions, on average over all pairs."""
     pairs = itertools.combinations(range(means.shape[-2]), 2)
-    return np.mean([np.abs(means[..., i, :] - means[..., j, :]).sum(axis=-1) / 2 for i, j in pairs], axis=0)
+    return np.mean(
+        [np.abs(means[..., i, :] - means[..., j, :]).sum(axis=-1) / 2 for i, j in pairs], axis=0
+    )
 
 
 def _check_exact(name: str, given: Probabilities) -> None:
     if any(share.se is not None for share in given.shares):
-        raise ValueError(f"{name} has estimates of particles, which are no independent samples: compare exact ones")
+        raise ValueError(
+            f"{name} has estimates of particles, which are no independent samples: compare exact ones"
+        )
 
 
 def _side(name: str, given: Side) -> tuple[dict[str, float], int | None]:
@@ -356,11 +412,17 @@ def _side(name: str, given: Side) -> tuple[dict[str, float], int | None]:
     if isinstance(given, Exact):
         return given.probabilities, None
     if isinstance(given, str):
-        raise TypeError(f"{name} is the str {given!r}; samples are strings in a list, as in [{given!r}]")
+        raise TypeError(
+            f"{name} is the str {given!r}; samples are strings in a list, as in [{given!r}]"
+        )
     counts = Counter(given) if isinstance(given, Mapping) else Counter(map(_text, given))
     for text, times in counts.items():
         arguments.text(f"{name}: each string", text)
-        arguments.count(f"{name}: the number of {text!r} (known probabilities need Exact({{...}}))", times, least=0)
+        arguments.count(
+            f"{name}: the number of {text!r} (known probabilities need Exact({{...}}))",
+            times,
+            least=0,
+        )
     found: dict[str, float] = {text: int(times) for text, times in counts.items() if times}
     if not found:
         raise ValueError(f"{name} has no sample; at least one is needed")
@@ -370,22 +432,29 @@ def _side(name: str, given: Side) -> tuple[dict[str, float], int | None]:
 def _text(drawn: Any) -> Any:
     """Return the text of a match, after its prefix. ValueError for a weighted sample."""
     if getattr(drawn, "log_weight", 0.0):
-        raise ValueError("weighted samples have no counts: draw with Query.distinct(seed=...), or compare Exact")
+        raise ValueError(
+            "weighted samples have no counts: draw with Query.distinct(seed=...), or compare Exact"
+        )
     return str(drawn)[len(drawn.prefix) :] if isinstance(drawn, Match) else drawn
 
 
 def _test(
-    sample: Array, num: int, other: Array, num_other: int | None, draws: int, rng: np.random.Generator
+    sample: Array,
+    num: int,
+    other: Array,
+    num_other: int | None,
+    draws: int,
+    rng: np.random.Generator,
 ) -> tuple[float, float, int]:
     """Test a sample against another one, or against a known distribution. Return p, X2 and its degrees of freedom."""
     draw: Callable[..., Array]
-    if num_other:                                       # by tables with the same margins
+    if num_other:  # by tables with the same margins
         total = sample + other
         expected = total * (num / (num + num_other))
         # (o - e)^2 / e summed over both rows: the differences are equal, and 1 / e + 1 / e_other = 1 / scale
         scale = expected * (num_other / (num + num_other))
         draw = partial(rng.multivariate_hypergeometric, total, num)
-    else:                                               # by samples from the distribution
+    else:  # by samples from the distribution
         possible = other > 0
         if sample[~possible].any():
             return 1 / (1 + draws), math.inf, int(possible.sum()) - 1
@@ -395,7 +464,7 @@ def _test(
         draw = partial(rng.multinomial, num, known)
     statistic = float(((sample - expected) ** 2 / scale).sum())
     as_large = 0
-    size = max(1, MAX_CELLS // sample.size)             # tables at a time
+    size = max(1, MAX_CELLS // sample.size)  # tables at a time
     for begin in range(0, draws, size):
         drawn = ((draw(min(size, draws - begin)) - expected) ** 2 / scale).sum(axis=1)
         as_large += int((drawn >= statistic * (1 - ROUNDING)).sum())
@@ -407,7 +476,9 @@ def _interval(p_a: Array, p_b: Array, num_a: float, num_b: float) -> tuple[float
     more = p_a > p_b
     high = float(p_a[more].sum())
     low = float(p_b[more].sum())
-    for share in p_a[p_a == p_b].tolist():          # ties: bring S near one half, where its frequency varies most
+    for share in p_a[
+        p_a == p_b
+    ].tolist():  # ties: bring S near one half, where its frequency varies most
         if abs(high + share - 0.5) < abs(high - 0.5):
             high += share
             low += share
@@ -417,7 +488,9 @@ def _interval(p_a: Array, p_b: Array, num_a: float, num_b: float) -> tuple[float
     sd = np.maximum(np.sqrt(pooled * (1 - pooled) * (1 / num_a + 1 / num_b)), TINY)
     least = np.maximum(0, np.abs(p_a - p_b) / sd - Z)
     tails = np.vectorize(math.erfc)(least / math.sqrt(2))
-    chosen = float((sd * (math.sqrt(2 / math.pi) * np.exp(-(least**2) / 2) - least * tails)).sum() / 2)
+    chosen = float(
+        (sd * (math.sqrt(2 / math.pi) * np.exp(-(least**2) / 2) - least * tails)).sum() / 2
+    )
     lower = high - low - chosen - math.hypot(high - below_high, above_low - low)
     upper = high - low + math.hypot(above_high - high, low - below_low)
     return max(0.0, lower), min(1.0, upper)

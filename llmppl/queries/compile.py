@@ -21,12 +21,12 @@ from llmppl.support.arguments import count, function, is_type, optional_count
 from llmppl.support.graphs import Memo
 from llmppl.support.locks import cached_property
 
-MAX_DIFFERENCE_STATES = 100_000                         # pattern x ignored strings; above: deferred
-MAX_COUNTED_STATES = 200_000                            # states of a language that `max_chars` cuts
-MAX_PREFIXES = 2000                                     # strings of a prefix
-MAX_PLANNED_STATES = 20_000                             # states that are counted for `plan`, at most
+MAX_DIFFERENCE_STATES = 100_000  # pattern x ignored strings; above: deferred
+MAX_COUNTED_STATES = 200_000  # states of a language that `max_chars` cuts
+MAX_PREFIXES = 2000  # strings of a prefix
+MAX_PLANNED_STATES = 20_000  # states that are counted for `plan`, at most
 
-Language = str | DFA | JsonSchema | Sequence[str] | Any     # | Any: types such as int | None
+Language = str | DFA | JsonSchema | Sequence[str] | Any  # | Any: types such as int | None
 Rewrite = Callable[[DFA], DFA]
 
 
@@ -70,7 +70,7 @@ class Edits:
         return {name: value for name, value in vars(self).items() if name != "max_cost"}
 
 
-EditsLike = int | Edits | Mapping[str, int | Edits]     # {"prefix": 1, "suffix": 2} edits both
+EditsLike = int | Edits | Mapping[str, int | Edits]  # {"prefix": 1, "suffix": 2} edits both
 
 
 @dataclass(frozen=True, eq=False)
@@ -78,15 +78,17 @@ class Branch:
     """Prefix strings, and the language that may follow them."""
 
     prefixes: tuple[str, ...]
-    follow: DFA                                         # read from its state `start`
+    follow: DFA  # read from its state `start`
     start: int
-    unedited: DFA                                       # `follow` itself, or without edits, from its own start
+    unedited: DFA  # `follow` itself, or without edits, from its own start
 
     def texts(self) -> Iterator[str]:
         """Yield the texts that may follow, without edits, the shortest first; none of a language that is large."""
         with contextlib.suppress(TooLarge):
             whole = self.unedited.explore(MAX_PLANNED_STATES)
-            yield from _from_state(whole, self.start if self.follow is self.unedited else whole.start).enumerate()
+            yield from _from_state(
+                whole, self.start if self.follow is self.unedited else whole.start
+            ).enumerate()
 
     def size(self) -> str:
         """Describe the prefix strings, and the size of the language after them."""
@@ -104,8 +106,8 @@ class Compiled:
     """Compiled query: pattern and prefix after rewriting, edits, `ignore` and `max_chars`."""
 
     parts: list[Branch]
-    ignored: DFA | None                                 # strings to skip that could not be removed from `follow`
-    edits: Edits                                        # of the part after the prefix
+    ignored: DFA | None  # strings to skip that could not be removed from `follow`
+    edits: Edits  # of the part after the prefix
 
     @cached_property
     def alignments(self) -> Memo[tuple[Branch, bytes], tuple[Edit, ...]]:
@@ -136,7 +138,9 @@ def compile_query(
     language = _language(pattern, "pattern")
     prefixes = _language([prefix] if isinstance(prefix, str) else prefix, "prefix")
     if not isinstance(rewrite, Iterable) or isinstance(rewrite, str):
-        raise TypeError(f"rewrite must be a list of functions from DFA to DFA, such as [any_case], not {rewrite!r}")
+        raise TypeError(
+            f"rewrite must be a list of functions from DFA to DFA, such as [any_case], not {rewrite!r}"
+        )
     for change in rewrite:
         language = function("each of rewrite", change, "any_case")(language)
         if not isinstance(language, DFA):
@@ -164,7 +168,9 @@ def compile_query(
                 follow = follow.explore(MAX_COUNTED_STATES) & Regex(f"(?s:.{{0,{max_chars}}})")
             if unwanted is not None:
                 try:
-                    limit = MAX_DIFFERENCE_STATES // unwanted.explore(MAX_DIFFERENCE_STATES).num_states
+                    limit = (
+                        MAX_DIFFERENCE_STATES // unwanted.explore(MAX_DIFFERENCE_STATES).num_states
+                    )
                     follow = follow.explore(limit) - unwanted
                 except TooLarge:
                     deferred = unwanted
@@ -173,7 +179,9 @@ def compile_query(
             parts.append(Branch(strings, follow, start, unedited))
     if not parts:
         limits = {"ignore": ignore, "max_chars": max_chars}
-        named = " and ".join(f"{name}={limit!r}" for name, limit in limits.items() if limit is not None)
+        named = " and ".join(
+            f"{name}={limit!r}" for name, limit in limits.items() if limit is not None
+        )
         raise ValueError(f"no text of {pattern!r} is left by {named}")
     return Compiled(parts, deferred, after)
 
@@ -193,7 +201,9 @@ def _language(language: Language, name: str) -> DFA:
         return DFA.from_strings(language)
     if not isinstance(language, Part):
         kinds = "a str" if name == "prefix" else "a regular expression (str)"
-        raise TypeError(f"{name} must be {kinds}, a DFA, a type, a JsonSchema or a list of str, not {language!r}")
+        raise TypeError(
+            f"{name} must be {kinds}, a DFA, a type, a JsonSchema or a list of str, not {language!r}"
+        )
     if language.automaton is None or language.has_checks:
         why = "it has no automaton, or checks on the finished text"
         if language.special_tokens:

@@ -94,7 +94,9 @@ class MatchList(TableView, list[Match]):
 
     def _table(self) -> tuple[list[str], Rows]:
         """Return heads and rows; columns of weights and edits only if some match has them."""
-        columns: dict[str, Callable[[Match], str]] = {"log prob": lambda match: f"{match.log_prob:.3f}"}
+        columns: dict[str, Callable[[Match], str]] = {
+            "log prob": lambda match: f"{match.log_prob:.3f}"
+        }
         if any(match.log_weight for match in self):
             columns["log weight"] = lambda match: f"{match.log_weight:.3f}"
         if any(match.edits for match in self):
@@ -116,17 +118,23 @@ class Matches(Iterator[Match]):
     """
 
     def __init__(
-        self, lm: CachedTransformer, matches: Iterator[Match], progress: bool | None, search: Any = None
+        self,
+        lm: CachedTransformer,
+        matches: Iterator[Match],
+        progress: bool | None,
+        search: Any = None,
     ) -> None:
         self._lm = lm
         self._matches = matches
         self._search = search
         self._before = replace(lm.stats)
         self.num_matches = 0
-        self._bar = Bar(progress, None, lambda matches: matches, "match")       # its text is read again and again
+        self._bar = Bar(
+            progress, None, lambda matches: matches, "match"
+        )  # its text is read again and again
 
     def __next__(self) -> Match:
-        with self._bar as show:                         # shown only during the search
+        with self._bar as show:  # shown only during the search
             show(self.num_matches, self)
             match = next(self._matches)
             self.num_matches += 1

@@ -36,7 +36,9 @@ class Extraction(TableView):
     edits: int
     verbatim: Probability
     near: Probability
-    tries = Guess("no tries: near.tries(0.5) and verbatim.tries(0.5) are the numbers for a chance of 50 %")
+    tries = Guess(
+        "no tries: near.tries(0.5) and verbatim.tries(0.5) are the numbers for a chance of 50 %"
+    )
 
     def _header(self) -> str:
         return f"Extraction of {one_line(repr(self.suffix))}"
@@ -53,9 +55,15 @@ class Extraction(TableView):
 
 
 def extraction(
-    lm: CachedTransformer, prefix: str | Context, suffix: str, *, edits: int | Edits = 1,
-    rule: DecisionRule = NO_RULE, tolerance: float = 1e-3, max_expansions: int = 2000,
-) -> Extraction:  # fmt: skip
+    lm: CachedTransformer,
+    prefix: str | Context,
+    suffix: str,
+    *,
+    edits: int | Edits = 1,
+    rule: DecisionRule = NO_RULE,
+    tolerance: float = 1e-3,
+    max_expansions: int = 2000,
+) -> Extraction:
     """Compute the probability that the model continues `prefix` by `suffix`, verbatim and within some edits.
 
     The event ends at a border of tokens, and any text may follow. All tokenisations count.
@@ -94,7 +102,7 @@ def extraction(
         search = Search(space, "joint", batch=32, max_expansions=max_expansions)
         search.add(Start("", context, 0.0, compiled.parts[0]))
         found.append(bounded(search, tolerance, 1, 0, np.random.default_rng(0)))
-    verbatim, near = found                              # one event contains the other
+    verbatim, near = found  # one event contains the other
     verbatim = replace(verbatim, upper=min(verbatim.upper, near.upper))
     near = replace(near, lower=max(verbatim.lower, near.lower))
     return Extraction(suffix, compiled.edits.max_cost, verbatim, near)

@@ -1,7 +1,7 @@
 """Query: a question about the strings of a language under a model, the ways to answer it, and reasons for the answer.
 
-    query = Query(lm, "The ((cat)|(dog)) .*", prefix="The", end="boundary", rule=Rule(top_k=40))
-    query.best()      query.samples(seed=0)      query.distinct(seed=0)      query.probability()      query.plan()
+query = Query(lm, "The ((cat)|(dog)) .*", prefix="The", end="boundary", rule=Rule(top_k=40))
+query.best()      query.samples(seed=0)      query.distinct(seed=0)      query.probability()      query.plan()
 """
 
 import contextlib
@@ -37,8 +37,8 @@ Order = Literal["joint", "conditional"]
 Prefixes = Literal["model", "uniform"]
 ExplainedEnd = Literal["prefix", "eos"]
 
-MAX_LOOKED = 100                                    # texts that are examined for a token across the prefix's end
-MAX_BEGIN = 20                                      # characters that are examined for a blank before them
+MAX_LOOKED = 100  # texts that are examined for a token across the prefix's end
+MAX_BEGIN = 20  # characters that are examined for a blank before them
 FAR_MORE = math.log(100)
 
 
@@ -128,32 +128,46 @@ class Query:
         one_of("end", self.end, ENDS)
         one_of("tokenization", self.tokenization, get_args(Tokenization))
         if self.end == "eos" and not self.lm.vocab.eos_ids:
-            raise ValueError('this vocabulary has no eos token, so no text ends: take end="prefix" or end="boundary"')
+            raise ValueError(
+                'this vocabulary has no eos token, so no text ends: take end="prefix" or end="boundary"'
+            )
         optional_count("max_tokens", self.max_tokens, least=0)
         arguments.function("rule", self.rule, "Rule(top_k=40)")
-        for part in self.compiled.parts:                # raises the errors of a wrong pattern now
+        for part in self.compiled.parts:  # raises the errors of a wrong pattern now
             warn_of_seam(self.lm, part.prefixes[0], part.texts())
 
     @cached_property
     def compiled(self) -> Compiled:
         """Pattern and prefix as languages."""
         return compile_query(
-            self.pattern, self.prefix, rewrite=self.rewrite, edits=self.edits, ignore=self.ignore,
+            self.pattern,
+            self.prefix,
+            rewrite=self.rewrite,
+            edits=self.edits,
+            ignore=self.ignore,
             max_chars=self.max_chars,
-        )  # fmt: skip
+        )
 
     @cached_property
     def space(self) -> Space:
         """Search space of the query."""
         canonical = self.tokenization == "canonical"
-        return Space(self.lm, self.compiled, self.rule, self.end, self.max_tokens, canonical, self.special)
+        return Space(
+            self.lm, self.compiled, self.rule, self.end, self.max_tokens, canonical, self.special
+        )
 
     # ---- answers
 
     def best(
-        self, *, results: Results = "strings", order: Order = "joint", tolerance: float = 1e-8, batch: int = 32,
-        max_expansions: int | None = None, progress: bool | None = None,
-    ) -> Matches:  # fmt: skip
+        self,
+        *,
+        results: Results = "strings",
+        order: Order = "joint",
+        tolerance: float = 1e-8,
+        batch: int = 32,
+        max_expansions: int | None = None,
+        progress: bool | None = None,
+    ) -> Matches:
         """Search the matches in the order of their probability; the iterator can be stopped at any time.
 
         Parameters
@@ -176,10 +190,17 @@ class Query:
         return self._matches(Search, results, order, tolerance, batch, max_expansions, progress)
 
     def distinct(
-        self, *, results: Results = "strings", order: Order = "joint", tolerance: float = 1e-8, batch: int = 32,
-        max_expansions: int | None = None, seed: int | None = None, rng: np.random.Generator | None = None,
+        self,
+        *,
+        results: Results = "strings",
+        order: Order = "joint",
+        tolerance: float = 1e-8,
+        batch: int = 32,
+        max_expansions: int | None = None,
+        seed: int | None = None,
+        rng: np.random.Generator | None = None,
         progress: bool | None = None,
-    ) -> Matches:  # fmt: skip
+    ) -> Matches:
         """Draw matches without replacement from the model given the language, in the exact order of a Gumbel race.
 
         The other parameters are those of `best`. ValueError if one match can begin another: events must be disjoint.
@@ -193,9 +214,15 @@ class Query:
         return self._matches(kind, results, order, tolerance, batch, max_expansions, progress)
 
     def _matches(
-        self, kind: Callable[..., Search], results: Results, order: Order, tolerance: float, batch: int,
-        max_expansions: int | None, progress: bool | None,
-    ) -> Matches:  # fmt: skip
+        self,
+        kind: Callable[..., Search],
+        results: Results,
+        order: Order,
+        tolerance: float,
+        batch: int,
+        max_expansions: int | None,
+        progress: bool | None,
+    ) -> Matches:
         one_of("results", results, get_args(Results))
         one_of("order", order, get_args(Order))
         arguments.probability("tolerance", tolerance)
@@ -206,9 +233,15 @@ class Query:
         return Matches(self.lm, matches, progress, search)
 
     def samples(
-        self, *, local: bool = False, prefixes: Prefixes = "model", particles: int = 32, seed: int | None = None,
-        rng: np.random.Generator | None = None, progress: bool | None = None,
-    ) -> Matches:  # fmt: skip
+        self,
+        *,
+        local: bool = False,
+        prefixes: Prefixes = "model",
+        particles: int = 32,
+        seed: int | None = None,
+        rng: np.random.Generator | None = None,
+        progress: bool | None = None,
+    ) -> Matches:
         """Draw token sequences without end; weighted by `exp(match.log_weight)`, they follow the model.
 
         Parameters
@@ -227,7 +260,9 @@ class Query:
         particles = count("particles", particles)
         uniform = prefixes == "uniform"
         texts = [*self.compiled.prefixes]
-        drawn_evenly = ([self.space.start(texts[rng.integers(len(texts))])] for _ in itertools.count())
+        drawn_evenly = (
+            [self.space.start(texts[rng.integers(len(texts))])] for _ in itertools.count()
+        )
         starts = drawn_evenly if uniform else repeat(self.space.starts())
         drawn = samples(self.space, starts, particles, rng, local=local, normalise=uniform)
         return Matches(self.lm, drawn, progress)
@@ -274,7 +309,9 @@ class Query:
 
     def plan(self) -> str:
         """Describe the compiled query; the language model reads nothing but prefixes."""
-        lines = ["ignored strings are left out during the search"] * (self.compiled.ignored is not None)
+        lines = ["ignored strings are left out during the search"] * (
+            self.compiled.ignored is not None
+        )
         for part in self.compiled.parts:
             root = self.space.root(self.space.start(part.prefixes[0]))
             num_tokens = f"{self.space.allowed(root).size} of {len(self.lm.vocab)} tokens"
@@ -321,7 +358,9 @@ _DEFAULTS = {field.name: field.default for field in fields(Query)}
 
 
 def _defaults(answer: Any) -> dict[str, Any]:
-    return _DEFAULTS | {name: each.default for name, each in inspect.signature(answer).parameters.items()}
+    return _DEFAULTS | {
+        name: each.default for name, each in inspect.signature(answer).parameters.items()
+    }
 
 
 @list_options(SearchOptions, _defaults(Query.best))
@@ -340,7 +379,9 @@ def search(lm: CachedTransformer, pattern: Language, **options: Unpack[SearchOpt
 
 
 @list_options(ProbabilityOptions, _defaults(Query.probability))
-def probability(lm: CachedTransformer, pattern: Language, **options: Unpack[ProbabilityOptions]) -> Probability:
+def probability(
+    lm: CachedTransformer, pattern: Language, **options: Unpack[ProbabilityOptions]
+) -> Probability:
     """Compute the probability that a text of a model is in a language: `Query(...).probability(...)`.
 
     Examples
@@ -353,14 +394,20 @@ def probability(lm: CachedTransformer, pattern: Language, **options: Unpack[Prob
     return query.probability(**rest)
 
 
-def _query(name: str, known: Any, lm: Any, pattern: Any, options: Mapping[str, Any]) -> tuple[Query, dict[str, Any]]:
+def _query(
+    name: str, known: Any, lm: Any, pattern: Any, options: Mapping[str, Any]
+) -> tuple[Query, dict[str, Any]]:
     """Return the query of a short form, and the options of its answer."""
     check_options(name, options, known.__annotations__)
     own = {key: value for key, value in options.items() if key in _DEFAULTS}
-    return Query(lm, pattern, **own), {key: value for key, value in options.items() if key not in own}
+    return Query(lm, pattern, **own), {
+        key: value for key, value in options.items() if key not in own
+    }
 
 
-def warn_of_seam(lm: CachedTransformer, prefix: str, texts: Iterable[str], *, ask: bool = False) -> None:
+def warn_of_seam(
+    lm: CachedTransformer, prefix: str, texts: Iterable[str], *, ask: bool = False
+) -> None:
     """Warn if the tokenizer joins the end of a prefix and the beginning of a text after it into one token.
 
     Of endless texts, more than half of the first ones must begin so. With `ask`, or if it warns, the model tells
@@ -370,11 +417,15 @@ def warn_of_seam(lm: CachedTransformer, prefix: str, texts: Iterable[str], *, as
     own = lm.context(prefix).tokens
     joined = []
     for text in looked if prefix else ():
-        with contextlib.suppress(ValueError):           # the model cannot read it
+        with contextlib.suppress(ValueError):  # the model cannot read it
             whole = lm.context(prefix + text).tokens
-            same = next((n for n, (a, b) in enumerate(zip(own, whole, strict=False)) if a != b), len(own))
+            same = next(
+                (n for n, (a, b) in enumerate(zip(own, whole, strict=False)) if a != b), len(own)
+            )
             if same < len(own):
-                joined.append((text, b"".join(token.bytes for token in own[:same]).decode(errors="ignore")))
+                joined.append(
+                    (text, b"".join(token.bytes for token in own[:same]).decode(errors="ignore"))
+                )
     several = len(looked) < MAX_LOOKED or len(joined) > MAX_LOOKED / 2
     if joined and not several:
         return
@@ -397,11 +448,16 @@ def warn_of_seam(lm: CachedTransformer, prefix: str, texts: Iterable[str], *, as
 
 def _lacks_blank(lm: CachedTransformer, prefix: str, text: str) -> bool:
     """Return True if the model expects a text with a blank before it, and the two do not continue one word."""
-    if not (prefix and text) or prefix[-1].isspace() or text[0].isspace() or (prefix[-1] + text[0]).isdigit():
+    if (
+        not (prefix and text)
+        or prefix[-1].isspace()
+        or text[0].isspace()
+        or (prefix[-1] + text[0]).isdigit()
+    ):
         return False
     start = lm.context(prefix)
     begin = text[:MAX_BEGIN]
-    with contextlib.suppress(ValueError):               # the vocabulary has no blank, or the context is full
+    with contextlib.suppress(ValueError):  # the vocabulary has no blank, or the context is full
         whole = lm.context(prefix + begin)
         apart = start + f" {begin}"
         one_word = len(apart) > len(whole) and whole.tokens[: len(start)] != start.tokens
@@ -460,7 +516,12 @@ class Explanation(tuple[Certificate, ...]):
 
 
 def explain(
-    lm: CachedTransformer, text: str, rule: Rule = NO_RULE, *, prefix: str | Context = "", end: ExplainedEnd = "prefix"
+    lm: CachedTransformer,
+    text: str,
+    rule: Rule = NO_RULE,
+    *,
+    prefix: str | Context = "",
+    end: ExplainedEnd = "prefix",
 ) -> Explanation:
     """Return probability and rank of each token of `text` after `prefix`, and the part of `rule` that excludes it.
 
@@ -488,7 +549,7 @@ def explain(
     ids = list(map(int, (context + text).tokens[len(context) :]))
     contexts = list(itertools.accumulate(ids, operator.add, initial=context))
     dists = [each.next_token() for each in contexts[: len(ids) + ends]]
-    if ends:                                            # the most probable eos token stands for all
+    if ends:  # the most probable eos token stands for all
         ids.append(max(lm.vocab.eos_ids, key=dists[-1].log_prob))
     return Explanation([_certificate(dist, id, rule) for dist, id in zip(dists, ids, strict=True)])
 

@@ -36,10 +36,10 @@ from llmppl.report.tables import bar
 from llmppl.support import arguments
 from llmppl.support.runtime import Runtime
 
-MAX_BARREN_SAMPLES = 2048                               # without a match, before an error
-MAX_BARREN_STEPS = 100_000                              # without a finished sample, before an error
-MAX_STEPS = 256                                         # steps of a particle in the unsearched mass, at most
-TOGETHER = 512                                          # particles of runs that share batches
+MAX_BARREN_SAMPLES = 2048  # without a match, before an error
+MAX_BARREN_STEPS = 100_000  # without a finished sample, before an error
+MAX_STEPS = 256  # steps of a particle in the unsearched mass, at most
+TOGETHER = 512  # particles of runs that share batches
 
 
 class Sampled(Model):
@@ -57,16 +57,18 @@ class Sampled(Model):
         self.space = space
         self.starts = starts
         self.node: Node | None = space.root(starts[0]) if len(starts) == 1 else None
-        self.log_prob = 0.0                             # log-probability of the text under the rule
+        self.log_prob = 0.0  # log-probability of the text under the rule
 
     def copy(self) -> Sampled:
         other = type(self).__new__(type(self))
-        other.__dict__.update(self.__dict__)            # everything is immutable or shared
+        other.__dict__.update(self.__dict__)  # everything is immutable or shared
         return other
 
     def begin(self) -> Node:
         """Draw the node at which the text begins."""
-        return self.space.root(self.sample(Finite(self.starts, [start.log_prob for start in self.starts])))
+        return self.space.root(
+            self.sample(Finite(self.starts, [start.log_prob for start in self.starts]))
+        )
 
     def step(self) -> None:
         if self.node is None:
@@ -84,7 +86,7 @@ class Sampled(Model):
         if accepts and space.end != "eos":
             if self.ends(dist, ids):
                 return self.finish()
-            token = self.sample(dist.masked(mask))      # the score has the weight of going on already
+            token = self.sample(dist.masked(mask))  # the score has the weight of going on already
         else:
             mask[list(space.lm.vocab.eos_ids)] = accepts
             token = self.sample(dist, proposal=dist.masked(mask))
@@ -111,7 +113,13 @@ class Sampled(Model):
 
 
 def samples(
-    space: Space, blocks: Iterator[list[Start]], N: int, rng: np.random.Generator, *, local: bool, normalise: bool
+    space: Space,
+    blocks: Iterator[list[Start]],
+    N: int,
+    rng: np.random.Generator,
+    *,
+    local: bool,
+    normalise: bool,
 ) -> Iterator[Match]:
     """Yield matches without end, in blocks of at most N; `local` ones have no weights and are not resampled."""
     run = importance_sampling if local else smc_standard
@@ -127,7 +135,9 @@ def samples(
             )
 
     for starts in blocks:
-        particles = run(Sampled(space, starts), N, rng=rng.spawn(1)[0], on_step=count, progress=False)
+        particles = run(
+            Sampled(space, starts), N, rng=rng.spawn(1)[0], on_step=count, progress=False
+        )
         barren = 0 if len(particles) else barren + N
         if barren >= MAX_BARREN_SAMPLES:
             raise ValueError(
@@ -192,35 +202,52 @@ class Probability:
         if not 0 < arguments.number("chance", chance) < 1:
             raise ValueError(f"chance is {chance!r}; it is between 0 and 1, as 0.5 is")
         log_missed = [-math.inf if p == 1 else math.log1p(-p) for p in (self.upper, self.lower)]
-        least, most = (math.ceil(max(1.0, math.log1p(-chance) / log)) if log else math.inf for log in log_missed)
+        least, most = (
+            math.ceil(max(1.0, math.log1p(-chance) / log)) if log else math.inf
+            for log in log_missed
+        )
         return least, most
 
 
 def bounded(
-    search: Search, tolerance: float, particles: int, runs: int, rng: np.random.Generator, *,
-    timeout: float | None = None, budget: int | None = None, progress: bool | None = False,
-) -> Probability:  # fmt: skip
+    search: Search,
+    tolerance: float,
+    particles: int,
+    runs: int,
+    rng: np.random.Generator,
+    *,
+    timeout: float | None = None,
+    budget: int | None = None,
+    progress: bool | None = False,
+) -> Probability:
     """Return the probability of the matches of a search that holds the prefixes. The arguments are those of `Query`."""
     limit = Limit(Runtime(), timeout, budget)
     limit.runtime.watch(search.space.lm.evaluator)
-    if runs:                                            # half of each limit is for them
+    if runs:  # half of each limit is for them
         limit.timeout /= 2
         limit.budget = limit.budget and max(1, limit.budget // 2)
     reached = ""
     left = search.open_mass()
     with Bar(progress, None, str, unit="expansion") as show:
-        while left > tolerance * (search.found_mass + left) and not search.given_up() and not reached:
+        while (
+            left > tolerance * (search.found_mass + left) and not search.given_up() and not reached
+        ):
             search.expand()
             left = search.open_mass()
-            show(search.expansions, f"between {search.found_mass:.3g} and {search.found_mass + left:.3g}")
+            show(
+                search.expansions,
+                f"between {search.found_mass:.3g} and {search.found_mass + left:.3g}",
+            )
             reached = limit.reached(list)
-        lower = min(1.0, search.found_mass)             # rounding may bring both above 1
+        lower = min(1.0, search.found_mass)  # rounding may bring both above 1
         upper = min(1.0, search.found_mass + left)
         shares = [0.0] * runs
         if left > 0.0 and runs:
             shares.clear()
             options = {"budget": limit.budget and max(1, limit.budget // runs)}
-            run = partial(_share, Remainder(search), particles, time.perf_counter() + limit.timeout, options)
+            run = partial(
+                _share, Remainder(search), particles, time.perf_counter() + limit.timeout, options
+            )
             calls = [(partial(run, stream), f"run {i}") for i, stream in enumerate(rng.spawn(runs))]
             for share, cut in Runtime().each(calls, max(1, TOGETHER // particles)):
                 shares.append(share)
@@ -228,11 +255,17 @@ def bounded(
                 show(search.expansions, f"run {len(shares)} of {runs}")
     estimate = float(np.clip(lower + left * np.mean(shares), lower, upper)) if runs else math.nan
     error = float(left * np.std(shares, ddof=1) / math.sqrt(runs)) if runs > 1 else math.nan
-    return Probability(lower, upper, estimate, error, search.expansions, search.space.first, reached)
+    return Probability(
+        lower, upper, estimate, error, search.expansions, search.space.first, reached
+    )
 
 
 def _share(
-    program: Remainder, particles: int, end: float, options: Mapping[str, Any], rng: np.random.Generator
+    program: Remainder,
+    particles: int,
+    end: float,
+    options: Mapping[str, Any],
+    rng: np.random.Generator,
 ) -> tuple[float, str]:
     """Return an unbiased estimate of the share of the unsearched mass that is in the language.
 
@@ -241,7 +274,7 @@ def _share(
     seconds = max(end - time.perf_counter(), 1e-9) if end < math.inf else None
     drawn = smc_standard(
         program, particles, rng=rng, max_steps=MAX_STEPS, progress=False, timeout=seconds, **options
-    )  # fmt: skip
+    )
     if drawn.limit:
         return math.nan, drawn.limit
     return sum(math.exp(particle.log_weight) for particle in drawn if not particle.cut), ""
@@ -267,5 +300,5 @@ class Remainder(Sampled):
         dist = space.rule(node.context.next_token())
         mask = np.zeros(len(space.lm.vocab), bool)
         mask[item.later(space.allowed(node), dist.log_probs())] = True
-        token = int(self.sample(dist.masked(mask)))     # one of the tokens that the item stands for
+        token = int(self.sample(dist.masked(mask)))  # one of the tokens that the item stands for
         return space.child(node, token, dist.log_prob(token))

@@ -5,6 +5,12 @@ from llmppl.report.recording import Candidate, RecordedStep, Recorder, Recording
 from llmppl.support import lazy
 
 __all__ = [
-    "Candidate", "load", "page", "RecordedStep", "Recorder", "Recording", "show",
-]  # fmt: skip
+    "Candidate",
+    "load",
+    "page",
+    "RecordedStep",
+    "Recorder",
+    "Recording",
+    "show",
+]
 __dir__ = lazy.public_names(__name__)

@@ -21,8 +21,8 @@ from pathlib import Path
 from llmppl.report.progress import in_notebook
 from llmppl.report.recording import RecordedStep, Recording, normalised
 
-MAX_COLOURS = 8             # values of an attribute that colours can show
-HEIGHT = 640                # px of the frame in a notebook, which the user can resize
+MAX_COLOURS = 8  # values of an attribute that colours can show
+HEIGHT = 640  # px of the frame in a notebook, which the user can resize
 
 
 def page(recording: Recording) -> str:
@@ -36,18 +36,25 @@ def page(recording: Recording) -> str:
     '<!DOCTYPE html>'
     """
     steps = recording.steps
-    statements = dict.fromkeys(name for step in steps for c in step.candidates for name in c.attribution)
+    statements = dict.fromkeys(
+        name for step in steps for c in step.candidates for name in c.attribution
+    )
     statement_ids = dict(zip(statements, itertools.count()))
     death_ids: dict[str | None, int] = dict(zip(recording.deaths(), itertools.count()))
     attributes = [*filter(functools.partial(_differs, steps), steps[-1].candidates[0].values)]
     data = {
-        "title": recording.title, "status": recording.status(), "wasCut": recording.ended == "",
-        "prompts": recording.prompts, "messages": recording.messages,
-        "statements": list(statement_ids), "deaths": list(death_ids), "attributes": attributes,
+        "title": recording.title,
+        "status": recording.status(),
+        "wasCut": recording.ended == "",
+        "prompts": recording.prompts,
+        "messages": recording.messages,
+        "statements": list(statement_ids),
+        "deaths": list(death_ids),
+        "attributes": attributes,
         "weighed": [[name, _number(mean)] for name, mean in recording.mean_attribution().items()],
         "particles": [[place, float(f"{weight:.4g}")] for place, weight in recording.particles()],
         "steps": [_step(step, statement_ids, death_ids, attributes) for step in steps],
-    }  # fmt: skip
+    }
     folder = files("llmppl.report")
     parts = {
         "program": html.escape(recording.program),
@@ -75,9 +82,15 @@ def show(recording: Recording) -> None:
 
         fill = 'width="100%" height="100%" style="border: 0"'
         inner = f'<iframe srcdoc="{html.escape(page(recording))}" title="a recorded run" {fill}></iframe>'
-        display(HTML(f'<div style="height: {HEIGHT}px; resize: vertical; overflow: hidden">{inner}</div>'))
+        display(
+            HTML(
+                f'<div style="height: {HEIGHT}px; resize: vertical; overflow: hidden">{inner}</div>'
+            )
+        )
         return
-    with tempfile.NamedTemporaryFile("w", encoding="utf-8", prefix="llmppl-", suffix=".html", delete=False) as file:
+    with tempfile.NamedTemporaryFile(
+        "w", encoding="utf-8", prefix="llmppl-", suffix=".html", delete=False
+    ) as file:
         file.write(page(recording))
     print(f"the page of the run is {file.name}")
     webbrowser.open(Path(file.name).as_uri())
@@ -85,12 +98,18 @@ def show(recording: Recording) -> None:
 
 def _differs(steps: Sequence[RecordedStep], name: str) -> bool:
     """Return True if the particles that a step keeps, and that go on, may have different values of an attribute."""
-    values = [{c.values.get(name) for c in step.candidates if c.copies and not c.finished} for step in steps]
+    values = [
+        {c.values.get(name) for c in step.candidates if c.copies and not c.finished}
+        for step in steps
+    ]
     return max(map(len, values)) > 1 and len(set().union(*values)) <= MAX_COLOURS
 
 
 def _step(
-    step: RecordedStep, statements: dict[str, int], deaths: dict[str | None, int], attributes: Sequence[str]
+    step: RecordedStep,
+    statements: dict[str, int],
+    deaths: dict[str | None, int],
+    attributes: Sequence[str],
 ) -> dict[str, object]:
     """Return a step for the script. Numbers are rounded, since nothing is computed from them."""
     before = normalised([c.log_weight for c in step.candidates])
@@ -100,17 +119,24 @@ def _step(
         "logMl": _number(step.log_ml),
         "candidates": [
             [
-                -1 if c.parent is None else c.parent, c.text[c.keep :],
-                len(c.text[: c.keep].encode("utf-16-le", "surrogatepass")) // 2,            # in units of JavaScript
-                _number(c.log_weight), float(f"{share:.4g}"), c.copies,
-                _number(c.log_weight_after), float(f"{share_after:.4g}"),
-                c.finished + 2 * c.carried + 4 * c.cut, deaths.get(c.death, -1), round(c.twist, 3),
+                -1 if c.parent is None else c.parent,
+                c.text[c.keep :],
+                len(c.text[: c.keep].encode("utf-16-le", "surrogatepass"))
+                // 2,  # in units of JavaScript
+                _number(c.log_weight),
+                float(f"{share:.4g}"),
+                c.copies,
+                _number(c.log_weight_after),
+                float(f"{share_after:.4g}"),
+                c.finished + 2 * c.carried + 4 * c.cut,
+                deaths.get(c.death, -1),
+                round(c.twist, 3),
                 [[statements[name], round(log_w, 3)] for name, log_w in c.attribution.items()],
                 [c.values.get(name, "") for name in attributes],
             ]
             for c, share, share_after in zip(step.candidates, before, after, strict=True)
         ],
-    }  # fmt: skip
+    }
 
 
 def _number(value: float) -> float | None:

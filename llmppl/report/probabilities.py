@@ -16,8 +16,8 @@ from llmppl.report.tables import TableView, one_line
 from llmppl.support.arguments import is_hashable
 from llmppl.support.options import no_attribute
 
-CERTAIN = 5e-4                                          # half the last digit that is shown
-UNSURE = 0.25                                           # a larger standard error says nothing about a probability
+CERTAIN = 5e-4  # half the last digit that is shown
+UNSURE = 0.25  # a larger standard error says nothing about a probability
 
 
 class Share(NamedTuple):
@@ -88,9 +88,13 @@ class Probabilities(TableView, Mapping[Any, float]):
             return self._by_key[key]
         equal = []
         if is_hashable(value):
-            equal = [share for share in self.shares if is_hashable(share.value) and share.value == value]
+            equal = [
+                share for share in self.shares if is_hashable(share.value) and share.value == value
+            ]
         if len(equal) != 1:
-            raise KeyError(f"{value!r} is not among the values: {one_line(', '.join(map(repr, self)))}")
+            raise KeyError(
+                f"{value!r} is not among the values: {one_line(', '.join(map(repr, self)))}"
+            )
         return equal[0]
 
     def __iter__(self) -> Iterator[Any]:
@@ -111,7 +115,9 @@ class Probabilities(TableView, Mapping[Any, float]):
         return [share._asdict() for share in self.shares]
 
     def _table(self) -> tuple[tuple[str, str], list[tuple[str, str]]]:
-        return ("probability", "value"), [(str(share), one_line(repr(share.value))) for share in self.shares]
+        return ("probability", "value"), [
+            (str(share), one_line(repr(share.value))) for share in self.shares
+        ]
 
     def _bars(self) -> list[list[tuple[float, ...]]]:
         return [[(share.probability, *share.interval)] for share in self.shares]
@@ -130,16 +136,16 @@ def key_of(value: Any) -> Hashable:
         return kind, frozenset(map(key_of, value))
     if isinstance(value, list | tuple):
         return kind, tuple(map(key_of, value))
-    if hasattr(kind, "tolist") and hasattr(kind, "dtype"):          # an array, a tensor, a series
+    if hasattr(kind, "tolist") and hasattr(kind, "dtype"):  # an array, a tensor, a series
         return kind, str(value.dtype), value.shape, key_of(value.tolist())
     if hasattr(kind, "__dataclass_fields__"):
         return kind, tuple(key_of(getattr(value, name, None)) for name in kind.__dataclass_fields__)
-    if hasattr(kind, "model_fields"):                   # a record of pydantic, with its undeclared fields
+    if hasattr(kind, "model_fields"):  # a record of pydantic, with its undeclared fields
         return kind, key_of(dict(value))
     if is_hashable(value) and value == value:
         return kind, value
     state = getattr(value, "__dict__", {})
     text = repr(value)
-    if state and text == object.__repr__(value):        # an address
+    if state and text == object.__repr__(value):  # an address
         text = ""
     return kind, text, key_of(state)

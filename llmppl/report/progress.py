@@ -8,9 +8,9 @@ from typing import Any, Self
 
 from llmppl.support.runtime import running
 
-SECONDS = 0.2                                           # between two updates in a notebook
-FIRST_LINE = 15.0                                       # seconds before the first line without a terminal
-NEXT_LINE = 60.0                                        # and before each further one
+SECONDS = 0.2  # between two updates in a notebook
+FIRST_LINE = 15.0  # seconds before the first line without a terminal
+NEXT_LINE = 60.0  # and before each further one
 
 
 class Bar:
@@ -22,9 +22,13 @@ class Bar:
     """
 
     def __init__(
-        self, progress: bool | None, total: int | None, describe: Callable[[Any], object], unit: str = "step",
+        self,
+        progress: bool | None,
+        total: int | None,
+        describe: Callable[[Any], object],
+        unit: str = "step",
         lines: bool = False,
-    ) -> None:  # fmt: skip
+    ) -> None:
         self._describe = describe
         self._unit = unit
         self._of = "" if total is None else f" of {total}"
@@ -32,8 +36,14 @@ class Bar:
         self._line: Any = None
         self._text = ""
         self._written_at = 0.0
-        self._next_line = time.monotonic() + FIRST_LINE if lines and progress is None and not running() else math.inf
-        if not (sys.stderr.isatty() and not running() if progress is None else progress):  # bars of tasks would mix
+        self._next_line = (
+            time.monotonic() + FIRST_LINE
+            if lines and progress is None and not running()
+            else math.inf
+        )
+        if not (
+            sys.stderr.isatty() and not running() if progress is None else progress
+        ):  # bars of tasks would mix
             return
         if in_notebook():
             from IPython.display import Pretty, display
@@ -65,7 +75,11 @@ class Bar:
                 self._line.update(self._pretty(self._text))
         elif time.monotonic() >= self._next_line:
             self._next_line = time.monotonic() + NEXT_LINE
-            print(f"llmppl: {self._unit} {t}{self._of}: {self._describe(state)}", file=sys.stderr, flush=True)
+            print(
+                f"llmppl: {self._unit} {t}{self._of}: {self._describe(state)}",
+                file=sys.stderr,
+                flush=True,
+            )
 
     def __exit__(self, *error: object) -> None:
         if self._bar is not None:

@@ -41,8 +41,8 @@ import numpy as np
 from llmppl.support.arguments import text as text_of
 
 VERSION = 3
-MAX_VALUE = 40                                          # characters of a value
-LARGEST = 1e300                                         # sums of such numbers are still finite
+MAX_VALUE = 40  # characters of a value
+LARGEST = 1e300  # sums of such numbers are still finite
 FIGURES = "ess", "num_unique_ancestors", "num_finished", "num_dead"
 
 
@@ -139,7 +139,11 @@ class Recording:
 
     def particles(self) -> list[tuple[int, float]]:
         """Return (place among the candidates, normalised weight) of the last particles, the heaviest first."""
-        alive = {i: c.log_weight_after - c.twist for i, c in enumerate(self.steps[-1].candidates) if c.copies}
+        alive = {
+            i: c.log_weight_after - c.twist
+            for i, c in enumerate(self.steps[-1].candidates)
+            if c.copies
+        }
         weights = zip(alive, normalised(list(alive.values())), strict=True)
         return sorted(weights, key=lambda each: -each[1])
 
@@ -156,7 +160,9 @@ class Recording:
 
     def deaths(self) -> dict[str, int]:
         """Return the number of candidates that each statement killed."""
-        return dict(Counter(c.death for step in self.steps for c in step.candidates if c.death is not None))
+        return dict(
+            Counter(c.death for step in self.steps for c in step.candidates if c.death is not None)
+        )
 
     def status(self) -> str:
         """Return the last step and the end of the run, in a sentence."""
@@ -170,7 +176,11 @@ class Recording:
         count = f"{unfinished} of {len(last.ancestors)} particles not finished"
         if self.ended == "":
             return f"Cut {after}, {count}."
-        reason = f"{self.ended} ended the run" if self.ended else "cut by max_steps, still running, or interrupted"
+        reason = (
+            f"{self.ended} ended the run"
+            if self.ended
+            else "cut by max_steps, still running, or interrupted"
+        )
         return f"The recording stops after step {last.index}, {count}: {reason}."
 
 
@@ -193,7 +203,7 @@ def load(path: str | os.PathLike[str]) -> Recording:
     ('ConstrainedText', ['He was'], 2)
     """
     lines = Path(path).read_text(encoding="utf-8", errors="replace").split("\n")
-    return parse(lines[:-1], str(path))                 # the part after the last line end is empty, or torn
+    return parse(lines[:-1], str(path))  # the part after the last line end is empty, or torn
 
 
 def parse(lines: Sequence[str], name: str) -> Recording:
@@ -208,19 +218,36 @@ def parse(lines: Sequence[str], name: str) -> Recording:
             record = json.loads(line)
             if number == 1:
                 if record["llmppl_trace"] != VERSION:
-                    raise ValueError(f"this version of llmppl reads format {VERSION}: record the run again")
-                prompts, messages = ([*map(_text, record[name])] for name in ("prompts", "messages"))
-                recording = Recording(_text(record["program"]), _text(record["title"]), prompts, messages)
+                    raise ValueError(
+                        f"this version of llmppl reads format {VERSION}: record the run again"
+                    )
+                prompts, messages = (
+                    [*map(_text, record[name])] for name in ("prompts", "messages")
+                )
+                recording = Recording(
+                    _text(record["program"]), _text(record["title"]), prompts, messages
+                )
             elif "end" in record:
                 recording.ended = _text(record["end"] or "")
                 break
             else:
                 recording.steps.append(_step(record, recording.steps))
-    except (ArithmeticError, AttributeError, LookupError, RecursionError, TypeError, ValueError) as error:
+    except (
+        ArithmeticError,
+        AttributeError,
+        LookupError,
+        RecursionError,
+        TypeError,
+        ValueError,
+    ) as error:
         reason = f"{type(error).__name__}: {error}"
-        raise ValueError(f"{name}, line {number}, is not as a Recorder writes it ({reason:.150})") from None
+        raise ValueError(
+            f"{name}, line {number}, is not as a Recorder writes it ({reason:.150})"
+        ) from None
     if not recording.steps:
-        raise ValueError(f"{name} has no whole step: the run stopped, or has not come, to the end of its first step")
+        raise ValueError(
+            f"{name} has no whole step: the run stopped, or has not come, to the end of its first step"
+        )
     return recording
 
 
@@ -234,7 +261,9 @@ def _step(record: dict[str, Any], before: list[RecordedStep]) -> RecordedStep:
         kept.copies += 1
         kept.log_weight_after = float(np.logaddexp(kept.log_weight_after, _number(log_weight)))
     ess, *counts = (_number(record[name]) for name in FIGURES)
-    return RecordedStep(len(before) + 1, candidates, ancestors, _log(record["log_ml"]), ess, *map(int, counts))
+    return RecordedStep(
+        len(before) + 1, candidates, ancestors, _log(record["log_ml"]), ess, *map(int, counts)
+    )
 
 
 def _candidate(record: dict[str, Any], before: list[RecordedStep]) -> Candidate:
@@ -245,12 +274,19 @@ def _candidate(record: dict[str, Any], before: list[RecordedStep]) -> Candidate:
         parent = before[-1].candidates[place]
     keep = _place(record["keep"], parent.text + ".")
     return Candidate(
-        place, parent.text[:keep] + _text(record["text"]), keep, _log(record["log_weight"]), _number(record["twist"]),
-        bool(record["finished"]), _text(record["death"] or "") or None,
+        place,
+        parent.text[:keep] + _text(record["text"]),
+        keep,
+        _log(record["log_weight"]),
+        _number(record["twist"]),
+        bool(record["finished"]),
+        _text(record["death"] or "") or None,
         {_text(name): _number(log_w) for name, log_w in record["attribution"].items()},
-        parent.values | {_text(name): _text(value)[:MAX_VALUE] for name, value in record["values"].items()},
-        bool(record["cut"]), carried=parent.finished,
-    )  # fmt: skip
+        parent.values
+        | {_text(name): _text(value)[:MAX_VALUE] for name, value in record["values"].items()},
+        bool(record["cut"]),
+        carried=parent.finished,
+    )
 
 
 def _place(value: Any, among: Sequence[Any]) -> int:
@@ -319,11 +355,17 @@ class Recorder:
                 "it records one run, from its first step on; make a Recorder for each run"
             )
         if step.index == 1:
-            header = {"llmppl_trace": VERSION, "program": type(step.candidates[0]).__name__, "title": self.title}
+            header = {
+                "llmppl_trace": VERSION,
+                "program": type(step.candidates[0]).__name__,
+                "title": self.title,
+            }
             prompts, messages = _prompts(step.candidates)
             self._write(json.dumps({**header, "prompts": prompts, "messages": messages}))
         now = [*map(_state, step.candidates)]
-        parents = [self._before[i] if self._before else _State("", {}, {}) for i in step.parents.tolist()]
+        parents = [
+            self._before[i] if self._before else _State("", {}, {}) for i in step.parents.tolist()
+        ]
         log_weights = step.candidate_log_weights.tolist()
         lines = zip(step.candidates, step.parents.tolist(), log_weights, now, parents, strict=True)
         record = {
@@ -348,7 +390,9 @@ class Recorder:
     def recording(self) -> Recording:
         """The recording so far. ValueError before the first step."""
         if not self._index:
-            raise ValueError(f"{self!r} has recorded no step: run smc_steer(model, N, K, on_step=recorder) first")
+            raise ValueError(
+                f"{self!r} has recorded no step: run smc_steer(model, N, K, on_step=recorder) first"
+            )
         return parse(self.lines, repr(self))
 
     def __repr__(self) -> str:
@@ -367,8 +411,8 @@ class Recorder:
         try:
             with self._file.open("a", encoding="utf-8") as file:
                 file.write(line + "\n")
-        except OSError as error:                        # a failed recording must not end the run
-            self._file = None                           # for good: no reader could read past a torn line
+        except OSError as error:  # a failed recording must not end the run
+            self._file = None  # for good: no reader could read past a torn line
             message = f"the recording stops after step {self._index}, and the run goes on: {error.strerror or error}"
             warnings.warn(f"{self.path}: {message}", stacklevel=3)
 
@@ -383,16 +427,26 @@ class _State(NamedTuple):
 
 def _state(particle: Any) -> _State:
     own = vars(particle).items()
-    texts = {name: str(getattr(value, "name", value)) for name, value in own if isinstance(value, str | int | Enum)}
-    values = {name: value for name, value in texts.items() if name[0] != "_" and len(value) <= MAX_VALUE}
+    texts = {
+        name: str(getattr(value, "name", value))
+        for name, value in own
+        if isinstance(value, str | int | Enum)
+    }
+    values = {
+        name: value for name, value in texts.items() if name[0] != "_" and len(value) <= MAX_VALUE
+    }
     text = particle._drawn_text_ if particle.log_weight == -math.inf else str(particle)
     return _State(text, particle.attribution, values)
 
 
-def _candidate_record(candidate: Any, parent: int, log_weight: float, now: _State, before: _State) -> dict[str, Any]:
+def _candidate_record(
+    candidate: Any, parent: int, log_weight: float, now: _State, before: _State
+) -> dict[str, Any]:
     keep = len(os.path.commonprefix([before.text, now.text]))
     died = log_weight == -math.inf
-    added = {name: total - before.attribution.get(name, 0.0) for name, total in now.attribution.items()}
+    added = {
+        name: total - before.attribution.get(name, 0.0) for name, total in now.attribution.items()
+    }
     return {
         "parent": parent,
         "keep": keep,
@@ -421,7 +475,9 @@ def _prompts(particles: Sequence[Any]) -> tuple[list[str], list[str]]:
     for particle in particles:
         text = str(particle)
         parts = itertools.chain.from_iterable(map(_listed, vars(particle).values()))
-        contexts = [each for each in parts if hasattr(each, "next_token") and hasattr(each, "tokens")]
+        contexts = [
+            each for each in parts if hasattr(each, "next_token") and hasattr(each, "tokens")
+        ]
         if all(str(each.text).endswith(text) for each in contexts):
             found.append([str(each.text).removesuffix(text) for each in contexts])
             messages = messages or [_last_message(context.tokens, text) for context in contexts]
@@ -446,7 +502,7 @@ def _last_message(tokens: Sequence[Any], text: str) -> str:
         parts[-1] += token.bytes
     *messages, role = (part.decode("utf-8", "replace") for part in parts)
     written = [*filter(str.strip, messages)]
-    place = -2 if role.removesuffix(text).isspace() else -1         # the role may have a part of its own
+    place = -2 if role.removesuffix(text).isspace() else -1  # the role may have a part of its own
     return "".join(written[place:][:1]).strip()
 
 

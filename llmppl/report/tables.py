@@ -21,17 +21,19 @@ if TYPE_CHECKING:
     import pandas
 
 
-MAX_ROWS = 20               # rows of a table that are shown
-MAX_TEXT = 90               # characters of a text that are shown
-WIDTH = 340                 # px of a chart
+MAX_ROWS = 20  # rows of a table that are shown
+MAX_TEXT = 90  # characters of a text that are shown
+WIDTH = 340  # px of a chart
 HEIGHT = 64
-BAR = 80                    # px of the longest bar
-LEFT = RIGHT = 56           # px of the margins around its curve
+BAR = 80  # px of the longest bar
+LEFT = RIGHT = 56  # px of the margins around its curve
 TOP = 8
 BOTTOM = 17
 
 Rows = Sequence[Sequence[str]]
-Bars = Sequence[Sequence[tuple[float, ...]]]    # of each row: (value,), or (value, low, high) with an interval
+Bars = Sequence[
+    Sequence[tuple[float, ...]]
+]  # of each row: (value,), or (value, low, high) with an interval
 
 
 class TableView:
@@ -87,7 +89,9 @@ class TableView:
         heads, rows = self._table()
         shown = f"<p>{html.escape(self._header(), quote=False)}</p>".replace("\n", "<br>")
         if rows:
-            shown += html_table(heads, rows, self._bars(), numbers=self.numbers, most_rows=most_rows)
+            shown += html_table(
+                heads, rows, self._bars(), numbers=self.numbers, most_rows=most_rows
+            )
         return shown
 
 
@@ -96,16 +100,24 @@ def text_table(heads: Sequence[str], rows: Rows, *, numbers: bool = False) -> li
     shown = rows[:MAX_ROWS]
     widths = [max(len(row[i]) for row in [heads, *shown]) for i in range(len(heads))]
     widths[-1] *= numbers
-    lines = ["  ".join(cell.rjust(width) for cell, width in zip(row, widths, strict=True)) for row in [heads, *shown]]
+    lines = [
+        "  ".join(cell.rjust(width) for cell, width in zip(row, widths, strict=True))
+        for row in [heads, *shown]
+    ]
     return lines + [f"... and {len(rows) - MAX_ROWS} more"] * (len(rows) > MAX_ROWS)
 
 
 def html_table(
-    heads: Sequence[str], rows: Rows, bars: Bars = (), *, numbers: bool = False, most_rows: int = MAX_ROWS
+    heads: Sequence[str],
+    rows: Rows,
+    bars: Bars = (),
+    *,
+    numbers: bool = False,
+    most_rows: int = MAX_ROWS,
 ) -> str:
     """Return the table as HTML, without colours. With `bars`, a row begins with one or several of them."""
     left = "" if numbers else ' style="text-align: left; white-space: pre-wrap"'
-    most = max(map(max, itertools.chain(*bars)), default=0.0) or 1.0        # is as long as a bar can be
+    most = max(map(max, itertools.chain(*bars)), default=0.0) or 1.0  # is as long as a bar can be
     lines = [_cells("td", row, left) for row in rows[:most_rows]]
     head = _cells("th", heads, left)
     if bars:
@@ -169,10 +181,18 @@ def chart(name: str, values: Sequence[float], *, low: float | None = None) -> st
     xs = [LEFT + (right - LEFT) * step / max(len(values) - 1, 1) for step in range(len(values))]
     ys = [base - (base - TOP) * (value - low) / max(high - low, 1e-12) for value in values]
     moves = ["L" if math.isfinite(before) else "M" for before in (math.nan, *values)]
-    path = "".join(f"{move}{x:.1f} {y:.1f}" for move, x, y in zip(moves, xs, ys, strict=False) if math.isfinite(y))
+    path = "".join(
+        f"{move}{x:.1f} {y:.1f}"
+        for move, x, y in zip(moves, xs, ys, strict=False)
+        if math.isfinite(y)
+    )
     ends = {1: xs[0], len(values): xs[-1]}.items()
-    steps = "".join(f'<text x="{x:.1f}" y="{HEIGHT - 4}" text-anchor="middle">{step}</text>' for step, x in ends)
-    axis = f'<path d="M{LEFT} {TOP}V{base}H{right}" fill="none" stroke="currentColor" opacity="0.35"/>'
+    steps = "".join(
+        f'<text x="{x:.1f}" y="{HEIGHT - 4}" text-anchor="middle">{step}</text>' for step, x in ends
+    )
+    axis = (
+        f'<path d="M{LEFT} {TOP}V{base}H{right}" fill="none" stroke="currentColor" opacity="0.35"/>'
+    )
     marks = _text(LEFT - 5, base, low, "end") + _text(LEFT - 5, TOP + 6, high, "end") * (high > low)
     last = _text(xs[-1] + 6, ys[-1] + 4, values[-1]) * math.isfinite(ys[-1])
     title = html.escape(f"{name} over {len(values)} steps, from {low:.2f} to {high:.2f}")
@@ -186,7 +206,11 @@ def chart(name: str, values: Sequence[float], *, low: float | None = None) -> st
 def bar(values: Sequence[float], most: float = 1.0) -> str:
     """Return a bar of length values[0], as a share of `most`, with a whisker between two further values."""
     length, *ends = (f"{1 + min(max(x / most, 0.0), 1.0) * (BAR - 2):.1f}" for x in values)
-    whisker = '<path d="M{0} 5H{1}M{0} 2v6M{1} 2v6" stroke="currentColor"/>'.format(*ends) if len({*ends}) > 1 else ""
+    whisker = (
+        '<path d="M{0} 5H{1}M{0} 2v6M{1} 2v6" stroke="currentColor"/>'.format(*ends)
+        if len({*ends}) > 1
+        else ""
+    )
     return (
         f'<svg class="bar" aria-hidden="true" width="{BAR}" height="10"><rect y="1" width="{length}" height="8" '
         f'rx="2" fill="currentColor" opacity="0.45"/>{whisker}</svg>'

@@ -18,8 +18,8 @@ from llmppl.report.probabilities import key_of
 from llmppl.serving.tools import WORDS
 from llmppl.tasks.answers import Generation
 
-CUT = "max_tokens", "context", "timeout", "budget"      # ends that are none of the text itself
-LEAST = -9999.0                                         # log-probability in JSON, which has no infinity
+CUT = "max_tokens", "context", "timeout", "budget"  # ends that are none of the text itself
+LEAST = -9999.0  # log-probability in JSON, which has no infinity
 
 
 @dataclass
@@ -78,13 +78,17 @@ def _all_answers(found: Any) -> Iterator[Answer]:
             yield Answer(str(beam), None, str(beam.particle.ended), beam.particle)
     else:
         for particle, weight in zip(found, found.weights.tolist(), strict=True):
-            yield Answer(str(particle), weight, str(particle.ended or found.limit or "context"), particle)
+            yield Answer(
+                str(particle), weight, str(particle.ended or found.limit or "context"), particle
+            )
 
 
 # ---- log-probabilities
 
 
-def logprobs(generation: Generation, prompt: Context, answer: Answer, num_top: int) -> list[dict[str, Any]]:
+def logprobs(
+    generation: Generation, prompt: Context, answer: Answer, num_top: int
+) -> list[dict[str, Any]]:
     """Return an entry for each token of an answer, with the `num_top` most probable tokens at its place.
 
     These are probabilities of the model, without a constraint and a rule. A listed text is one token, among the others.
@@ -98,8 +102,8 @@ def logprobs(generation: Generation, prompt: Context, answer: Answer, num_top: i
         return [{**chosen, "top_logprobs": listed[: max(num_top, 1)]}]
     end = answer.context(prompt)
     tokens = end.tokens[len(prompt) :]
-    end.log_prob_since(prompt)                          # one pass computes the distributions
-    left = len(answer.text.encode())                    # without a stop string
+    end.log_prob_since(prompt)  # one pass computes the distributions
+    left = len(answer.text.encode())  # without a stop string
     entries = []
     context = prompt
     for token in tokens:
@@ -116,7 +120,7 @@ def logprobs(generation: Generation, prompt: Context, answer: Answer, num_top: i
 def _entry(context: Context, token: int, log_probs: Any) -> dict[str, Any]:
     data = context.lm.vocab.tokens[token]
     name = data.decode(errors="replace")
-    if not data and context.lm.tokenizer is not None:   # a special token
+    if not data and context.lm.tokenizer is not None:  # a special token
         name = context.lm.tokenizer.convert_ids_to_tokens(token)
     return {"token": name, "logprob": max(float(log_probs[token]), LEAST), "bytes": [*data]}
 
@@ -127,6 +131,8 @@ def legacy_logprobs(entries: list[dict[str, Any]]) -> dict[str, Any]:
     return {
         "tokens": [entry["token"] for entry in entries],
         "token_logprobs": [entry["logprob"] for entry in entries],
-        "top_logprobs": [{each["token"]: each["logprob"] for each in entry["top_logprobs"]} for entry in entries],
+        "top_logprobs": [
+            {each["token"]: each["logprob"] for each in entry["top_logprobs"]} for entry in entries
+        ],
         "text_offset": [*itertools.accumulate(lengths[:-1], initial=0)],
     }

@@ -29,22 +29,35 @@ from llmppl.serving.service import Call, Service, ServiceFull
 from llmppl.serving.tools import read_call
 from llmppl.tasks.answers import Generation
 
-POLL = 0.25                                             # seconds between two looks whether a client is still there
-STATUSES = {ServiceFull: 429, TimeoutError: 408, ValueError: 400, TypeError: 400, RecursionError: 400}
+POLL = 0.25  # seconds between two looks whether a client is still there
+STATUSES = {
+    ServiceFull: 429,
+    TimeoutError: 408,
+    ValueError: 400,
+    TypeError: 400,
+    RecursionError: 400,
+}
 
 
 class _Job:
     """A request that has been checked: the calls of each prompt, and the form of the response."""
 
-    def __init__(self, service: Service, name: str, limits: Limits, body: Chat | Completion) -> None:
+    def __init__(
+        self, service: Service, name: str, limits: Limits, body: Chat | Completion
+    ) -> None:
         self.body, self.name, self.lm = body, name, service.lm
-        self.id, self.created = f"{'chatcmpl' if self.chat else 'cmpl'}-{uuid.uuid4().hex}", int(time.time())
+        self.id, self.created = (
+            f"{'chatcmpl' if self.chat else 'cmpl'}-{uuid.uuid4().hex}",
+            int(time.time()),
+        )
         check_model(body.model, name)
         constraint = body.target()
         runs = body.runs(self.lm, limits, constraint)
         self.prompts = body.prompts(self.lm)
         if not 1 <= len(self.prompts) <= limits.prompts:
-            raise ValueError(f"{len(self.prompts)} prompts: this server takes 1 to {limits.prompts}")
+            raise ValueError(
+                f"{len(self.prompts)} prompts: this server takes 1 to {limits.prompts}"
+            )
         if body.stream and (body.n, len(self.prompts)) != (1, 1):
             raise ValueError("a stream has one prompt and n=1")
         self.calls: list[Call[Generation]] = []
@@ -64,14 +77,22 @@ class _Job:
         for call in self.calls:
             call.cancel()
 
-    def _choice(self, index: int, answer: Answer, prompt: Context, generation: Generation) -> dict[str, Any]:
+    def _choice(
+        self, index: int, answer: Answer, prompt: Context, generation: Generation
+    ) -> dict[str, Any]:
         """Return a choice of the response."""
-        choice: dict[str, Any] = {"index": index, "finish_reason": answer.finish_reason, "logprobs": None}
+        choice: dict[str, Any] = {
+            "index": index,
+            "finish_reason": answer.finish_reason,
+            "logprobs": None,
+        }
         choice |= {"weight": answer.weight, "ended": answer.ended}
         body = self.body
         if body.num_top is not None:
             entries = logprobs(generation, prompt, answer, body.num_top)
-            choice["logprobs"] = {"content": entries, "refusal": None} if self.chat else legacy_logprobs(entries)
+            choice["logprobs"] = (
+                {"content": entries, "refusal": None} if self.chat else legacy_logprobs(entries)
+            )
         if not isinstance(body, Chat):
             return {**choice, "text": answer.text}
         message: dict[str, Any] = {"role": "assistant", "content": answer.text, "refusal": None}
@@ -83,8 +104,16 @@ class _Job:
 
     def _frame(self, **fields: Any) -> dict[str, Any]:
         """Return an object of the response."""
-        kind = ("chat.completion" if self.chat else "text_completion") + ".chunk" * (self.chat and self.body.stream)
-        return {"id": self.id, "object": kind, "created": self.created, "model": self.name, **fields}
+        kind = ("chat.completion" if self.chat else "text_completion") + ".chunk" * (
+            self.chat and self.body.stream
+        )
+        return {
+            "id": self.id,
+            "object": kind,
+            "created": self.created,
+            "model": self.name,
+            **fields,
+        }
 
     def response(self, generations: list[Generation]) -> dict[str, Any]:
         """Return the response to all prompts."""
@@ -96,11 +125,17 @@ class _Job:
             for answer in answers(first, more, self.body.n):
                 choices.append(self._choice(len(choices), answer, prompt, first))
                 num_tokens += answer.num_tokens(prompt)
-        return self._frame(choices=choices, usage=self._usage(num_tokens), llmppl=[*map(_cost, generations)])
+        return self._frame(
+            choices=choices, usage=self._usage(num_tokens), llmppl=[*map(_cost, generations)]
+        )
 
     def _usage(self, completion: int) -> dict[str, int]:
         prompt = sum(map(len, self.prompts))
-        return {"prompt_tokens": prompt, "completion_tokens": completion, "total_tokens": prompt + completion}
+        return {
+            "prompt_tokens": prompt,
+            "completion_tokens": completion,
+            "total_tokens": prompt + completion,
+        }
 
     async def events(self) -> AsyncIterator[str]:
         """Yield the events of a stream: pieces of settled text, or the call of a function, and the end."""
@@ -111,13 +146,15 @@ class _Job:
         except Exception as error:
             yield f"data: {json.dumps(_error_body(*_explained(error)))}\n\n"
         finally:
-            self.cancel()                               # the client may have left
+            self.cancel()  # the client may have left
 
     async def _events(self) -> AsyncIterator[dict[str, Any]]:
         [call], body = self.calls, self.body
         functions = isinstance(body, Chat) and body.functions()
 
-        def event(delta: dict[str, Any], finish_reason: str | None = None, **more: Any) -> dict[str, Any]:
+        def event(
+            delta: dict[str, Any], finish_reason: str | None = None, **more: Any
+        ) -> dict[str, Any]:
             choice = {"index": 0, "finish_reason": finish_reason, "logprobs": None, **more}
             choice |= {"delta": delta} if self.chat else {"text": delta.get("content", "")}
             return self._frame(choices=[choice])
@@ -128,7 +165,9 @@ class _Job:
         sent = 0
         async for piece in call:
             text += piece
-            if not functions or text.lstrip()[:1] not in "{<":      # a call comes at the end, as a whole
+            if (
+                not functions or text.lstrip()[:1] not in "{<"
+            ):  # a call comes at the end, as a whole
                 yield event({"content": text[sent:]})
                 sent = len(text)
         generation = await call
@@ -213,9 +252,13 @@ def make_app(
     async def failed(request: Request, error: Exception) -> JSONResponse:
         explained = _explained(error)
         if "content-encoding" in request.headers:
-            explained = 415, "a body must not be compressed: TypeSafeClient(compression=False) sends it as it is", None
+            explained = (
+                415,
+                "a body must not be compressed: TypeSafeClient(compression=False) sends it as it is",
+                None,
+            )
         if explained[0] < 500:
-            error.__traceback__ = None                  # its frames hold the objects of the request, and the error
+            error.__traceback__ = None  # its frames hold the objects of the request, and the error
         return JSONResponse(_error_body(*explained), explained[0])
 
     for kind in (HTTPException, RequestValidationError, *STATUSES, Exception):
@@ -226,8 +269,12 @@ def make_app(
 
     async def answer(request: Request, body: Chat | Completion) -> Any:
         check_length(service.lm, body.length)
-        make = partial(_Job, service, name, limits, body)       # in another thread, so that other requests go on
-        constrained = body.constraint or (isinstance(body, Chat) and (body.tools or body.response_format))
+        make = partial(
+            _Job, service, name, limits, body
+        )  # in another thread, so that other requests go on
+        constrained = body.constraint or (
+            isinstance(body, Chat) and (body.tools or body.response_format)
+        )
         job = await (lanes.run(make, size(request)) if constrained else asyncio.to_thread(make))
         if body.stream:
             return StreamingResponse(job.events(), media_type="text/event-stream")
@@ -241,11 +288,15 @@ def make_app(
     async def finished(request: Request, job: _Job | DecisionJob) -> JSONResponse:
         """Return the response of a job after its calls. They end if the client leaves."""
         try:
-            (waiting := asyncio.gather(*job.calls)).add_done_callback(asyncio.Future.exception)     # else it is logged
+            (waiting := asyncio.gather(*job.calls)).add_done_callback(
+                asyncio.Future.exception
+            )  # else it is logged
             while not (await asyncio.wait([waiting], timeout=POLL))[0]:
                 if await request.is_disconnected():
                     raise HTTPException(499, "the client has left")
-            return JSONResponse(await lanes.run(partial(job.response, await waiting), size(request)))
+            return JSONResponse(
+                await lanes.run(partial(job.response, await waiting), size(request))
+            )
         finally:
             for call in job.calls:
                 call.cancel()

@@ -24,18 +24,36 @@ from llmppl.lm import CachedTransformer, Context
 from llmppl.serving.tools import CallOrWords, calls_of
 from llmppl.tasks.generation import Method, Plan
 
-STOPS = 64                                              # strings of `stop`
-CHARACTERS = 16                                         # of a prompt, for each token that the model reads
-_FOREIGN = re.compile(r"%import(?!\s+(common|lark|python|unicode)\b)")      # of a grammar: reads a file
+STOPS = 64  # strings of `stop`
+CHARACTERS = 16  # of a prompt, for each token that the model reads
+_FOREIGN = re.compile(r"%import(?!\s+(common|lark|python|unicode)\b)")  # of a grammar: reads a file
 ANY = object()
 # further fields of clients, with the value that changes no text
 HARMLESS = dict.fromkeys(
-    ("metadata", "parallel_tool_calls", "prediction", "prompt_cache_key", "prompt_cache_retention", "reasoning_effort",
-     "safety_identifier", "service_tier", "store", "user", "verbosity"), ANY,
+    (
+        "metadata",
+        "parallel_tool_calls",
+        "prediction",
+        "prompt_cache_key",
+        "prompt_cache_retention",
+        "reasoning_effort",
+        "safety_identifier",
+        "service_tier",
+        "store",
+        "user",
+        "verbosity",
+    ),
+    ANY,
 ) | {
-    "best_of": 1, "echo": False, "frequency_penalty": 0, "logit_bias": {}, "modalities": ["text"],
-    "presence_penalty": 0, "repetition_penalty": 1, "suffix": "",
-}  # fmt: skip
+    "best_of": 1,
+    "echo": False,
+    "frequency_penalty": 0,
+    "logit_bias": {},
+    "modalities": ["text"],
+    "presence_penalty": 0,
+    "repetition_penalty": 1,
+    "suffix": "",
+}
 
 
 @dataclass(frozen=True)
@@ -75,13 +93,19 @@ class Constraint(Fields):
         """Return the constraint of the library. ValueError if there is not one field, or it is wrong."""
         given = self.model_dump(exclude_none=True)
         if len(given) != 1:
-            raise ValueError('constraint takes one of "regex", "grammar", "json_schema" and "choice"')
+            raise ValueError(
+                'constraint takes one of "regex", "grammar", "json_schema" and "choice"'
+            )
         if _FOREIGN.search(self.grammar or ""):
-            raise ValueError("constraint.grammar may import only from common, lark, python and unicode")
+            raise ValueError(
+                "constraint.grammar may import only from common, lark, python and unicode"
+            )
         if self.choice == []:
             raise ValueError("constraint.choice must list at least one text")
         [(kind, value)] = given.items()
-        return {"regex": Regex, "grammar": Grammar, "json_schema": JsonSchema, "choice": list}[kind](value)
+        return {"regex": Regex, "grammar": Grammar, "json_schema": JsonSchema, "choice": list}[
+            kind
+        ](value)
 
 
 class Body(Fields):
@@ -143,20 +167,36 @@ class Body(Fields):
             method = "exact"
         else:
             names += ["max_tokens", "stop", "complete"]
-        given = {name: getattr(self, name) for name in names if getattr(self, name) not in (None, "", [])}
+        given = {
+            name: getattr(self, name) for name in names if getattr(self, name) not in (None, "", [])
+        }
         temperature = self.temperature
-        if temperature is None or (method == "exact" and temperature == 0):         # it takes the most probable option
+        if temperature is None or (
+            method == "exact" and temperature == 0
+        ):  # it takes the most probable option
             temperature = 1.0
         rule = Rule(temperature, self.top_k, self.top_p, self.min_p)
         if rule != Rule(top_p=1.0):
             given["rule"] = rule
-        is_drawn = isinstance(constraint, CallOrWords) or (isinstance(constraint, JsonSchema) and self.temperature)
-        if method == "auto" and is_drawn and self.temperature != 0 and not given.keys() & {"N", "power"}:
+        is_drawn = isinstance(constraint, CallOrWords) or (
+            isinstance(constraint, JsonSchema) and self.temperature
+        )
+        if (
+            method == "auto"
+            and is_drawn
+            and self.temperature != 0
+            and not given.keys() & {"N", "power"}
+        ):
             method = "sample"
         chosen = Plan(lm, constraint, method, given, self.seed, {}).method
         if chosen == "greedy" and not getattr(constraint, "unmasked", ()):
-            method = "greedy"                           # no check can refuse the text, so that it may stream
-        run = {"timeout": self.timeout or limits.seconds, "method": method, "seed": self.seed, **given}
+            method = "greedy"  # no check can refuse the text, so that it may stream
+        run = {
+            "timeout": self.timeout or limits.seconds,
+            "method": method,
+            "seed": self.seed,
+            **given,
+        }
         if self.n == 1 or chosen not in ("sample", "greedy"):
             return [run]
         further = {**run, "method": "importance", "N": 2 * self.n}
@@ -246,7 +286,10 @@ class Message(Fields):
                 fields.pop("tool_calls", None)
             return fields
         calls = [json.dumps(call.function) for call in self.tool_calls]
-        return {"role": "user" if role == "tool" else role, "content": "".join([self.content, *calls])}
+        return {
+            "role": "user" if role == "tool" else role,
+            "content": "".join([self.content, *calls]),
+        }
 
 
 class NamedSchema(Fields):
@@ -300,9 +343,11 @@ class Chat(Body):
             calls = calls_of({name: function.parameters for name, function in functions.items()})
             return CallOrWords(calls) if self.tool_choice == "auto" else calls
         if form.type == "json_object":
-            return JsonSchema({"type": "object", "minProperties": 1})       # {} may be the likeliest
+            return JsonSchema({"type": "object", "minProperties": 1})  # {} may be the likeliest
         if (form.type == "json_schema") != (form.json_schema is not None):
-            raise ValueError('response_format.json_schema belongs to the type "json_schema": {"schema": ...}')
+            raise ValueError(
+                'response_format.json_schema belongs to the type "json_schema": {"schema": ...}'
+            )
         if form.json_schema is not None:
             return JsonSchema(form.json_schema.schema_)
         return super().target()
@@ -312,14 +357,18 @@ class Chat(Body):
         functions = [function.model_dump() for function in self.functions().values()]
         tools = [{"type": "function", "function": function} for function in functions]
         try:
-            return [lm.chat([each.plain(reads_tools=True) for each in self.messages], tools=tools or None)]
-        except (TypeError, ValueError):                 # the template reads no tools or not these
+            return [
+                lm.chat(
+                    [each.plain(reads_tools=True) for each in self.messages], tools=tools or None
+                )
+            ]
+        except (TypeError, ValueError):  # the template reads no tools or not these
             messages = [each.plain() for each in self.messages]
         if functions:
             how = f'Call one of these functions, as {{"name": ..., "arguments": ...}}: {json.dumps(functions)}'
             if self.tool_choice == "auto":
                 how += " Or answer in words."
-            first = messages[0]                         # some templates refuse a system message
+            first = messages[0]  # some templates refuse a system message
             texts = [how, first["content"]]
             if first["role"] == "system":
                 texts.reverse()
@@ -363,4 +412,6 @@ def check_length(lm: CachedTransformer, length: int) -> None:
     """Raise a ValueError if a prompt of so many characters is far longer than the model reads."""
     longest = lm.engine.max_length
     if longest is not None and length > CHARACTERS * longest:
-        raise ValueError(f"a prompt of {length:,} characters, and the model reads {longest:,} tokens: shorten it")
+        raise ValueError(
+            f"a prompt of {length:,} characters, and the model reads {longest:,} tokens: shorten it"
+        )

@@ -32,9 +32,7 @@ UNSAID = "Which of these applies?"  # where a question has no instructions
 
 def check(body: Object, name: str) -> None:
     """Raise a ValueError with the place of the first error, unless a body has a schema."""
-    json.dumps(
-        body, ensure_ascii=False, allow_nan=False
-    ).encode()  # no surrogates, no NaN
+    json.dumps(body, ensure_ascii=False, allow_nan=False).encode()  # no surrogates, no NaN
     schema = {
         "$ref": f"#/components/schemas/{name}",
         "components": {"schemas": SCHEMAS},
@@ -188,9 +186,7 @@ SYSTEM_ONE = Route("SystemOne", _state, _question_of_criteria, _form_of_criteria
 class DecisionJob:
     """Call that reads the answers to a body, and its response."""
 
-    def __init__(
-        self, service: Service, limits: Limits, route: Route, body: Object
-    ) -> None:
+    def __init__(self, service: Service, limits: Limits, route: Route, body: Object) -> None:
         check(body, route.schema)
         state = route.state(body)
         self.asked = body["questions"]

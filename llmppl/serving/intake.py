@@ -26,10 +26,10 @@ from llmppl.support.alarm import Overdue, excuse, limited
 
 T = TypeVar("T")
 
-READING = 10.0                                          # seconds in which a header, and in which a body, must arrive
-LARGE = 50_000                                          # bytes of a body that is parsed alone
-QUICK, SLOW = 0.05, 5.0                                 # CPU seconds to prepare a request, first beside others
-LONG = 0.3                                              # CPU seconds of a collection of garbage, for which all wait
+READING = 10.0  # seconds in which a header, and in which a body, must arrive
+LARGE = 50_000  # bytes of a body that is parsed alone
+QUICK, SLOW = 0.05, 5.0  # CPU seconds to prepare a request, first beside others
+LONG = 0.3  # CPU seconds of a collection of garbage, for which all wait
 HAS_BODY = {b"content-length", b"transfer-encoding"}
 
 
@@ -63,7 +63,9 @@ class BodyTimer:
             return message
 
         async def send_in_time(message: Any) -> None:
-            if more and message["type"] == "http.response.start":       # the rest of the body is not read
+            if (
+                more and message["type"] == "http.response.start"
+            ):  # the rest of the body is not read
                 message["headers"] = [*message["headers"], (b"connection", b"close")]
             await send(message)
 
@@ -76,7 +78,7 @@ class Lane:
     def __init__(self, threads: int) -> None:
         self.threads = ThreadPoolExecutor(threads, "llmppl lane")
         self.waiting = PriorityQueue[Any]()
-        self.numbers = itertools.count()                # of equal ones, the first
+        self.numbers = itertools.count()  # of equal ones, the first
 
     async def run(self, order: Any, make: Callable[[], T]) -> T:
         return await asyncio.wrap_future(self._submit(order, make))
@@ -94,7 +96,7 @@ class Lane:
                 future.set_result(make())
             except BaseException as error:
                 future.set_exception(error)
-            del future                                  # the error holds this frame
+            del future  # the error holds this frame
         if _collected_long.is_set():
             _collected_long.clear()
             cached_shortest.cache_clear()
@@ -113,7 +115,9 @@ class Lanes:
         for lane, seconds in self.lanes:
             with suppress(Overdue):
                 return await lane.run(size, partial(_within, seconds, make))
-        raise TimeoutError("the request takes too long to prepare: make it smaller, or raise its timeout")
+        raise TimeoutError(
+            "the request takes too long to prepare: make it smaller, or raise its timeout"
+        )
 
 
 def _within(seconds: float, make: Callable[[], T]) -> T:
@@ -145,12 +149,12 @@ def keep_collections_short() -> None:
             _collected_long.set()
 
     def ignore_overdue(error: Any) -> None:
-        if error.exc_type is not Overdue:               # in a callback, where nothing raises it; it comes again
+        if error.exc_type is not Overdue:  # in a callback, where nothing raises it; it comes again
             sys.__unraisablehook__(error)
 
     gc.collect()
     gc.freeze()
-    gc.set_threshold(gc.get_threshold()[0], 2, 50)      # all objects seldom, young ones often
+    gc.set_threshold(gc.get_threshold()[0], 2, 50)  # all objects seldom, young ones often
     gc.callbacks.append(look)
     sys.unraisablehook = ignore_overdue
 

@@ -42,25 +42,38 @@ class Harness(TemplateLM):  # type: ignore[misc]
     """
 
     def __init__(
-        self, pretrained: CachedTransformer | str | None = None, *, text: Literal["canonical", "all"] = "canonical",
-        method: Method | None = None, together: int = TOGETHER, **ignored: Any,
-    ) -> None:  # fmt: skip
+        self,
+        pretrained: CachedTransformer | str | None = None,
+        *,
+        text: Literal["canonical", "all"] = "canonical",
+        method: Method | None = None,
+        together: int = TOGETHER,
+        **ignored: Any,
+    ) -> None:
         super().__init__()
         if not isinstance(pretrained, CachedTransformer):
             pretrained = CachedTransformer.from_pretrained(pretrained)
         self.lm = pretrained
-        self.text, self.method, self.together = one_of("text", text, ("canonical", "all")), method, together
+        self.text, self.method, self.together = (
+            one_of("text", text, ("canonical", "all")),
+            method,
+            together,
+        )
         self.tokenizer: Any = self.lm.tokenizer
 
     @property
     def eot_token_id(self) -> int:
         return min(self.lm.vocab.eos_ids)
 
-    def tok_encode(self, string: str, add_special_tokens: bool | None = None, **options: Any) -> list[int]:
+    def tok_encode(
+        self, string: str, add_special_tokens: bool | None = None, **options: Any
+    ) -> list[int]:
         ids: list[int] = self.tokenizer.encode(string, add_special_tokens=bool(add_special_tokens))
         return ids
 
-    def loglikelihood(self, requests: list[Any], disable_tqdm: bool = False) -> list[tuple[float, bool]]:
+    def loglikelihood(
+        self, requests: list[Any], disable_tqdm: bool = False
+    ) -> list[tuple[float, bool]]:
         found: list[tuple[float, bool]] = super().loglikelihood(requests, disable_tqdm)
         if self.text == "all":
             texts = [request.args for request in requests]
@@ -68,7 +81,9 @@ class Harness(TemplateLM):  # type: ignore[misc]
             found = [(total, greedy) for total, (_, greedy) in zip(totals, found, strict=True)]
         return found
 
-    def _loglikelihood_tokens(self, requests: list[Scored], **options: Any) -> list[tuple[float, bool]]:
+    def _loglikelihood_tokens(
+        self, requests: list[Scored], **options: Any
+    ) -> list[tuple[float, bool]]:
         return self._each([partial(self._score, *ids) for _, *ids in requests])
 
     def _score(self, before: list[int], after: list[int]) -> tuple[float, bool]:
@@ -88,11 +103,19 @@ class Harness(TemplateLM):  # type: ignore[misc]
 
         longest = self.lm.engine.max_length or 10**9
         windows = [
-            [*map(make_disjoint_window, get_rolling_token_windows(
-                token_list=self.tok_encode(request.args[0]), prefix_token=self.prefix_token_id, max_seq_len=longest,
-                context_len=1,
-            ))] for request in requests
-        ]  # fmt: skip
+            [
+                *map(
+                    make_disjoint_window,
+                    get_rolling_token_windows(
+                        token_list=self.tok_encode(request.args[0]),
+                        prefix_token=self.prefix_token_id,
+                        max_seq_len=longest,
+                        context_len=1,
+                    ),
+                )
+            ]
+            for request in requests
+        ]
         scores = iter(self._each([partial(self._score, *ids) for each in windows for ids in each]))
         return [sum(next(scores)[0] for _ in each) for each in windows]
 
@@ -103,15 +126,23 @@ class Harness(TemplateLM):  # type: ignore[misc]
         greedy = not asked.get("do_sample") or asked.get("temperature") == 0
         until = asked.get("until") or []
         options: dict[str, Any] = {} if greedy else {"temperature": asked.get("temperature", 1.0)}
-        return str(generate(
-            self.lm, prompt, method=self.method or ("greedy" if greedy else "sample"),
-            max_tokens=asked.get("max_gen_toks", MAX_TOKENS),
-            stop=[until] if isinstance(until, str) else [each for each in until if each], **options,
-        ))  # fmt: skip
+        return str(
+            generate(
+                self.lm,
+                prompt,
+                method=self.method or ("greedy" if greedy else "sample"),
+                max_tokens=asked.get("max_gen_toks", MAX_TOKENS),
+                stop=[until] if isinstance(until, str) else [each for each in until if each],
+                **options,
+            )
+        )
 
     def _each(self, calls: Iterable[Callable[[], Any]]) -> list[Any]:
         """Return the results of calls that share batches, in their order."""
-        numbered = ((partial(_numbered, index, call), f"request {index}") for index, call in enumerate(calls))
+        numbered = (
+            (partial(_numbered, index, call), f"request {index}")
+            for index, call in enumerate(calls)
+        )
         return [result for _, result in sorted(Runtime().each(numbered, self.together))]
 
 

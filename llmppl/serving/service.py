@@ -37,8 +37,8 @@ from llmppl.tasks.many import TOGETHER
 
 T = TypeVar("T")
 
-TURN = 0.1                                              # CPU seconds of a small call, and of a round with one
-GRACE = 2.0                                             # seconds after its time limit in which a call may end by itself
+TURN = 0.1  # CPU seconds of a small call, and of a round with one
+GRACE = 2.0  # seconds after its time limit in which a call may end by itself
 
 
 class ServiceFull(RuntimeError):
@@ -105,11 +105,15 @@ class Call(Future[T], Generic[T]):
     def __init__(self, run: Callable[[], T], timeout: float | None) -> None:
         super().__init__()
         self.run, self.timeout, self.settles, self.seconds_waited = run, timeout, False, 0.0
-        self.stops = StopStrings(())                    # that remove text from the results
-        self.size = 0, 1                                # turns to prepare it, number of particles
-        self.interruptible, self.patience, self.grace = False, math.inf, GRACE      # set by `Service.generate`
+        self.stops = StopStrings(())  # that remove text from the results
+        self.size = 0, 1  # turns to prepare it, number of particles
+        self.interruptible, self.patience, self.grace = (
+            False,
+            math.inf,
+            GRACE,
+        )  # set by `Service.generate`
         self._entered, self._settled = time.monotonic(), ""
-        self._worker: Any = None                        # that runs the call
+        self._worker: Any = None  # that runs the call
         self._listeners, self._lock = list[Callable[[str | None], Any]](), threading.Lock()
 
     def cancel(self) -> bool:
@@ -126,7 +130,7 @@ class Call(Future[T], Generic[T]):
         pieces = SimpleQueue[str | None]()
         self._listen(pieces.put)
         yield from iter(pieces.get, None)
-        self.result()                                   # or its error
+        self.result()  # or its error
 
     async def __aiter__(self) -> AsyncIterator[str]:
         loop, pieces = asyncio.get_running_loop(), asyncio.Queue[str | None]()
@@ -217,14 +221,27 @@ class Service:
     """
 
     def __init__(
-        self, lm: CachedTransformer, *, together: int = TOGETHER, max_waiting: int = 1000,
-        timeout: float | None = None, patience: float = math.inf,
-    ) -> None:  # fmt: skip
-        self.lm, self.timeout = language_model(lm), None if timeout is None else positive("timeout", timeout)
+        self,
+        lm: CachedTransformer,
+        *,
+        together: int = TOGETHER,
+        max_waiting: int = 1000,
+        timeout: float | None = None,
+        patience: float = math.inf,
+    ) -> None:
+        self.lm, self.timeout = (
+            language_model(lm),
+            None if timeout is None else positive("timeout", timeout),
+        )
         self.patience = patience if patience == math.inf else positive("patience", patience)
-        self.together, self.max_waiting = count("together", together), count("max_waiting", max_waiting)
+        self.together, self.max_waiting = (
+            count("together", together),
+            count("max_waiting", max_waiting),
+        )
         self._waiting, self._running = list[Call[Any]](), dict[Call[Any], None]()
-        self._counts = dict[str, Any](done=0, failed=0, cancelled=0, refused=0, tokens=0, cpu_seconds=0.0)
+        self._counts = dict[str, Any](
+            done=0, failed=0, cancelled=0, refused=0, tokens=0, cpu_seconds=0.0
+        )
         self._closed, self._changed = False, threading.Condition()
         self._process = os.getpid()
         _services.add(self)
@@ -250,28 +267,37 @@ class Service:
         return self._enter(call)
 
     def generate(
-        self, prompt: Any, constraint: Any = None, *, method: Method = "auto", max_tokens: int | None = None,
-        budget: int | None = None, timeout: float | None = None, seed: int | None = None,
+        self,
+        prompt: Any,
+        constraint: Any = None,
+        *,
+        method: Method = "auto",
+        max_tokens: int | None = None,
+        budget: int | None = None,
+        timeout: float | None = None,
+        seed: int | None = None,
         **options: Unpack[GenerateOptions],
-    ) -> Call[Generation]:  # fmt: skip
+    ) -> Call[Generation]:
         """Return the call of `generate` for one prompt, with its result at the same seed.
 
         The thread of the caller checks the arguments and compiles the constraint.
         """
         if of_lists := options.keys() & OF_LIST:
-            raise TypeError(f"a service takes one prompt at a time, so {min(of_lists)} says nothing here")
+            raise TypeError(
+                f"a service takes one prompt at a time, so {min(of_lists)} says nothing here"
+            )
         timeout = self._timeout(timeout)
         limits = {"max_tokens": max_tokens, "budget": budget}
         begun = time.thread_time()
         with limited(timeout or math.inf):
             plan = Plan(self.lm, constraint, method, limits, seed, options)
             program = plan.program(prompt)
-            program.first_masks()                       # here, and not where the other calls wait for them
+            program.first_masks()  # here, and not where the other calls wait for them
         call = Call(partial(plan.answer, prompt, generator(seed, options.get("rng"))), timeout)
         call.stops, call.patience, call.interruptible = program.stops, self.patience, True
         call.settles = plan.settles
         call.size = int((time.thread_time() - begun) / TURN), math.prod(plan.sizes)
-        if plan.method == "exact":                      # its sums have no parts to return
+        if plan.method == "exact":  # its sums have no parts to return
             call.grace = 0.0
         return self._enter(call)
 
@@ -280,7 +306,9 @@ class Service:
 
     def _enter(self, call: Call[T]) -> Call[T]:
         if os.getpid() != self._process:
-            raise RuntimeError("the thread of the service is not in this forked process: make a Service here")
+            raise RuntimeError(
+                "the thread of the service is not in this forked process: make a Service here"
+            )
         with self._changed:
             if self._closed:
                 raise RuntimeError("the service is closed")
@@ -290,7 +318,9 @@ class Service:
                 self._waiting = waiting
             if len(self._waiting) >= self.max_waiting:
                 self._counts["refused"] += 1
-                raise ServiceFull(f"the service is full ({self.max_waiting} waiting): try again later")
+                raise ServiceFull(
+                    f"the service is full ({self.max_waiting} waiting): try again later"
+                )
             insort(self._waiting, call, key=lambda each: each.size)
             self._changed.notify_all()
         return call
@@ -305,7 +335,7 @@ class Service:
         self._end_by(None, cancel)
 
     def _end_by(self, seconds: float | None, cancel: bool) -> None:
-        if os.getpid() != self._process:                # the thread is in the parent
+        if os.getpid() != self._process:  # the thread is in the parent
             return
         with self._changed:
             self._closed = True
@@ -329,7 +359,7 @@ class Service:
         try:
             while self._wait():
                 self._run_all()
-        finally:                                        # none is left unless this thread has failed
+        finally:  # none is left unless this thread has failed
             self._closed = True
             for call in [*self._running, *self._waiting]:
                 call.set_exception(RuntimeError("the service has ended by an error of its own"))
@@ -364,7 +394,7 @@ class Service:
         """Run a call to its end. Its errors are its own."""
         try:
             return self._outcome(call)
-        except Overdue as late:                         # it came late
+        except Overdue as late:  # it came late
             return _Outcome(call, None, late, *spent())
 
     def _outcome(self, call: Call[Any]) -> _Outcome:

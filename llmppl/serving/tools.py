@@ -19,7 +19,7 @@ from llmppl.constraints import JsonSchema
 from llmppl.constraints.constraint import Bools, Index, State, VocabularyLike, without_bytes
 from llmppl.support.shared import Shared
 
-WORDS = "words"                                         # state inside an answer that calls no function
+WORDS = "words"  # state inside an answer that calls no function
 _CALL = re.compile(r"\s*(?:<tool_call>)?\s*(\{.*\})\s*(?:</tool_call>)?\s*", re.DOTALL)
 
 
@@ -34,7 +34,12 @@ def calls_of(functions: dict[str, dict[str, Any]]) -> JsonSchema:
         uri = f"urn:{name}"
         resources[uri] = {"additionalProperties": "properties" not in parameters} | parameters
         properties = {"name": {"const": name}, "arguments": {"type": "object", "$ref": uri}}
-        call = {"type": "object", "properties": properties, "required": [*properties], "additionalProperties": False}
+        call = {
+            "type": "object",
+            "properties": properties,
+            "required": [*properties],
+            "additionalProperties": False,
+        }
         calls.append(call)
     return JsonSchema({"anyOf": calls}, resources=resources)
 
@@ -49,7 +54,11 @@ def read_call(text: str, names: Sequence[str]) -> dict[str, Any] | None:
         call = json.loads(found[1]) if found else None
     except ValueError:
         return None
-    if not isinstance(call, dict) or call.get("name") not in names or not isinstance(call.get("arguments"), dict):
+    if (
+        not isinstance(call, dict)
+        or call.get("name") not in names
+        or not isinstance(call.get("arguments"), dict)
+    ):
         return None
     function = {"name": call["name"], "arguments": json.dumps(call["arguments"])}
     return {"id": uuid.uuid4().hex[:9], "type": "function", "function": function}
@@ -90,7 +99,9 @@ class CallOrWordsIndex(Index):
         return self._words if state is WORDS else self._either(state, self.calls.mask(state))
 
     def mask_within(self, state: State, n: float) -> Bools:
-        return self._words if state is WORDS else self._either(state, self.calls.mask_within(state, n))
+        return (
+            self._words if state is WORDS else self._either(state, self.calls.mask_within(state, n))
+        )
 
     def _either(self, state: State, mask: Bools) -> Bools:
         """Return the mask of calls with the tokens that begin words, if `state` is the start."""

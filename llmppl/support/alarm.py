@@ -16,15 +16,18 @@ from types import FrameType
 
 from llmppl.support.locks import Lock, at_fork
 
-LOOK = 0.02                                             # seconds between two looks at the alarms
+LOOK = 0.02  # seconds between two looks at the alarms
 UNSAFE = {"asyncio", "concurrent", "logging", "queue", "threading", "weakref", "_weakrefset"}
-AGAIN = 0.5                                             # seconds after which an alarm rings again
+AGAIN = 0.5  # seconds after which an alarm rings again
 
 
 class Overdue(TimeoutError):
     """Error of code that takes longer than its alarm allows."""
 
-    def __init__(self, message: str = "a part of the request takes too long: make it smaller, or raise its timeout"):
+    def __init__(
+        self,
+        message: str = "a part of the request takes too long: make it smaller, or raise its timeout",
+    ):
         super().__init__(message)
 
 
@@ -35,9 +38,13 @@ class Alarm:
         self.thread = threading.get_ident()
         self.at = math.inf
         self.cpu_at = math.inf
-        self.cpu_time: Callable[[], float] = time.process_time          # of the thread, where the system tells it
+        self.cpu_time: Callable[[], float] = (
+            time.process_time
+        )  # of the thread, where the system tells it
         if hasattr(time, "pthread_getcpuclockid"):
-            self.cpu_time = functools.partial(time.clock_gettime, time.pthread_getcpuclockid(self.thread))
+            self.cpu_time = functools.partial(
+                time.clock_gettime, time.pthread_getcpuclockid(self.thread)
+            )
 
     def set(self, seconds: float, cpu_seconds: float = math.inf) -> None:
         """Raise Overdue in the thread after so many seconds, or so many of its CPU seconds, unless it is stopped."""
@@ -60,7 +67,7 @@ class Alarm:
     def _stop(self) -> None:
         with _lock.lock:
             _alarms.discard(self)
-        for _ in range(2):                          # an error that is due comes at the jump
+        for _ in range(2):  # an error that is due comes at the jump
             pass
 
 

@@ -69,7 +69,12 @@ def positive(name: str, value: float, hint: str = "") -> float:
 def probability(name: str, value: float, *, above_0: bool = False) -> float:
     """Return `value`, a number in [0, 1], or in (0, 1]."""
     real = number(name, value)
-    _in_range(name, value, 0.0 <= real <= 1.0 and not (above_0 and real == 0), "in (0, 1]" if above_0 else "in [0, 1]")
+    _in_range(
+        name,
+        value,
+        0.0 <= real <= 1.0 and not (above_0 and real == 0),
+        "in (0, 1]" if above_0 else "in [0, 1]",
+    )
     return real
 
 
@@ -94,7 +99,11 @@ def is_file_name(value: str) -> bool:
 
 def is_type(value: object) -> bool:
     """Check whether `value` is a class or another type: int, list[int], Literal["a"], int | None, an alias."""
-    return isinstance(value, type) or typing.get_origin(value) is not None or type(value).__module__[:6] == "typing"
+    return (
+        isinstance(value, type)
+        or typing.get_origin(value) is not None
+        or type(value).__module__[:6] == "typing"
+    )
 
 
 def is_hashable(value: object) -> bool:
@@ -106,14 +115,16 @@ def is_hashable(value: object) -> bool:
     return True
 
 
-def function(name: str, value: Callable[..., Any], example: str, *, takes: int | None = None) -> Callable[..., Any]:
+def function(
+    name: str, value: Callable[..., Any], example: str, *, takes: int | None = None
+) -> Callable[..., Any]:
     """Return `value`, a function that can take `takes` arguments, and is no type. Errors show an `example`."""
     if is_type(value) or not callable(value):
         raise TypeError(f"{name} must be a function, as {example} is, not {shown(value)}")
     if takes is not None:
         try:
             inspect.signature(value).bind(*range(takes))
-        except ValueError:                              # it has no signature
+        except ValueError:  # it has no signature
             return value
         except TypeError as error:
             said = f"{name} must take {takes} argument{'s' * (takes != 1)}, as {example} does"
@@ -137,19 +148,23 @@ def generator(seed: int | None, rng: np.random.Generator | None = None) -> np.ra
         return np.random.default_rng(seed)
     if seed is not None:
         raise ValueError("give seed= or rng=, not both")
-    return _of_type("rng", rng, np.random.Generator, "a np.random.Generator (np.random.default_rng(seed))")
+    return _of_type(
+        "rng", rng, np.random.Generator, "a np.random.Generator (np.random.default_rng(seed))"
+    )
 
 
 def name_of(asked: Callable[..., Any]) -> str:
     """Return the name of a function for errors."""
-    return getattr(asked, "__qualname__", re.sub(r" at 0x[0-9a-f]+", "", repr(asked))).rpartition("<locals>.")[2]
+    return getattr(asked, "__qualname__", re.sub(r" at 0x[0-9a-f]+", "", repr(asked))).rpartition(
+        "<locals>."
+    )[2]
 
 
 def shown(value: object, most: int = 100) -> str:
     """Return the repr of `value` on one line, cut in the middle if it has more than `most` characters."""
     try:
         whole = repr(value)
-    except Exception:                                   # nested too deep, or a repr that fails
+    except Exception:  # nested too deep, or a repr that fails
         whole = "\n"
     if "\n" in whole:
         return f"a {type(value).__name__}"

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from filelock import FileLock, Timeout
 
-_HEAD = 100                                             # bytes of a file that tell it from others
+_HEAD = 100  # bytes of a file that tell it from others
 
 
 class Owned:
@@ -66,7 +66,9 @@ class Owned:
     def check(self) -> None:
         """Raise an OSError in a forked child, and if an open file was deleted or replaced."""
         if not self.is_mine:
-            self._refuse("a process that was forked from the run cannot write it: give the child a file of its own")
+            self._refuse(
+                "a process that was forked from the run cannot write it: give the child a file of its own"
+            )
         if self._open_numbers() != self._numbers:
             self._refuse("it was deleted or replaced while the run was writing it, or its lock was")
 

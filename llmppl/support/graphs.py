@@ -28,7 +28,7 @@ class Memo(dict[K, V]):
         found = self._find(key)
         if len(self) >= self.most:
             self.clear()
-        return self.setdefault(key, found)              # two threads get the same value, that of the first
+        return self.setdefault(key, found)  # two threads get the same value, that of the first
 
 
 class Interned(dict[tuple[Any, ...], weakref.ref[V]]):
@@ -77,7 +77,7 @@ class Numbering(dict[K, int]):
     def __missing__(self, key: K) -> int:
         self.check(key)
         number = len(self)
-        self.keys_in_order[number:] = [key]                   # replaces entries that an interrupt left
+        self.keys_in_order[number:] = [key]  # replaces entries that an interrupt left
         self[key] = number
         return number
 
@@ -86,7 +86,7 @@ def reachable(starts: Iterable[K], edges: Callable[[K], Iterable[K]]) -> Iterato
     """Yield `starts` and all nodes that edges lead to, each once. A node's edges are read after it is yielded."""
     found = list(dict.fromkeys(starts))
     seen = set(found)
-    for node in found:                              # grows
+    for node in found:  # grows
         yield node
         new = [target for target in dict.fromkeys(edges(node)) if target not in seen]
         seen.update(new)
@@ -102,7 +102,9 @@ def reversed_edges(edges: Iterable[tuple[V, Iterable[K]]]) -> dict[K, list[V]]:
     return found
 
 
-def postorder(roots: Iterable[Any], edges: Callable[[Any], Iterable[Any]], key: Callable[[Any], Any] = id) -> list[Any]:
+def postorder(
+    roots: Iterable[Any], edges: Callable[[Any], Iterable[Any]], key: Callable[[Any], Any] = id
+) -> list[Any]:
     """Return the nodes of an acyclic graph, each once (by its `key`) and after the nodes that its edges lead to."""
     order = []
     seen = set()

@@ -25,14 +25,17 @@ import numpy as np
 from llmppl.support.arguments import name_of, shown, text
 from llmppl.support.values import DATES
 
-Identity = dict[str, str]                               # {part: its value as text, or a digest}
+Identity = dict[str, str]  # {part: its value as text, or a digest}
 
 VERSION: str = importlib.import_module(__name__.partition(".")[0]).__version__
-MAX_SHOWN = 60                                          # characters of a value in an identity
-_ATOMS = bool, int, float, str, bytes, types.NoneType, *DATES   # whose repr says all
+MAX_SHOWN = 60  # characters of a value in an identity
+_ATOMS = bool, int, float, str, bytes, types.NoneType, *DATES  # whose repr says all
 _UNORDERED = set, frozenset, dict
 _CONTAINERS = list, tuple, *_UNORDERED
-_OTHERS = {*sys.stdlib_module_names, __name__.partition(".")[0]}        # modules of which `VERSION` and Python tell
+_OTHERS = {
+    *sys.stdlib_module_names,
+    __name__.partition(".")[0],
+}  # modules of which `VERSION` and Python tell
 
 
 # ---- runs
@@ -47,10 +50,12 @@ def identity(program: Any, version: str = "", **options: Any) -> Identity:
     function = inspect.unwrap(getattr(program, "__func__", program))
     codes = [function]
     if not inspect.isfunction(function):
-        codes = [cls for cls in type(program).__mro__ if cls.__module__.partition(".")[0] not in _OTHERS]
+        codes = [
+            cls for cls in type(program).__mro__ if cls.__module__.partition(".")[0] not in _OTHERS
+        ]
     owner = getattr(program, "__self__", program)
     for name, value in getattr(owner, "__dict__", {}).items():
-        if not (name[:1] == name[-1:] == "_"):          # those are inference's
+        if not (name[:1] == name[-1:] == "_"):  # those are inference's
             options[f"the attribute {name}"] = value
     found = {"its program": name_of(codes[0] if codes else type(program))}
     found |= {"its version": repr(text("version", version)), "the version of llmppl": VERSION}
@@ -80,7 +85,7 @@ def _plain(name: str, value: Any) -> Identity:
     if not 0 < len(told) <= MAX_SHOWN:
         try:
             told = f"a {type(value).__name__} ({digest(value)})"
-        except Exception:                               # its class is local to a function
+        except Exception:  # its class is local to a function
             return {}
     return {name: told}
 
@@ -91,7 +96,7 @@ def _is_plain(value: Any, seen: set[int]) -> bool:
         return True
     if isinstance(value, np.ndarray | np.generic):
         return not value.dtype.hasobject
-    if isinstance(value, Enum) or hasattr(kind, "next_token"):      # a context
+    if isinstance(value, Enum) or hasattr(kind, "next_token"):  # a context
         return True
     parts = value
     if kind is dict:
@@ -106,10 +111,10 @@ def _is_plain(value: Any, seen: set[int]) -> bool:
 
 def _source(code: Any) -> str:
     """Return the source text of a function or a class, or else what its code says."""
-    if code.__name__ != "<lambda>":                     # whose lines have the statement around it
+    if code.__name__ != "<lambda>":  # whose lines have the statement around it
         try:
             return inspect.getsource(code)
-        except Exception:                               # none is known, as in a shell
+        except Exception:  # none is known, as in a shell
             pass
     if isinstance(code, type):
         return _cell(code) or "\n".join(_members(code))
@@ -136,7 +141,7 @@ def _cell(cls: type) -> str:
 
 def _members(cls: type) -> Iterator[str]:
     for name, value in vars(cls).items():
-        inner = getattr(value, "func", value)           # of a cached property
+        inner = getattr(value, "func", value)  # of a cached property
         function = inspect.unwrap(getattr(inner, "fget", inner))
         if inspect.isfunction(function):
             yield _source(function)
@@ -174,7 +179,7 @@ def task_digest(index: int, task: Any, key: Callable[[Any], str] | None) -> str:
         if found == digest(task, -1) == digest(copy):
             return found
         why = "has another pickle each time"
-    except Exception as error:                          # of the task's own methods, too
+    except Exception as error:  # of the task's own methods, too
         why = f"cannot be pickled ({error})"
     remedy = "give key=, a function that returns a text for a task, as key=lambda task: task.name"
     raise TypeError(f"task {index}, {shown(task, MAX_SHOWN)}, {why}: {remedy}")
@@ -199,7 +204,7 @@ def _told(value: Any, known: dict[int, tuple[Any, str]], step: int) -> str:
     if kind in _ATOMS:
         return repr(value)
     if id(value) not in known:
-        known[id(value)] = value, f"object {len(known)}"                # for a part that leads back to it
+        known[id(value)] = value, f"object {len(known)}"  # for a part that leads back to it
         if kind in _UNORDERED:
             parts = value.items() if kind is dict else [*value][::step]
             told = sorted(_told(each, known, step) for each in parts)
@@ -223,17 +228,27 @@ class _Pickler(pickle.Pickler):
         self.step = step
 
     def persistent_id(self, value: Any) -> bytes | None:
-        return None if value is self.root else _told(value, self.known, self.step).encode("utf-8", "surrogatepass")
+        return (
+            None
+            if value is self.root
+            else _told(value, self.known, self.step).encode("utf-8", "surrogatepass")
+        )
 
     def reducer_override(self, value: Any) -> Any:
-        if hasattr(type(value), "next_token"):          # a context, by its tokens
+        if hasattr(type(value), "next_token"):  # a context, by its tokens
             return tuple, (list(map(int, value.tokens)),)
-        if isinstance(value, set | frozenset):          # of a subclass, whose own pickle has a list in any order
+        if isinstance(
+            value, set | frozenset
+        ):  # of a subclass, whose own pickle has a list in any order
             return type(value), (frozenset(value), vars(value))
-        if hasattr(type(value), "untyped_storage"):     # a tensor, whose own pickle contains addresses
+        if hasattr(type(value), "untyped_storage"):  # a tensor, whose own pickle contains addresses
             data = value.detach().cpu()
             data = data if data.dtype.itemsize > 2 else data.float()
             return np.asarray, (data.numpy(), str(value.dtype), type(value))
         if type(value) is np.ndarray and not value.dtype.hasobject:
-            return np.asarray, (value.tobytes(), np.lib.format.dtype_to_descr(value.dtype), value.shape)
+            return np.asarray, (
+                value.tobytes(),
+                np.lib.format.dtype_to_descr(value.dtype),
+                value.shape,
+            )
         return NotImplemented

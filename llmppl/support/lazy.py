@@ -25,7 +25,11 @@ def lazy_names(
         value = namespace[name] = getattr(importlib.import_module(module_of[name]), name)
         return value
 
-    return get, lambda: sorted({*module_of, *(name for name in namespace if name[:2] == "__")}), [*module_of]
+    return (
+        get,
+        lambda: sorted({*module_of, *(name for name in namespace if name[:2] == "__")}),
+        [*module_of],
+    )
 
 
 def found(module: str, name: str) -> Any:
@@ -36,4 +40,6 @@ def found(module: str, name: str) -> Any:
 def public_names(package: str) -> Callable[[], list[str]]:
     """Return `__dir__` of a package, which lists its names without its modules."""
     namespace = vars(sys.modules[package])
-    return lambda: sorted(n for n, value in namespace.items() if n[:2] == "__" or not isinstance(value, ModuleType))
+    return lambda: sorted(
+        n for n, value in namespace.items() if n[:2] == "__" or not isinstance(value, ModuleType)
+    )

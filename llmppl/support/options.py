@@ -26,7 +26,11 @@ def check_options(
         return
     close = difflib.get_close_matches(name, known, 1)
     hint = f"did you mean {close[0]}?" if close else f"it takes {', '.join(known)}"
-    hint = "itertools.islice(search(...), n) takes n results" if "_results" in name and "results" in known else hint
+    hint = (
+        "itertools.islice(search(...), n) takes n results"
+        if "_results" in name and "results" in known
+        else hint
+    )
     if "rule" in known and name in ("temperature", "top_k", "top_p", "min_p"):
         hint = f"give it in rule=Rule({name}=...)"
     raise TypeError(f"{owner} takes no {name}: {guesses.get(name, hint)}")
@@ -38,14 +42,21 @@ def list_options(options: type, defaults: Mapping[str, object]) -> Callable[[F],
     `help` then shows them as keyword parameters, with their types and `defaults` (None where one is missing). The
     function still takes `**options: Unpack[...]`, from which type checkers know them.
     """
+
     def decorate(function: F) -> F:
         signature = inspect.signature(function)
-        parameters = {name: each for name, each in signature.parameters.items() if each.kind is not each.VAR_KEYWORD}
+        parameters = {
+            name: each
+            for name, each in signature.parameters.items()
+            if each.kind is not each.VAR_KEYWORD
+        }
         keyword = functools.partial(inspect.Parameter, kind=inspect.Parameter.KEYWORD_ONLY)
         for name, kind in inspect.get_annotations(options).items():
-            annotation = getattr(kind, "__forward_arg__", kind)         # a type as it is written
-            parameters.setdefault(name, keyword(name, default=defaults.get(name), annotation=annotation))
-        setattr(function, "__signature__", signature.replace(parameters=[*parameters.values()]))      # noqa: B010
+            annotation = getattr(kind, "__forward_arg__", kind)  # a type as it is written
+            parameters.setdefault(
+                name, keyword(name, default=defaults.get(name), annotation=annotation)
+            )
+        setattr(function, "__signature__", signature.replace(parameters=[*parameters.values()]))  # noqa: B010
         return function
 
     return decorate
@@ -65,7 +76,7 @@ def no_attribute(hint: str) -> Callable[[Any, str], NoReturn]:
     """Return a `__getattr__` whose AttributeError has a hint, in which {} is the unknown name."""
 
     def unknown(self: Any, name: str) -> NoReturn:
-        if name.startswith("_"):                        # Python and notebooks ask for such names
+        if name.startswith("_"):  # Python and notebooks ask for such names
             raise AttributeError(name)
         raise AttributeError(f"{type(self).__name__} has no {name}: {hint.format(name)}")
 

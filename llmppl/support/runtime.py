@@ -28,7 +28,7 @@ from greenlet import GreenletExit, getcurrent, greenlet
 from llmppl.support.alarm import Alarm, Overdue
 
 T = TypeVar("T")
-WHILE = 0.05                                            # CPU seconds
+WHILE = 0.05  # CPU seconds
 _PACKAGE = __name__.partition(".")[0] + "."
 
 
@@ -37,12 +37,14 @@ def warn(message: str) -> None:
     here = getcurrent()
     frame = sys._getframe()
     while frame.f_globals.get("__name__", "").startswith(_PACKAGE):
-        while frame.f_back is None and here.parent is not None:         # the first frame of a greenlet
+        while frame.f_back is None and here.parent is not None:  # the first frame of a greenlet
             here = here.parent
             frame = here.gr_frame
         frame = frame.f_back or frame
     registry = frame.f_globals.setdefault("__warningregistry__", {})
-    warnings.warn_explicit(message, UserWarning, frame.f_code.co_filename, frame.f_lineno, registry=registry)
+    warnings.warn_explicit(
+        message, UserWarning, frame.f_code.co_filename, frame.f_lineno, registry=registry
+    )
 
 
 def unwatched(texts: Callable[[], list[str]]) -> str:
@@ -128,16 +130,19 @@ class _Worker(greenlet):  # type: ignore[misc]
     """Greenlet that runs one function after another until one waits. Its parent is the loop that gets the answers."""
 
     def __init__(
-        self, runtime: Runtime, todo: deque[tuple[Callable[[], Any], str]], context: contextvars.Context
+        self,
+        runtime: Runtime,
+        todo: deque[tuple[Callable[[], Any], str]],
+        context: contextvars.Context,
     ) -> None:
         super().__init__(self._work)
         self.runtime = runtime
         self.name = ""
-        self.result: Any = None                         # of its last function
-        self.cancelled = False                          # another thread may set it: `Runtime.each` then unwinds it
-        self.cpu_seconds = self.tokens = self.resumed = 0.0         # counted by `Runtime.each`
-        self.used = 0.0                                 # CPU seconds of its thread alone, for the order
-        self.patience = self.ends = math.inf            # set by `limit`
+        self.result: Any = None  # of its last function
+        self.cancelled = False  # another thread may set it: `Runtime.each` then unwinds it
+        self.cpu_seconds = self.tokens = self.resumed = 0.0  # counted by `Runtime.each`
+        self.used = 0.0  # CPU seconds of its thread alone, for the order
+        self.patience = self.ends = math.inf  # set by `limit`
         self._todo = todo
         self._caller = context
 
@@ -147,7 +152,7 @@ class _Worker(greenlet):  # type: ignore[misc]
         self.runtime.alarm.set(left if left > 0 else 1.0, self.patience)
 
     def _work(self) -> None:
-        while self._todo:                               # while it waited, other workers have taken the rest
+        while self._todo:  # while it waited, other workers have taken the rest
             function, self.name = self._todo.popleft()
             self.gr_context = self._caller.copy()
             self.result = function()
@@ -248,7 +253,7 @@ def _evaluated(evaluator: Evaluator, questions: list[Any]) -> Sequence[Any]:
 class mask_timer:
     """Timer of a `with` block that computes masks. The block must not request anything."""
 
-    __slots__ = ("start",)                              # a class, since a generator would cost more than a mask
+    __slots__ = ("start",)  # a class, since a generator would cost more than a mask
 
     def __enter__(self) -> None:
         self.start = time.perf_counter()
@@ -266,9 +271,9 @@ class Runtime:
     def __init__(self) -> None:
         worker = _worker()
         outer = () if worker is None else (worker.runtime, *worker.runtime._outer)
-        self._outer: tuple[Runtime, ...] = outer            # runs that contain this one, innermost first
+        self._outer: tuple[Runtime, ...] = outer  # runs that contain this one, innermost first
         self.seconds_masks = 0.0
-        self.alarm = Alarm()                            # of `each`
+        self.alarm = Alarm()  # of `each`
         self._start = time.perf_counter()
         self._watched: dict[int, tuple[Evaluator, Stats]] = {}
 
@@ -297,7 +302,7 @@ class Runtime:
         """Run every function to its end. An exception of one carries its name as a note."""
         todo = deque(zip(functions, names, strict=False))
         context = contextvars.copy_context()
-        context.run(watching.set, unwatched)            # runs inside of these functions are others
+        context.run(watching.set, unwatched)  # runs inside of these functions are others
         workers = list[_Worker]()
         waiting = list[_Request]()
         try:
@@ -306,14 +311,20 @@ class Runtime:
                 _resume(workers[-1], waiting, workers[-1].switch)
             while waiting:
                 batch = [each for each in waiting if not each.evaluator.patient] or waiting
-                waiting = [] if batch is waiting else [each for each in waiting if each.evaluator.patient]
+                waiting = (
+                    [] if batch is waiting else [each for each in waiting if each.evaluator.patient]
+                )
                 answers: dict[_Worker, list[Any]] = {}
                 for requests in _by_evaluator(batch):
                     try:
                         answers |= _answers(requests)
-                    except Exception as error:          # raised in a step that asked, so its line is in the traceback
+                    except (
+                        Exception
+                    ) as error:  # raised in a step that asked, so its line is in the traceback
                         worker = requests[0].worker
-                        _resume(worker, waiting, worker.throw, type(error), error, error.__traceback__)
+                        _resume(
+                            worker, waiting, worker.throw, type(error), error, error.__traceback__
+                        )
                         raise
                 for each in batch:
                     _resume(each.worker, waiting, each.worker.switch, answers[each.worker])
@@ -322,7 +333,10 @@ class Runtime:
             _unwind(workers)
 
     def each(
-        self, functions: Iterable[tuple[Callable[[], T], str]], together: int, turn: float = math.inf
+        self,
+        functions: Iterable[tuple[Callable[[], T], str]],
+        together: int,
+        turn: float = math.inf,
     ) -> Iterator[T]:
         """Yield the result of each named function as they end.
 
@@ -338,14 +352,16 @@ class Runtime:
         todo = iter(functions)
         workers = dict[_Worker, None]()
         waiting = list[_Request]()
-        answered = dict[_Worker, Callable[[], Any]]()   # those that go on next
+        answered = dict[_Worker, Callable[[], Any]]()  # those that go on next
 
         def resume(worker: _Worker, go_on: Callable[[], Any] | None) -> list[T]:
             """Return the result of the worker in a list, empty if it waits."""
             if threading.get_ident() != thread:
-                raise RuntimeError("what runs together goes on in the thread that began it, and this is another")
+                raise RuntimeError(
+                    "what runs together goes on in the thread that began it, and this is another"
+                )
             workers[worker] = None
-            worker.parent = getcurrent()                # another greenlet may ask for the next result
+            worker.parent = getcurrent()  # another greenlet may ask for the next result
             worker.resumed = time.thread_time()
             while go_on is not None:
                 again = None
@@ -355,7 +371,7 @@ class Runtime:
                         _resume(worker, waiting, go_on)
                     finally:
                         self.alarm.stop()
-                except Overdue as late:                 # it came after the code of the worker
+                except Overdue as late:  # it came after the code of the worker
                     if not worker.dead:
                         waiting[:] = [each for each in waiting if each.worker is not worker]
                         again = partial(worker.throw, late)
@@ -400,10 +416,10 @@ class Runtime:
                 while answered:
                     worker = next(iter(answered))
                     yield from resume(worker, answered.pop(worker))
-                    if turn < math.inf:                 # cheap functions may go between
+                    if turn < math.inf:  # cheap functions may go between
                         break
         finally:
-            if threading.get_ident() == thread:         # greenlet unwinds others in their thread
+            if threading.get_ident() == thread:  # greenlet unwinds others in their thread
                 _unwind(workers)
 
 
@@ -423,7 +439,9 @@ def _next_batch(
     return ordered[:together]
 
 
-def _resume(worker: _Worker, waiting: list[_Request], switch: Callable[..., Any], *value: Any) -> None:
+def _resume(
+    worker: _Worker, waiting: list[_Request], switch: Callable[..., Any], *value: Any
+) -> None:
     """Continue a worker, and add its request to `waiting` if it has one."""
     try:
         found = switch(*value)
@@ -481,10 +499,13 @@ def _counted(requests: list[_Request]) -> dict[_Worker, Callable[[], Any]]:
 def _answered_apart(requests: list[_Request]) -> dict[_Worker, Callable[[], Any]]:
     """Return a function for each worker that continues it. After an exception, each half is evaluated separately."""
     try:
-        return {worker: partial(worker.switch, answers) for worker, answers in _answers(requests).items()}
+        return {
+            worker: partial(worker.switch, answers)
+            for worker, answers in _answers(requests).items()
+        }
     except Exception as error:
         if len(requests) == 1:
-            worker = requests[0].worker                 # the exception is raised in the step that asked
+            worker = requests[0].worker  # the exception is raised in the step that asked
             return {worker: partial(worker.throw, type(error), error, error.__traceback__)}
         half = len(requests) // 2
         return _answered_apart(requests[:half]) | _answered_apart(requests[half:])

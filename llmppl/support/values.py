@@ -25,7 +25,9 @@ def _array(data: tuple[str, list[int], bytes]) -> np.ndarray[Any, Any]:
     return np.frombuffer(contents, dtype).reshape(shape).copy()
 
 
-_FORMS: dict[type, tuple[str, Callable[[Any], Any], Callable[[Any], Any]]] = {      # name, to simpler data, and back
+_FORMS: dict[
+    type, tuple[str, Callable[[Any], Any], Callable[[Any], Any]]
+] = {  # name, to simpler data, and back
     tuple: ("$tuple", list, tuple),
     set: ("$set", list, set),
     frozenset: ("$frozenset", list, frozenset),
@@ -38,14 +40,28 @@ _FORMS: dict[type, tuple[str, Callable[[Any], Any], Callable[[Any], Any]]] = {  
     datetime.date: ("$date", str, datetime.date.fromisoformat),
     datetime.datetime: ("$datetime", datetime.datetime.isoformat, datetime.datetime.fromisoformat),
     datetime.time: ("$time", datetime.time.isoformat, datetime.time.fromisoformat),
-    datetime.timedelta: ("$timedelta", lambda value: [value.days, value.seconds, value.microseconds],
-                         lambda parts: datetime.timedelta(*parts)),
-    np.ndarray: ("$array", lambda value: [value.dtype.str, [*value.shape], value.tobytes()], _array),
+    datetime.timedelta: (
+        "$timedelta",
+        lambda value: [value.days, value.seconds, value.microseconds],
+        lambda parts: datetime.timedelta(*parts),
+    ),
+    np.ndarray: (
+        "$array",
+        lambda value: [value.dtype.str, [*value.shape], value.tobytes()],
+        _array,
+    ),
     np.generic: ("$scalar", np.asarray, lambda array: array[()]),
-}  # fmt: skip
+}
 _READ = {name: back for name, _, back in _FORMS.values()}
-_KINDS = "biufcSUmM"                                    # of numpy dtypes that are written
-DATES = datetime.date, datetime.datetime, datetime.time, datetime.timedelta, decimal.Decimal, uuid.UUID
+_KINDS = "biufcSUmM"  # of numpy dtypes that are written
+DATES = (
+    datetime.date,
+    datetime.datetime,
+    datetime.time,
+    datetime.timedelta,
+    decimal.Decimal,
+    uuid.UUID,
+)
 
 
 def encode(value: Any, more: Callable[[Any], Any] | None = None) -> Any:

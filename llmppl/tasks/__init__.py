@@ -7,7 +7,15 @@ from llmppl.tasks.many import lanes, recorded, run_many
 from llmppl.tasks.results import Result, ResultFile, Results, load_results
 
 __all__ = [
-    "generate", "Generation", "Generations", "lanes", "load_results", "recorded", "Result", "ResultFile", "Results",
+    "generate",
+    "Generation",
+    "Generations",
+    "lanes",
+    "load_results",
+    "recorded",
+    "Result",
+    "ResultFile",
+    "Results",
     "run_many",
-]  # fmt: skip
+]
 __dir__ = lazy.public_names(__name__)

@@ -106,9 +106,7 @@ class Generation:
             return
         self.text = str(particle)
         self.cut = particle.cut
-        self.ended = str(
-            particle.ended or ("context" if particle._limit_ else posterior.limit)
-        )
+        self.ended = str(particle.ended or ("context" if particle._limit_ else posterior.limit))
         self.log_prob = float(particle.log_joint)
         is_none = self.cut and plan.options is not None
         self.value = None if is_none else self._value_of(particle)
@@ -174,11 +172,7 @@ class Generation:
     @property
     def probability(self) -> float | None:
         se = self.probability_se
-        return (
-            None
-            if self._share is None or se is None or se > UNSURE
-            else self._share.probability
-        )
+        return None if self._share is None or se is None or se > UNSURE else self._share.probability
 
     @property
     def probability_se(self) -> float | None:
@@ -193,9 +187,7 @@ class Generation:
         elif not unknown and all(particle.cut for particle in self.posterior):
             unknown = "no sample has ended"
         if unknown or not values:
-            return Fields(
-                {}, values, f"no fields: {unknown or 'the answer is no record'}"
-            )
+            return Fields({}, values, f"no fields: {unknown or 'the answer is no record'}")
         header = plural(len(values), "field")
         if self._apart:
             header += f"; the answer is {self._apart}"
@@ -247,10 +239,7 @@ class Generation:
     def _texts(self, field: str | None = None) -> dict[Any, str]:
         """Return the text of one particle for each value, or for each value of a field."""
         if isinstance(self.posterior, Choice):
-            return {
-                key_of(option): self.posterior.text_of(option)
-                for option in self.posterior
-            }
+            return {key_of(option): self.posterior.text_of(option) for option in self.posterior}
         texts = dict[Any, str]()
         for particle in self.posterior:
             if not particle.cut and not particle._refused_:
@@ -419,9 +408,7 @@ def fields_of(value: Any) -> dict[str, Any]:
     """Return the fields of a record with their values: of a model of pydantic, a dataclass, a dict or a named tuple."""
     if isinstance(value, dict):
         return {name: each for name, each in value.items() if isinstance(name, str)}
-    names: Any = getattr(type(value), "model_fields", None) or getattr(
-        value, "_fields", ()
-    )
+    names: Any = getattr(type(value), "model_fields", None) or getattr(value, "_fields", ())
     if dataclasses.is_dataclass(value):
         names = [field.name for field in dataclasses.fields(value)]
     return {name: getattr(value, name) for name in names}
@@ -491,9 +478,7 @@ def parser_of(constraint: Any) -> Parse | None:
     return parse
 
 
-def loaded(
-    data: Mapping[str, Any], prompt: Any, parse: Parse | None = None
-) -> Generation:
+def loaded(data: Mapping[str, Any], prompt: Any, parse: Parse | None = None) -> Generation:
     """Return the answer of `as_dict`. `parse` makes the values from their texts; by default, a record is a dict."""
     run = {name: data[name] for name in _OF_RUN}
     answer = Generation(prompt, **run)
@@ -513,9 +498,7 @@ def loaded(
             return row["value"]
         return _part(field, parse(row["text"]))
 
-    def shares_in(
-        rows: Iterable[Mapping[str, Any]], field: str | None = None
-    ) -> Probabilities:
+    def shares_in(rows: Iterable[Mapping[str, Any]], field: str | None = None) -> Probabilities:
         shares = [
             Share(
                 value_in(row, field),

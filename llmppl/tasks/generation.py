@@ -53,9 +53,7 @@ from llmppl.tasks.answers import Fields, Generation, Generations, parser_of, val
 from llmppl.tasks.many import TOGETHER, lanes, recorded
 from llmppl.tasks.results import load_results
 
-Method = Literal[
-    "auto", "sample", "greedy", "beam", "best_of", "importance", "steer", "exact"
-]
+Method = Literal["auto", "sample", "greedy", "beam", "best_of", "importance", "steer", "exact"]
 MAX_TOKENS = 160  # of a free text
 FIRST = 8  # samples that are enough where all have one value
 
@@ -252,9 +250,7 @@ def generate(
     rng = generator(seed, options.get("rng"))
     if not is_list(prompt):
         if of_file := options.keys() & _OF_FILE:
-            raise TypeError(
-                f"generate takes {min(of_file)} with a list of prompts: give [prompt]"
-            )
+            raise TypeError(f"generate takes {min(of_file)} with a list of prompts: give [prompt]")
         return next(Runtime().each([(lambda: plan.answer(prompt, rng), "generate")], 1))
     if "rng" in options:
         seed = int(rng.integers(2**63))
@@ -262,9 +258,7 @@ def generate(
         lanes, plan.answer, count("together", options.get("together", TOGETHER))
     )
     kept: Any = {
-        name: options[name]
-        for name in ("to", "resume", "key", "progress")
-        if name in options
+        name: options[name] for name in ("to", "resume", "key", "progress") if name in options
     }
     made = dict[int, Generation]()
     for result in recorded(
@@ -277,15 +271,13 @@ def generate(
             if result.index < len(prompt) and result.index not in made:
                 made[result.index] = result.answer
                 result.answer.prompt = prompt[result.index]
-                result.answer._plan = plan              # for its conditionals
+                result.answer._plan = plan  # for its conditionals
     return Generations(made[index] for index in range(len(prompt)))
 
 
 def is_list(prompt: Any) -> bool:
     """Check whether this is a list of prompts. A list of messages is one prompt."""
-    return isinstance(prompt, list | tuple) and not (
-        prompt and isinstance(prompt[0], Mapping)
-    )
+    return isinstance(prompt, list | tuple) and not (prompt and isinstance(prompt[0], Mapping))
 
 
 class ClosedField(NamedTuple):
@@ -372,9 +364,7 @@ class Plan:
             self.calibration.check_records(lm, self.schema)
         self.parse = parser_of(self.options)
         self.is_function = (
-            callable(constraint)
-            and not is_type(constraint)
-            and not hasattr(constraint, "index")
+            callable(constraint) and not is_type(constraint) and not hasattr(constraint, "index")
         )
         self.method = self._chosen(given) if method == "auto" else method
         self.way = WAYS[self.method]
@@ -401,9 +391,7 @@ class Plan:
         if (listed or get_origin(constraint) is Literal) and given.keys() <= _OF_CHOOSE:
             return "exact"
         is_record = is_type(constraint) or isinstance(constraint, JsonSchema)
-        return (
-            "greedy" if is_record and not given.keys() & {"N", "power"} else "best_of"
-        )
+        return "greedy" if is_record and not given.keys() & {"N", "power"} else "best_of"
 
     def _take(self, given: dict[str, Any]) -> None:
         """Check the options against the method, and keep them."""
@@ -427,18 +415,10 @@ class Plan:
         ]
         self.sized = "N" in given
         self.limits: dict[str, Any] = {
-            name: given[name]
-            for name in (*_LIMITS, "power")
-            if name in given
+            name: given[name] for name in (*_LIMITS, "power") if name in given
         }
-        self.program_options = {
-            name: given[name] for name in _OF_PROGRAM if name in given
-        }
-        if (
-            self.constraint is None
-            or self.is_function
-            or given.get("complete") is False
-        ):
+        self.program_options = {name: given[name] for name in _OF_PROGRAM if name in given}
+        if self.constraint is None or self.is_function or given.get("complete") is False:
             self.program_options.setdefault("max_tokens", MAX_TOKENS)
 
     @property
@@ -535,9 +515,7 @@ class Plan:
     ) -> tuple[Any, Any]:
         """Return the posterior and the particle of the answer; None for the best of `choose`, or if none is left."""
         if self.way.run is choose:
-            return choose(
-                self.lm, self.context(prompt), self.options, **self.program_options
-            ), None
+            return choose(self.lm, self.context(prompt), self.options, **self.program_options), None
         program = self.program(prompt)
         if self.way.run is beam_search:
             beams = beam_search(program, *self.sizes, **self.limits)
@@ -564,12 +542,8 @@ class Plan:
         else:
             found = self._samples(samples, rng, rest)
         texts = [*_valid(found), *texts]
-        ranked = zip(
-            texts, log_joints(texts), strict=True
-        )  # while the cache has their tokens
-        return found, max(
-            ranked, key=lambda each: (not each[0].cut, each[1]), default=(None,)
-        )[0]
+        ranked = zip(texts, log_joints(texts), strict=True)  # while the cache has their tokens
+        return found, max(ranked, key=lambda each: (not each[0].cut, each[1]), default=(None,))[0]
 
     def _samples(
         self, program: ConstrainedText, rng: np.random.Generator, limits: dict[str, Any]
@@ -585,9 +559,7 @@ class Plan:
     def missing(self, result: Any) -> Generation:
         """Return the answer of a result of `run_many` that has an error."""
         error = str(result.error).rstrip().rpartition("\n")[2]
-        return Generation(
-            result.task, self.method, self.call, result.tokens, result.seconds, error
-        )
+        return Generation(result.task, self.method, self.call, result.tokens, result.seconds, error)
 
     def identity(self, version: str) -> Identity:
         """Return the identity of a file of answers: the method, the options, and the constraint as text."""
@@ -599,10 +571,7 @@ class Plan:
             "N and K": self.sizes,
             "the constraint": source,
         }
-        told = {
-            name: re.sub(" at 0x[0-9a-f]+", "", repr(value))
-            for name, value in options.items()
-        }
+        told = {name: re.sub(" at 0x[0-9a-f]+", "", repr(value)) for name, value in options.items()}
         return identity(
             constraint if self.is_function else generate,
             version,
@@ -617,9 +586,7 @@ class Plan:
 
     def call_of(self, found: Any) -> str:
         """Return the call that has these particles as its result."""
-        options = [
-            f"{name}={shown(value, 40)}" for name, value in self.program_options.items()
-        ]
+        options = [f"{name}={shown(value, 40)}" for name, value in self.program_options.items()]
         constraint = self.options if self.way.run is choose else self.constraint
         parts = ["lm", "prompt"]
         if isinstance(constraint, type):

@@ -19,7 +19,15 @@ import numpy as np
 from llmppl.inference.particles import Particles
 from llmppl.inference.smc import paced_collector
 from llmppl.report.progress import Bar
-from llmppl.support.arguments import count, function, generator, name_of, optional_count, positive, shown
+from llmppl.support.arguments import (
+    count,
+    function,
+    generator,
+    name_of,
+    optional_count,
+    positive,
+    shown,
+)
 from llmppl.support.files import is_own_error
 from llmppl.support.identity import Identity, identity
 from llmppl.support.options import check_options, list_options
@@ -27,8 +35,8 @@ from llmppl.support.runtime import Runtime, spent, watching
 from llmppl.tasks.results import Result, ResultFile
 
 T = TypeVar("T")
-FEW = 3                                                 # results after which the cost of all is estimated
-TOGETHER = 16                                           # tasks that run at a time
+FEW = 3  # results after which the cost of all is estimated
+TOGETHER = 16  # tasks that run at a time
 Run = Callable[[Any, np.random.Generator], Any]
 RunAll = Callable[[Iterable[tuple[int, Any]], Any], Iterator[Result]]
 
@@ -124,10 +132,14 @@ def run_many(
     return recorded(run_all, tasks, program, **options)
 
 
-def within(run: Callable[..., Any], timeout: float | None, budget: int | None) -> Callable[..., Any]:
+def within(
+    run: Callable[..., Any], timeout: float | None, budget: int | None
+) -> Callable[..., Any]:
     """Return a function like `run`, whose algorithms end after this number of seconds or tokens of a call."""
     seconds = math.inf if timeout is None else positive("timeout", timeout)
-    limited = functools.partial(_limited, run, seconds, optional_count("budget", budget) or math.inf)
+    limited = functools.partial(
+        _limited, run, seconds, optional_count("budget", budget) or math.inf
+    )
     return functools.update_wrapper(limited, run)
 
 
@@ -168,21 +180,29 @@ def recorded(
     progress = options.get("progress")
     if isinstance(tasks, str) or not isinstance(tasks, Iterable):
         raise TypeError(f"tasks must be a list or another iterable of tasks, not {shown(tasks)}")
-    generator(seed)                                     # or an error
+    generator(seed)  # or an error
     if resume not in (True, False, "force"):
         raise ValueError(f'resume must be True, False or "force", not {shown(resume)}')
     if resume and to is None:
-        raise ValueError("resume=True goes on with a file of results: say with which, as to='results.db'")
+        raise ValueError(
+            "resume=True goes on with a file of results: say with which, as to='results.db'"
+        )
     if key is not None:
         function("key", key, "lambda task: task.name", takes=1)
     total = len(tasks) if isinstance(tasks, Sequence) else None
     if to is None:
-        return _shown(run_all(enumerate(tasks), np.random.SeedSequence(seed).entropy), 0, total, progress)
+        return _shown(
+            run_all(enumerate(tasks), np.random.SeedSequence(seed).entropy), 0, total, progress
+        )
     file = ResultFile(to, seed=seed, resume=resume, program=program, key=key)
-    return _shown(file.written(run_all(file.missing(tasks), file.seed)), file.num_done, total, progress)
+    return _shown(
+        file.written(run_all(file.missing(tasks), file.seed)), file.num_done, total, progress
+    )
 
 
-def _shown(results: Iterator[Result], num_done: int, total: int | None, progress: bool | None) -> Iterator[Result]:
+def _shown(
+    results: Iterator[Result], num_done: int, total: int | None, progress: bool | None
+) -> Iterator[Result]:
     """Yield results while a bar shows their number and, after the first few, the cost of all that are left."""
     failed = num = tokens = 0
     cpu_seconds = 0.0
@@ -206,7 +226,9 @@ def _duration(seconds: float) -> str:
     return f"{seconds / 60:.0f} min" if seconds < 6000 else f"{seconds / 3600:.1f} h"
 
 
-def lanes(run: Run, together: int, numbered: Iterable[tuple[int, Any]], seed: int) -> Iterator[Result]:
+def lanes(
+    run: Run, together: int, numbered: Iterable[tuple[int, Any]], seed: int
+) -> Iterator[Result]:
     """Run tasks, given as (index, task), `together` at a time, and yield their results as they end.
 
     Examples
@@ -217,7 +239,10 @@ def lanes(run: Run, together: int, numbered: Iterable[tuple[int, Any]], seed: in
     >>> [result.particles.best.s for result in results]
     [' happy', ' happy']
     """
-    calls = ((functools.partial(_attempt, run, index, task, seed), f"task {index}") for index, task in numbered)
+    calls = (
+        (functools.partial(_attempt, run, index, task, seed), f"task {index}")
+        for index, task in numbered
+    )
     with paced_collector():
         yield from Runtime().each(calls, together)
 
@@ -227,7 +252,7 @@ def _attempt(run: Run, index: int, task: Any, seed: int) -> Result:
     particles = matches = error = made = None
     try:
         answer = run(task, np.random.default_rng(np.random.SeedSequence(seed, spawn_key=(index,))))
-        if hasattr(answer, "as_dict") and hasattr(answer, "value"):      # an answer, or a decision
+        if hasattr(answer, "as_dict") and hasattr(answer, "value"):  # an answer, or a decision
             made = answer
         elif isinstance(answer, Particles):
             particles = answer

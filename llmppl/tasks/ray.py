@@ -30,12 +30,12 @@ from llmppl.tasks.results import Result
 L = TypeVar("L")
 T = TypeVar("T")
 Run = Callable[[Any, Any, np.random.Generator], Any]
-Pair = tuple[int, Any]                                  # an index and its task
-MAX_STARTS = 3                                          # in a row, of a worker that dies in each
-GRACE = 60.0                                            # seconds after its timeout, until a chunk is late
-SILENCE = 3.0                                           # seconds until a wait says what it waits for
-MAX_SHARED = 2                                          # deaths of workers that ran a task with others
-MAX_ALONE = 3                                           # and of those that ran it alone
+Pair = tuple[int, Any]  # an index and its task
+MAX_STARTS = 3  # in a row, of a worker that dies in each
+GRACE = 60.0  # seconds after its timeout, until a chunk is late
+SILENCE = 3.0  # seconds until a wait says what it waits for
+MAX_SHARED = 2  # deaths of workers that ran a task with others
+MAX_ALONE = 3  # and of those that ran it alone
 
 
 @list_options(Options, DEFAULTS)
@@ -97,20 +97,26 @@ def run_many(
     program = identity(run, options.pop("version", ""))
     run = within(run, timeout, budget)
     patience = (timeout or math.inf) + GRACE
-    return recorded(on_workers(run, make_lm, workers, resources, together, patience), tasks, program, **options)
+    return recorded(
+        on_workers(run, make_lm, workers, resources, together, patience), tasks, program, **options
+    )
 
 
 def on_workers(
-    run: Run, make_lm: Callable[[], Any], workers: int | None, resources: Mapping[str, Any] | None, together: int,
+    run: Run,
+    make_lm: Callable[[], Any],
+    workers: int | None,
+    resources: Mapping[str, Any] | None,
+    together: int,
     patience: float = math.inf,
-) -> RunAll:  # fmt: skip
+) -> RunAll:
     """Return a function that runs numbered tasks on workers."""
     ray = _ray()
     resources = dict(resources or {})
 
     def on_actors(numbered: Iterable[Pair], seed: int) -> Iterator[Result]:
         rest = iter(numbered)
-        for first in rest:                              # if no task is left, nothing starts
+        for first in rest:  # if no task is left, nothing starts
             if not ray.is_initialized():
                 with _named("Ray starts its processes on this machine"):
                     ray.init(include_dashboard=False)
@@ -149,7 +155,9 @@ def _room(ray: Any, resources: Mapping[str, Any]) -> int:
     """Return the number of workers for which the cluster has room."""
     available = ray.cluster_resources()
     wanted = {"CPU": resources.get("num_cpus", 1), "GPU": resources.get("num_gpus", 0)}
-    return max(1, int(min(available.get(name, 0) / amount for name, amount in wanted.items() if amount)))
+    return max(
+        1, int(min(available.get(name, 0) / amount for name, amount in wanted.items() if amount))
+    )
 
 
 class Worker:
@@ -160,7 +168,10 @@ class Worker:
         cloudpickle = _ray().cloudpickle
         lm = cloudpickle.loads(make_lm)()
         self._run = partial(cloudpickle.loads(run), lm)
-        if DEVICE_SHARE in os.environ and str(getattr(getattr(lm, "engine", None), "device", None)) == "cpu":
+        if (
+            DEVICE_SHARE in os.environ
+            and str(getattr(getattr(lm, "engine", None), "device", None)) == "cpu"
+        ):
             said = "the worker has a GPU, and its language model is on the CPU: give from_pretrained device='cuda'"
             warnings.warn(said, stacklevel=2)
         return bytes(cloudpickle.dumps([]))
@@ -168,7 +179,9 @@ class Worker:
     def run(self, chunk: bytes, seed: int, together: int) -> bytes:
         """Return the results of a chunk."""
         cloudpickle = _ray().cloudpickle
-        return bytes(cloudpickle.dumps([*lanes(self._run, together, cloudpickle.loads(chunk), seed)]))
+        return bytes(
+            cloudpickle.dumps([*lanes(self._run, together, cloudpickle.loads(chunk), seed)])
+        )
 
 
 class Actors:
@@ -178,9 +191,16 @@ class Actors:
     """
 
     def __init__(
-        self, ray: Any, size: int, resources: Mapping[str, Any], run: Run, make_lm: Callable[[], Any], seed: int,
-        together: int, patience: float,
-    ) -> None:  # fmt: skip
+        self,
+        ray: Any,
+        size: int,
+        resources: Mapping[str, Any],
+        run: Run,
+        make_lm: Callable[[], Any],
+        seed: int,
+        together: int,
+        patience: float,
+    ) -> None:
         dumps = ray.cloudpickle.dumps
         put = ray.put
         # sent once to a machine
@@ -198,9 +218,9 @@ class Actors:
         options = {"num_cpus": 1, "runtime_env": {"env_vars": variables}, **resources}
         self._class = ray.remote(Worker).options(**options)
         self._actors = dict[int, Any]()
-        self._starts = Counter[int]()                   # of each worker, since it was last ready
-        self._calls = dict[Any, tuple[int, float]]()    # {reference: (worker, when it is late)}
-        self._error: Exception | None = None            # that was the last death
+        self._starts = Counter[int]()  # of each worker, since it was last ready
+        self._calls = dict[Any, tuple[int, float]]()  # {reference: (worker, when it is late)}
+        self._error: Exception | None = None  # that was the last death
         for worker in range(size):
             self._begin(worker)
 
@@ -209,7 +229,10 @@ class Actors:
         self._starts[worker] += 1
         if self._starts[worker] <= MAX_STARTS:
             self._actors[worker] = self._class.remote()
-            self._calls[self._actors[worker].start.remote(self._make_lm, self._run)] = worker, math.inf
+            self._calls[self._actors[worker].start.remote(self._make_lm, self._run)] = (
+                worker,
+                math.inf,
+            )
 
     def send(self, worker: int, chunk: list[Pair]) -> None:
         """Let a worker that is ready run a chunk."""
@@ -231,11 +254,11 @@ class Actors:
         worker, _ = self._calls.pop(call)
         try:
             found = self._ray.cloudpickle.loads(self._ray.get(call, timeout=None if ready else 0.0))
-        except self._ray.exceptions.RayTaskError as error:              # of make_lm, or of this module
+        except self._ray.exceptions.RayTaskError as error:  # of make_lm, or of this module
             raise error.cause from error
         except self._ray.exceptions.RayError as error:
             self._error = error
-            self._ray.kill(self._actors[worker])        # its answer may be lost without its death
+            self._ray.kill(self._actors[worker])  # its answer may be lost without its death
             self._begin(worker)
             return worker, None
         self._starts[worker] = 0
@@ -259,7 +282,7 @@ def schedule(cluster: Any, tasks: Iterable[Pair], together: int) -> Iterator[Res
     alone = deque[Pair]()
     ready = deque[int]()
     out = dict[int, list[Pair]]()
-    deaths = Counter[int]()                             # of workers, by index of a task
+    deaths = Counter[int]()  # of workers, by index of a task
     while True:
         waiting.extend(islice(rest, max(2 * together * cluster.size - len(waiting), 0)))
         while ready and (waiting or alone):

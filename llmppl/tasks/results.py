@@ -144,10 +144,7 @@ class Result:
             found = self.answer.fields
             return found
         return (
-            {
-                name: self.particles.field(f"[{name!r}]")
-                for name in fields_of(self.value)
-            }
+            {name: self.particles.field(f"[{name!r}]") for name in fields_of(self.value)}
             if self.particles
             else {}
         )
@@ -157,20 +154,14 @@ class Result:
         if self.answer is not None:
             known = self.answer.probability
             return known
-        return (
-            self.particles.answers().shares[0].probability if self.particles else None
-        )
+        return self.particles.answers().shares[0].probability if self.particles else None
 
     def __repr__(self) -> str:
         lists = {"particles": self.particles, "matches": self.matches}
-        found = [
-            f"{len(each)} {name}, " for name, each in lists.items() if each is not None
-        ]
+        found = [f"{len(each)} {name}, " for name, each in lists.items() if each is not None]
         if self.answer is not None:
             found.append(f"{shown(self.value, 60)}, ")
-        error = (
-            "" if self.error is None else self.error.rstrip().rpartition("\n")[2] + ", "
-        )
+        error = "" if self.error is None else self.error.rstrip().rpartition("\n")[2] + ", "
         return f"Result({self.index}, {shown(self.task, 60)}, {error}{''.join(found)}{self.seconds:.2f} s)"
 
     def as_dict(self) -> dict[str, Any]:
@@ -186,8 +177,7 @@ class Result:
         }
         if self.matches is not None:
             found["matches"] = [
-                each if isinstance(each, dict) else each.as_dict()
-                for each in self.matches
+                each if isinstance(each, dict) else each.as_dict() for each in self.matches
             ]
         if self.particles is not None:
             found["log_ml"] = self.particles.log_ml if self.particles else None
@@ -225,14 +215,8 @@ def _loaded(record: str, parse: Parse | None = None) -> Result:
         for particle in saved:
             if parse is not None and not particle.cut:
                 particle.attributes["parsed"] = parse(particle.text)
-        reason = (
-            ""
-            if log_ml_se is not None
-            else "the run had none, and a file does not say why"
-        )
-        found["particles"] = Particles(
-            saved, deaths=deaths, accuracy=lambda: (log_ml_se, reason)
-        )
+        reason = "" if log_ml_se is not None else "the run had none, and a file does not say why"
+        found["particles"] = Particles(saved, deaths=deaths, accuracy=lambda: (log_ml_se, reason))
     return Result(**found)
 
 
@@ -266,9 +250,7 @@ class ResultFile:
     ) -> None:
         self.path = path_of("to", path)
         if self.path.suffix in (".jsonl", ".json", ".csv", ".parquet"):
-            how = (
-                "load_results('results.db').to_jsonl(path) or .to_pandas() exports them"
-            )
+            how = "load_results('results.db').to_jsonl(path) or .to_pandas() exports them"
             raise ValueError(
                 f"{self.path}: results are an SQLite file, as to='results.db'; then {how}"
             )
@@ -301,12 +283,8 @@ class ResultFile:
         before = Identity()
         tables = _tables(self._db)
         if tables:
-            rows = self._db.execute(
-                "select task_index, digest, failed from result"
-            ).fetchall()
-            last = self._db.execute(
-                "select identity from run order by rowid desc"
-            ).fetchone()
+            rows = self._db.execute("select task_index, digest, failed from result").fetchall()
+            last = self._db.execute("select identity from run order by rowid desc").fetchone()
             before = json.loads(last[0])
         if tables and _format(self._db) != FORMAT:
             writer = before.get("the version of llmppl", "0.2")
@@ -359,7 +337,7 @@ class ResultFile:
                 self._owned.check()
                 with self._errors(), self._db:
                     self._put(result)
-                with suppress(sqlite3.Error):           # on a full disk, the log keeps it
+                with suppress(sqlite3.Error):  # on a full disk, the log keeps it
                     self._db.execute("pragma wal_checkpoint")
                 yield result
             self._owned.check()
@@ -372,9 +350,7 @@ class ResultFile:
             failed,
             json.dumps(result.as_dict()),
         )
-        old = self._db.execute(
-            f"{_RESULTS} where task_index = ?", (result.index,)
-        ).fetchone()
+        old = self._db.execute(f"{_RESULTS} where task_index = ?", (result.index,)).fetchone()
         if old is not None:
             self._total ^= _number(old)
         self._total ^= _number(row)
@@ -419,7 +395,10 @@ def _reading(path: Path) -> Iterator[None]:
     """Turn an error of SQLite into an OSError if the file cannot be read, and into a ValueError if it is damaged."""
     try:
         yield
-    except (sqlite3.DatabaseError, UnicodeDecodeError) as error:        # the second from a damaged name of a table
+    except (
+        sqlite3.DatabaseError,
+        UnicodeDecodeError,
+    ) as error:  # the second from a damaged name of a table
         code = getattr(error, "sqlite_errorcode", 0) & 0xFF
         if code in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_IOERR, sqlite3.SQLITE_CANTOPEN):
             raise OSError(errno.EIO, str(error), str(path)) from error
@@ -513,9 +492,7 @@ class Results:
         """Return the result at a place in the file."""
         place = range(len(self))[place]
         record = next(
-            self._rows(
-                f"select record from result order by task_index limit 1 offset {place}"
-            )
+            self._rows(f"select record from result order by task_index limit 1 offset {place}")
         )
         return _loaded(record, self._parse)
 
@@ -534,9 +511,7 @@ class Results:
         with path_of("path", path).open("w", encoding="utf-8") as file:
             file.writelines(
                 f"{record}\n"
-                for record in self._rows(
-                    "select record from result order by task_index"
-                )
+                for record in self._rows("select record from result order by task_index")
             )
 
     def __repr__(self) -> str:
@@ -580,20 +555,14 @@ def _rows_of(result: Result) -> list[dict[str, Any]]:
         rows.append(each if isinstance(each, dict) else each.as_dict())
     if result.particles is not None:
         common["log_ml"] = result.particles.log_ml
-        for p, weight in zip(
-            result.particles, result.particles.weights.tolist(), strict=True
-        ):
+        for p, weight in zip(result.particles, result.particles.weights.tolist(), strict=True):
             row = {
                 "text": p.text,
                 "weight": weight,
                 "log_weight": p.log_weight,
                 "cut": p.cut,
             }
-            values = {
-                name: each
-                for name, each in p.attributes.items()
-                if name not in _OF_PROGRAM
-            }
+            values = {name: each for name, each in p.attributes.items() if name not in _OF_PROGRAM}
             row |= _columns("value", values.pop("parsed", p.text))
             rows.append({**values, **row})
     return [{**common, **row} for row in rows] or [common]

@@ -20,7 +20,16 @@ import numpy as np
 from llmppl.constraints.vocabulary import EOS, Text, Token, Vocabulary, loaded_vocabulary
 from llmppl.inference.genealogy import StepRecord
 from llmppl.inference.particles import Death
-from llmppl.models.choices import NOTHING, Choice, Noted, Replayed, Sampled, State, state_of, stream_of
+from llmppl.models.choices import (
+    NOTHING,
+    Choice,
+    Noted,
+    Replayed,
+    Sampled,
+    State,
+    state_of,
+    stream_of,
+)
 from llmppl.support.arguments import optional_count, shown
 from llmppl.support.arguments import path as path_of
 from llmppl.support.files import Owned
@@ -28,11 +37,18 @@ from llmppl.support.identity import difference, identity
 from llmppl.support.values import decode, encode
 
 FORMAT = 8
-OF_0_2 = 7                                              # the format of llmppl 0.2; those of 0.1 are below
-SHARE = 50                                              # time between two writes, in durations of a write
+OF_0_2 = 7  # the format of llmppl 0.2; those of 0.1 are below
+SHARE = 50  # time between two writes, in durations of a write
 _WEIGHTS = (
-    "_log_weight_", "_log_twist_", "_power_", "_cut_", "_limit_", "_death_", "_attribution_", "finished"
-)  # fmt: skip
+    "_log_weight_",
+    "_log_twist_",
+    "_power_",
+    "_cut_",
+    "_limit_",
+    "_death_",
+    "_attribution_",
+    "finished",
+)
 _TUPLES: dict[str, Any] = {"$Choice": Choice, "$State": State}
 _HEAD = re.compile(rb'\{"llmppl_checkpoint": ?(\d{1,9})(?:, "digest": "(\w+)", )?')
 
@@ -58,7 +74,9 @@ class Checkpoint:
         If it cannot be read or written, or was deleted or replaced; BlockingIOError if another run is writing it.
     """
 
-    def __init__(self, path: str | os.PathLike[str], run: Any, model: Any, options: Mapping[str, Any]) -> None:
+    def __init__(
+        self, path: str | os.PathLike[str], run: Any, model: Any, options: Mapping[str, Any]
+    ) -> None:
         self.path = path_of("checkpoint", path)
         self._run = run
         self._model = model
@@ -66,17 +84,23 @@ class Checkpoint:
         self._max_steps = options.get("max_steps")
         resume = options.get("resume", True)
         if resume not in (True, "force"):
-            raise ValueError(f'resume must be True or "force", not {shown(resume)}; another path begins anew')
+            raise ValueError(
+                f'resume must be True or "force", not {shown(resume)}; another path begins anew'
+            )
         self._is_forced = resume == "force"
         self._is_seeded = options.get("seed") is not None or options.get("rng") is not None
         on_step = options.get("on_step")
         self._recorder = on_step if hasattr(on_step, "go_on") else None
-        parameters = {"expand": type(run.expand).__name__, "select": type(run.select).__name__, "power": run.power}
+        parameters = {
+            "expand": type(run.expand).__name__,
+            "select": type(run.select).__name__,
+            "power": run.power,
+        }
         for name, value in {**vars(run.expand), **vars(run.select)}.items():
             parameters[name] = getattr(value, "__name__", value)
         self._identity = identity(model, options.get("version", ""), **parameters)
-        self._numbers = dict[str, int]()                # of vocabularies, by digest
-        self._digests = list[str]()                     # of the vocabularies of the file
+        self._numbers = dict[str, int]()  # of vocabularies, by digest
+        self._digests = list[str]()  # of the vocabularies of the file
         self._first = encode(state_of(run.rng), self._encode)
 
     def __enter__(self) -> Self:
@@ -97,7 +121,11 @@ class Checkpoint:
     def __call__(self, run: Any, record: object, candidates: object) -> None:
         """Write a complete step if a write is due."""
         waited = time.perf_counter() - self._time
-        due = waited >= SHARE * self._seconds if self._every is None else run.t - self._written >= self._every
+        due = (
+            waited >= SHARE * self._seconds
+            if self._every is None
+            else run.t - self._written >= self._every
+        )
         if due or not run.active or run.t == self._max_steps:
             self._write()
 
@@ -131,7 +159,9 @@ class Checkpoint:
                 f"{self.path} cannot hold what {type(self._model).__name__} sampled: {error}. Sample what stands for "
                 "it, such as its name or its place in a list"
             ) from None
-        rest = json.dumps({**encoded, "first": self._first, "vocabularies": [*self._numbers]})[1:].encode()
+        rest = json.dumps({**encoded, "first": self._first, "vocabularies": [*self._numbers]})[
+            1:
+        ].encode()
         head = f'{{"llmppl_checkpoint": {FORMAT}, "digest": "{_digest(rest)}", '
         self._file.replace(head.encode() + rest)
         self._written = run.t
@@ -174,21 +204,27 @@ class Checkpoint:
         if why and not self._is_forced:
             raise self._mismatch(why)
         if self._max_steps is not None and found["t"] > self._max_steps:
-            raise self._mismatch(f"it has made {found['t']} steps, more than max_steps={self._max_steps}")
+            raise self._mismatch(
+                f"it has made {found['t']} steps, more than max_steps={self._max_steps}"
+            )
         if self._recorder is not None and found["recorded"] is None:
-            raise self._mismatch("it was made without the Recorder, which could not record all of its steps")
+            raise self._mismatch(
+                "it was made without the Recorder, which could not record all of its steps"
+            )
         self._digests = found["vocabularies"]
-        choices = found.pop("choices")                  # decoded when the program makes them
-        first = found.pop("first")                      # compared as it is
+        choices = found.pop("choices")  # decoded when the program makes them
+        first = found.pop("first")  # compared as it is
         return {**decode(found, self._decode), "choices": choices, "first": first}
 
     def _resume(self, found: dict[str, Any]) -> None:
         run = self._run
         rng = found["rng"]
-        notes = [NOTHING]                               # NOTHING stands at the place -1
+        notes = [NOTHING]  # NOTHING stands at the place -1
         for before, item in found["choices"]:
             notes.insert(-1, Noted(notes[before], item))
-        rebuilt = self._rebuild([notes[each["at"]].steps() for each in found["particles"]], found["particles"])
+        rebuilt = self._rebuild(
+            [notes[each["at"]].steps() for each in found["particles"]], found["particles"]
+        )
         for i, (particle, each) in enumerate(zip(rebuilt, found["particles"], strict=True)):
             if particle.s != each["text"] and not self._is_forced:
                 raise self._mismatch(
@@ -198,7 +234,9 @@ class Checkpoint:
                 )
             vars(particle).update(each["weights"])
             particle._chooser_ = Sampled(each["stream"])
-        if self._is_seeded and found["first"] == self._first:           # the caller may go on with this object
+        if (
+            self._is_seeded and found["first"] == self._first
+        ):  # the caller may go on with this object
             seed = run.rng.bit_generator.seed_seq
             seed.spawn(max(rng.children - seed.n_children_spawned, 0))
             run.rng.bit_generator.state = rng.state
@@ -218,7 +256,12 @@ class Checkpoint:
     def _rebuild(self, steps: Sequence[Any], written: Sequence[Any]) -> list[Any]:
         """Return the particles that made these choices. Only a step that reached the model's limit is weighed again."""
         choosers = [
-            Replayed(each, np.random.default_rng(0), weighs=False, read=lambda item: decode(item, self._decode))
+            Replayed(
+                each,
+                np.random.default_rng(0),
+                weighs=False,
+                read=lambda item: decode(item, self._decode),
+            )
             for each in steps
         ]
         particles = [self._model._spawn_(chooser) for chooser in choosers]
@@ -234,7 +277,7 @@ class Checkpoint:
         names = [f"particle {i}, rebuilt from {self.path}" for i in range(len(steps))]
         try:
             self._run.runtime.run([lambda i=i: repeat(i) for i in range(len(steps))], names)
-        except Exception as error:                      # the program may raise for choices that it never made
+        except Exception as error:  # the program may raise for choices that it never made
             raise self._mismatch(str(error)) from error
         return particles
 
@@ -253,7 +296,9 @@ def _parsed(path: Any, data: bytes) -> dict[str, Any]:
     """Return the contents of a checkpoint. ValueError if it is none of this format, or damaged."""
     head = _HEAD.match(data)
     if head is None:
-        raise ValueError(f"{path} is no checkpoint of llmppl, and is left as it is; give another path")
+        raise ValueError(
+            f"{path} is no checkpoint of llmppl, and is left as it is; give another path"
+        )
     found = int(head[1])
     if found != FORMAT:
         writer = "llmppl 0.1"
@@ -262,10 +307,14 @@ def _parsed(path: Any, data: bytes) -> dict[str, Any]:
         elif found > FORMAT:
             writer = "a later llmppl"
         why = f"{writer} wrote it in the format {found}, and this is {FORMAT}"
-        raise ValueError(f"{path} is no checkpoint of this llmppl ({why}), and is left as it is; give another path")
+        raise ValueError(
+            f"{path} is no checkpoint of this llmppl ({why}), and is left as it is; give another path"
+        )
     rest = data[head.end() :]
     if head[2] != _digest(rest).encode():
-        raise ValueError(f"{path} is damaged: its contents are not those of its digest. Give another path")
+        raise ValueError(
+            f"{path} is damaged: its contents are not those of its digest. Give another path"
+        )
     contents: dict[str, Any] = json.loads(b"{" + rest)
     return contents
 

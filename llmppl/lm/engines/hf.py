@@ -45,14 +45,22 @@ from llmppl.lm.engines.loading import converted, gguf_file, gguf_name, progress_
 from llmppl.support.locks import Lock, at_fork
 
 Places = list[tuple[int, int]]
-CACHE = "cache" if Version(transformers.__version__) >= Version("5.24") else "past_key_values"      # its argument
-_LOADING = Lock()                       # transformers changes settings of the process while it loads
-_TURNS: WeakKeyDictionary[Any, Lock] = WeakKeyDictionary()      # of passes over the same weights, by the inner model
+CACHE = (
+    "cache" if Version(transformers.__version__) >= Version("5.24") else "past_key_values"
+)  # its argument
+_LOADING = Lock()  # transformers changes settings of the process while it loads
+_TURNS: WeakKeyDictionary[Any, Lock] = (
+    WeakKeyDictionary()
+)  # of passes over the same weights, by the inner model
 
-at_fork(after_in_child=lambda: torch.set_num_threads(1))        # OpenMP waits for threads that a fork lacks
+at_fork(
+    after_in_child=lambda: torch.set_num_threads(1)
+)  # OpenMP waits for threads that a fork lacks
 
 
-def engine(model: Any, vocab: Vocabulary, max_batch_tokens: int, adapters: Sequence[str] | None = None) -> Engine:
+def engine(
+    model: Any, vocab: Vocabulary, max_batch_tokens: int, adapters: Sequence[str] | None = None
+) -> Engine:
     """Return an engine with the model's own probabilities: `Cached` if it equals plain forward passes on sample texts.
 
     Otherwise warn and return `Recomputed`. `adapters` are the names of the active ones; None for those active now.
@@ -62,7 +70,9 @@ def engine(model: Any, vocab: Vocabulary, max_batch_tokens: int, adapters: Seque
     plain = Recomputed(adapted, max_batch_tokens)
     rows = _sample_rows(model, vocab)
     prefixes = [(0, n) for n in range(1, rows.shape[1] + 1)]
-    truth = np.stack([_numpy(plain.forward([row.tolist()], prefixes)) for row in rows])     # (2, n, V) logits
+    truth = np.stack(
+        [_numpy(plain.forward([row.tolist()], prefixes)) for row in rows]
+    )  # (2, n, V) logits
     plain.tokens = 0
     tolerance = 2e-3 if plain.dtype in (torch.float32, torch.float64) else 0.1
     problems = []
@@ -71,12 +81,12 @@ def engine(model: Any, vocab: Vocabulary, max_batch_tokens: int, adapters: Seque
         try:
             slab = Cached(adapted, max_batch_tokens, masks)
             error = _error_of(slab, rows, truth)
-        except Exception as reason:                     # models raise errors of any type
+        except Exception as reason:  # models raise errors of any type
             problems.append(f"{type(reason).__name__}: {str(reason).partition(chr(10))[0][:200]}")
             continue
         if error <= tolerance:
             slab.least = 1
-            with suppress(Exception):                   # models may do anything with a `LazyKV`
+            with suppress(Exception):  # models may do anything with a `LazyKV`
                 shares = _error_of(slab, rows, truth) <= tolerance
             slab.start(shares)
             if slab.max_length != plain.max_length:
@@ -108,14 +118,18 @@ def engine(model: Any, vocab: Vocabulary, max_batch_tokens: int, adapters: Seque
 def _sample_rows(model: Any, vocab: Vocabulary) -> NDArray[np.int64]:
     """Return (2, n) token ids; the rows share their first half. n exceeds the model's windows if that is cheap."""
     config = _text_config(model)
-    spans = [n for key, n in vars(config).items() if ("window" in key or "chunk" in key) and type(n) is int]
+    spans = [
+        n
+        for key, n in vars(config).items()
+        if ("window" in key or "chunk" in key) and type(n) is int
+    ]
     size = max([8, *(n + 4 for n in spans)])
     if size * sum(p.numel() for p in model.parameters()) > 1e11:
         size = 8
     size = min(size, _max_length(config) or size)
     top = min(len(vocab), model.get_input_embeddings().weight.shape[0])
     ids = [i for i in range(top) if vocab.known[i] and i not in vocab.special_ids]
-    rng = np.random.default_rng(0)                      # among equal tokens a wrong order would go unnoticed
+    rng = np.random.default_rng(0)  # among equal tokens a wrong order would go unnoticed
     rows = rng.choice(ids if len(ids) > 1 else top, (2, size))
     rows[1, : size // 2] = rows[0, : size // 2]
     return rows
@@ -128,16 +142,20 @@ def _error_of(slab: Cached, rows: NDArray[np.int64], truth: NDArray[Any]) -> flo
     slots = np.random.default_rng(1).permutation(2 * size).reshape(rows.shape)
     slots[1, :half] = slots[0, :half]
     slab.reserve(slots.size)
-    stops = np.array([[0, half], [half, half], [size - 2, half + 1], [size - 1, size - 1], [size, size]])   # by pass
-    stops = np.maximum.accumulate(stops)                # for texts of three tokens or fewer
+    stops = np.array(
+        [[0, half], [half, half], [size - 2, half + 1], [size - 1, size - 1], [size, size]]
+    )  # by pass
+    stops = np.maximum.accumulate(stops)  # for texts of three tokens or fewer
     errors = []
     for before, after in itertools.pairwise(stops):
         (run,) = (after > before).nonzero()
-        if len(run):                                    # half of one token is empty
+        if len(run):  # half of one token is empty
             starts = before[run]
             lengths = (after - before)[run]
             longest = after.max()
-            i, j = (np.arange(lengths.max()) < lengths[:, None]).nonzero()          # where the batch has new tokens
+            i, j = (
+                np.arange(lengths.max()) < lengths[:, None]
+            ).nonzero()  # where the batch has new tokens
             tokens = np.zeros((len(run), lengths.max()), dtype=np.int64)
             tokens[i, j] = rows[run[i], starts[i] + j]
             inside = np.arange(longest) < after[run, None]
@@ -152,7 +170,9 @@ def _varies(plain: Recomputed, rows: NDArray[np.int64], truth: NDArray[Any]) -> 
     """Return the difference between batchings of the same tokens: each row alone, both at once, and half of one."""
     size = rows.shape[1]
     half = max(1, size // 2)
-    both = _numpy(plain.logits(rows, [(i, j) for i in range(2) for j in range(size)])).reshape(truth.shape)
+    both = _numpy(plain.logits(rows, [(i, j) for i in range(2) for j in range(size)])).reshape(
+        truth.shape
+    )
     part = _numpy(plain.logits(rows[:1, :half], [(0, j) for j in range(half)]))
     return max(_distance(part, truth[0, :half]), *map(_distance, both, truth))
 
@@ -166,7 +186,7 @@ def _distance(a: NDArray[Any], b: NDArray[Any]) -> float:
 
     It is inf if an entry is finite in one of them alone.
     """
-    heads = np.isfinite(b).all(0)                       # a model may rule ids out by -inf
+    heads = np.isfinite(b).all(0)  # a model may rule ids out by -inf
     if not heads.any() or not (np.isfinite(a) == np.isfinite(b)).all():
         return float("inf")
     a, b = (x[:, heads] - x[:, heads].mean(-1, keepdims=True) for x in (a, b))
@@ -184,7 +204,11 @@ def _layer_types(config: Any) -> set[str]:
 def _window(config: Any) -> int | None:
     """Return the size of the sliding window, the token itself included; None if no layer slides."""
     types = _layer_types(config)
-    return None if types and "sliding_attention" not in types else getattr(config, "sliding_window", None)
+    return (
+        None
+        if types and "sliding_attention" not in types
+        else getattr(config, "sliding_window", None)
+    )
 
 
 def _max_length(config: Any) -> int | None:
@@ -203,7 +227,9 @@ def _dtype(model: Any) -> torch.dtype:
 
 def _device(model: Any) -> torch.device:
     """Return a device for the input. accelerate moves it on, and may leave weights on "meta"."""
-    return next((p.device for p in model.parameters() if p.device.type != "meta"), torch.device("cpu"))
+    return next(
+        (p.device for p in model.parameters() if p.device.type != "meta"), torch.device("cpu")
+    )
 
 
 # ---- engines
@@ -228,11 +254,15 @@ class Recomputed(Engine):
         if adapted.names:
             name = getattr(_text_config(model), "name_or_path", "") or type(model).__name__
             self.name = f"{name} with {', '.join(map(repr, adapted.names))}"
-        self.keeps_rows = self.device.type == "cuda"    # as tensors on the device, which computes in float64
+        self.keeps_rows = (
+            self.device.type == "cuda"
+        )  # as tensors on the device, which computes in float64
         accepted = inspect.signature(adapted.inner.forward).parameters
         self._any = any(p.kind is p.VAR_KEYWORD for p in accepted.values())
         self._accepted = set(accepted)
-        self._cache = next((name for name in ("past_key_values", "cache") if name in accepted), CACHE)
+        self._cache = next(
+            (name for name in ("past_key_values", "cache") if name in accepted), CACHE
+        )
 
     def forward(self, contexts: list[list[int]], asked: list[tuple[int, int]]) -> Any:
         if self.apart:
@@ -253,7 +283,9 @@ class Recomputed(Engine):
 
         return self._by_group(groups, asked, run)
 
-    def _by_group(self, groups: Iterable[list[int]], asked: Places, run: Callable[[list[int], Places], Any]) -> Any:
+    def _by_group(
+        self, groups: Iterable[list[int]], asked: Places, run: Callable[[list[int], Places], Any]
+    ) -> Any:
         """Return the logits at the (row, place) of `asked`, of one pass `run(rows, asked of them)` for each group."""
         order = []
         parts = []
@@ -262,12 +294,18 @@ class Recomputed(Engine):
             here = [k for k, (row, _) in enumerate(asked) if row in index]
             parts.append(run(rows, [(index[asked[k][0]], asked[k][1]) for k in here]))
             order += here
-        logits = parts[0] if len(parts) == 1 else (torch.cat if self.keeps_rows else np.concatenate)(parts)
+        logits = (
+            parts[0]
+            if len(parts) == 1
+            else (torch.cat if self.keeps_rows else np.concatenate)(parts)
+        )
         return logits if order == sorted(order) else logits[np.argsort(order)]
 
-    def logits(self, tokens: NDArray[np.int64], asked: list[tuple[int, int]], **arguments: Any) -> Any:
+    def logits(
+        self, tokens: NDArray[np.int64], asked: list[tuple[int, int]], **arguments: Any
+    ) -> Any:
         """Return (len(asked), V) float32 or float64 logits of one pass, at (row, column)."""
-        if self.adapted.model.training:                 # dropout would make probabilities random
+        if self.adapted.model.training:  # dropout would make probabilities random
             self.adapted.model.eval()
         rows, columns = np.array(asked, dtype=np.int64).reshape(-1, 2).T
         if "logits_to_keep" in self._accepted and tokens.shape[1] > 1 and not self.apart:
@@ -277,11 +315,15 @@ class Recomputed(Engine):
         arguments = {k: v for k, v in arguments.items() if self._any or k in self._accepted}
 
         with torch.inference_mode():
-            logits = self.adapted(input_ids=torch.from_numpy(tokens).to(self.device), **arguments).logits
+            logits = self.adapted(
+                input_ids=torch.from_numpy(tokens).to(self.device), **arguments
+            ).logits
             if logits.shape[:2] == (len(rows), 1) and (rows == np.arange(len(rows))).all():
-                chosen = logits[:, 0]                   # a view: a copy may take a hundred megabytes
+                chosen = logits[:, 0]  # a view: a copy may take a hundred megabytes
             else:
-                chosen = logits[tuple(torch.from_numpy(x).to(logits.device) for x in (rows, columns))]
+                chosen = logits[
+                    tuple(torch.from_numpy(x).to(logits.device) for x in (rows, columns))
+                ]
             wide = torch.promote_types(chosen.dtype, torch.float32)
             return chosen.to(wide) if self.keeps_rows else chosen.to(wide).cpu().numpy()
 
@@ -301,24 +343,33 @@ class Cached(Recomputed, SlotEngine):
         self.window = _window(config)
         self.masks = masks
         ropes = getattr(config, "rope_parameters", None) or {}
-        if ropes.get("rope_type") == "longrope":        # longer texts rotate the keys of all their tokens differently
+        if (
+            ropes.get("rope_type") == "longrope"
+        ):  # longer texts rotate the keys of all their tokens differently
             name = "original_max_position_embeddings"
             lengths = self.max_length, getattr(config, name, None), ropes.get(name)
             self.max_length = min(filter(None, lengths), default=None)
-        known = {"full_attention", "sliding_attention"} | ({"chunked_attention"} if masks == "own" else set())
+        known = {"full_attention", "sliding_attention"} | (
+            {"chunked_attention"} if masks == "own" else set()
+        )
         unknown = _layer_types(config) - known
         if unknown:
             raise NotImplementedError(f"layers of type {', '.join(sorted(unknown))}")
         modes = getattr(config, "kv_sharing_modes", None) or ()
-        self.slab = Slab(config.num_hidden_layers, [i for i, mode in enumerate(modes) if mode == "store"])
-        self.slot_bytes = 0                             # set by `start`
+        self.slab = Slab(
+            config.num_hidden_layers, [i for i, mode in enumerate(modes) if mode == "store"]
+        )
+        self.slot_bytes = 0  # set by `start`
         self.least = math.inf
 
     def start(self, shares: bool) -> None:
         """Drop the keys and values of the trial passes, and set the size of a slot; share parts if `shares`."""
         self.slot_bytes = self.slab.slot_bytes
         self.least = LEAST * len(self.slab.layers) / self.slot_bytes if shares else math.inf
-        self.devices = {self.device, *(layer.keys.device for layer in self.slab.layers if layer.keys is not None)}
+        self.devices = {
+            self.device,
+            *(layer.keys.device for layer in self.slab.layers if layer.keys is not None),
+        }
         self.slab.clear()
         self.tokens = 0
 
@@ -328,7 +379,7 @@ class Cached(Recomputed, SlotEngine):
     def run(self, batch: Batch) -> Any:
         if self.masks != "own":
             return self._run(batch)
-        kinds: dict[tuple[int, int], list[int]] = {}    # by start and length
+        kinds: dict[tuple[int, int], list[int]] = {}  # by start and length
         for row, kind in enumerate(zip(batch.starts.tolist(), batch.lengths.tolist(), strict=True)):
             kinds.setdefault(kind, []).append(row)
 
@@ -347,13 +398,19 @@ class Cached(Recomputed, SlotEngine):
         if order:
             place = np.argsort(order).tolist()
             asked = [(place[row], column) for row, column in batch.asked]
-            batch = Batch(batch.tokens[order], batch.starts[order], batch.lengths[order], batch.slots[order], asked)
+            batch = Batch(
+                batch.tokens[order],
+                batch.starts[order],
+                batch.lengths[order],
+                batch.slots[order],
+                asked,
+            )
         self.tokens += int(batch.lengths.sum())
         rows, width = batch.tokens.shape
-        positions = batch.starts[:, None] + np.arange(width)                # (B, Q)
+        positions = batch.starts[:, None] + np.arange(width)  # (B, Q)
         real = None
         if batch.lengths.min() < width:
-            inside = np.arange(width) < batch.lengths[:, None]              # (B, Q)
+            inside = np.arange(width) < batch.lengths[:, None]  # (B, Q)
             positions = np.where(inside, positions, batch.starts[:, None])
             real = torch.from_numpy(np.flatnonzero(inside))
         write = batch.slots[np.arange(rows)[:, None], positions].reshape(-1)
@@ -378,21 +435,27 @@ class Cached(Recomputed, SlotEngine):
             return None
         rows, width = positions.shape
         full = sliding = torch.zeros((rows, 1, width, length), dtype=self.dtype, device=self.device)
-        ahead = int(positions.min()) < length - 1       # some query must not see all of its row
+        ahead = int(positions.min()) < length - 1  # some query must not see all of its row
         beyond = int(positions.max()) >= (math.inf if self.window is None else self.window)
         if ahead or beyond:
             places = torch.from_numpy(positions.astype(np.int32)).to(self.device)
-            back = places[:, None, :, None] - torch.arange(length, dtype=torch.int32, device=self.device)
-            least = torch.finfo(self.dtype).min         # half-precision kernels may turn -inf into NaN
+            back = places[:, None, :, None] - torch.arange(
+                length, dtype=torch.int32, device=self.device
+            )
+            least = torch.finfo(self.dtype).min  # half-precision kernels may turn -inf into NaN
             full.masked_fill_(back < 0, least)
             sliding = full if self.window is None else full.masked_fill(back >= self.window, least)
-        return {"full_attention": full, "sliding_attention": sliding} if self.masks == "by type" else sliding
+        return (
+            {"full_attention": full, "sliding_attention": sliding}
+            if self.masks == "by type"
+            else sliding
+        )
 
 
 # ---- the slab
 
 
-class Layer(CacheLayerMixin):                           # type: ignore[no-untyped-call]
+class Layer(CacheLayerMixin):  # type: ignore[no-untyped-call]
     """Slab of one layer: keys and values are (kv_heads, slots, head_dim).
 
     buffer : name of the memory for gathered keys and values: None for that of all layers, or an own one
@@ -401,16 +464,20 @@ class Layer(CacheLayerMixin):                           # type: ignore[no-untype
     is_sliding = False
 
     def __init__(self, store: Slab, buffer: int | None) -> None:
-        super().__init__()                              # type: ignore[no-untyped-call]
+        super().__init__()  # type: ignore[no-untyped-call]
         self.store = store
         self.buffer = buffer
 
     def lazy_initialization(self, key_states: torch.Tensor, value_states: torch.Tensor) -> None:
         pass
 
-    def update(self, key_states: torch.Tensor, value_states: torch.Tensor, *_: Any, **__: Any) -> tuple[Any, Any]:
+    def update(
+        self, key_states: torch.Tensor, value_states: torch.Tensor, *_: Any, **__: Any
+    ) -> tuple[Any, Any]:
         forward = self.store.pass_on(key_states.device)
-        return self._write_and_read("keys", key_states, forward), self._write_and_read("values", value_states, forward)
+        return self._write_and_read("keys", key_states, forward), self._write_and_read(
+            "values", value_states, forward
+        )
 
     def _write_and_read(self, name: str, new: torch.Tensor, forward: ForwardPass) -> Any:
         """Write (B, H, Q, D) of new tokens, and return (B, H, T, D) of whole contexts."""
@@ -418,8 +485,10 @@ class Layer(CacheLayerMixin):                           # type: ignore[no-untype
         if tensor is None:
             tensor = new.new_empty((new.shape[1], self.store.capacity, new.shape[3]))
             setattr(self, name, tensor)
-        flat = new.transpose(0, 1).flatten(1, 2)        # (H, B Q, D)
-        tensor.index_copy_(1, forward.write, flat if forward.real is None else flat[:, forward.real])
+        flat = new.transpose(0, 1).flatten(1, 2)  # (H, B Q, D)
+        tensor.index_copy_(
+            1, forward.write, flat if forward.real is None else flat[:, forward.real]
+        )
         buffer = name, self.buffer
         return LazyKV(tensor, forward, buffer) if forward.parts else forward.whole(tensor, buffer)
 
@@ -439,9 +508,9 @@ class Slab:
     def __init__(self, num_layers: int, lent: Collection[int] = ()) -> None:
         self.layers = [Layer(self, i if i in lent else None) for i in range(num_layers)]
         self.capacity = 0
-        self.length = 0                                 # of the longest context of the pass
-        self.before = 0                                 # number of its tokens that were read before the pass
-        self._passes: dict[torch.device, ForwardPass] = {}              # copies of the pass on each device
+        self.length = 0  # of the longest context of the pass
+        self.before = 0  # number of its tokens that were read before the pass
+        self._passes: dict[torch.device, ForwardPass] = {}  # copies of the pass on each device
 
     @property
     def slot_bytes(self) -> int:
@@ -496,16 +565,25 @@ class Adapted:
         self.inner = model.get_base_model() if hasattr(model, "get_base_model") else model
         self.turn = _TURNS.setdefault(self.inner, Lock())
         enabled = [layer for layer in self._layers() if not layer.disable_adapters]
-        active = dict.fromkeys(name for each in enabled for name in each.active_adapters if name in _held(each))
+        active = dict.fromkeys(
+            name for each in enabled for name in each.active_adapters if name in _held(each)
+        )
         self.names = tuple(active if names is None else names)
         if missing := set(self.names).difference(self.loaded):
-            known = ", ".join(map(repr, self.loaded)) or "none: load one by peft, or by load_adapter of the model"
+            known = (
+                ", ".join(map(repr, self.loaded))
+                or "none: load one by peft, or by load_adapter of the model"
+            )
             raise ValueError(f"the model has no adapter {min(missing)!r}; there are {known}")
 
     @property
     def loaded(self) -> dict[str, Any]:
         """Configurations of all adapters that the model has now, by name."""
-        return getattr(self.inner, "peft_config", None) or getattr(self.model, "peft_config", None) or {}
+        return (
+            getattr(self.inner, "peft_config", None)
+            or getattr(self.model, "peft_config", None)
+            or {}
+        )
 
     def __call__(self, **arguments: Any) -> Any:
         if not self.loaded:
@@ -520,12 +598,18 @@ class Adapted:
         from peft.tuners.tuners_utils import BaseTunerLayer
         from peft.utils.other import AuxiliaryTrainingWrapper
 
-        return [each for each in self.inner.modules() if isinstance(each, BaseTunerLayer | AuxiliaryTrainingWrapper)]
+        return [
+            each
+            for each in self.inner.modules()
+            if isinstance(each, BaseTunerLayer | AuxiliaryTrainingWrapper)
+        ]
 
     @contextmanager
     def _chosen(self) -> Iterator[None]:
         """Activate the chosen adapters, and restore the former ones. Methods of peft would change `requires_grad`."""
-        before = [(layer, layer._active_adapter, layer._disable_adapters) for layer in self._layers()]
+        before = [
+            (layer, layer._active_adapter, layer._disable_adapters) for layer in self._layers()
+        ]
         try:
             for layer, *_ in before:
                 layer._active_adapter = [name for name in self.names if name in _held(layer)]
@@ -547,18 +631,25 @@ def _held(layer: Any) -> set[str]:
 
 
 def load(
-    name: str | Path | None, *, dtype: Any = None, device: Any = None, device_map: Any = None,
-    local_files_only: bool = False, **options: Any,
-) -> tuple[Any, Any]:  # fmt: skip
+    name: str | Path | None,
+    *,
+    dtype: Any = None,
+    device: Any = None,
+    device_map: Any = None,
+    local_files_only: bool = False,
+    **options: Any,
+) -> tuple[Any, Any]:
     """Load (model, tokenizer) of a hub id, a folder or a GGUF file; None is the model in the package, verified.
 
     Files on this machine are used without asking the hub.
     """
     if None not in (device, device_map):
-        raise ValueError("give device= (one for the whole model) or device_map= (accelerate spreads it), not both")
+        raise ValueError(
+            "give device= (one for the whole model) or device_map= (accelerate spreads it), not both"
+        )
     if device_map is not None and find_spec("accelerate") is None:
         raise ImportError("device_map= needs accelerate: pip install 'llmppl-smc[device-map]'")
-    device = None if device is None else torch.empty(0, device=device).device        # it exists
+    device = None if device is None else torch.empty(0, device=device).device  # it exists
     placement = device if device_map is None else device_map
     on_cpu = getattr(placement, "type", placement) in (None, "cpu", {"": "cpu"})
     if dtype is None:
@@ -567,7 +658,11 @@ def load(
         verify()
     file = gguf_file(name)
     source = str(EMBEDDED if name is None else name if file is None else converted(file))
-    shared = {key: options[key] for key in ("revision", "token", "trust_remote_code", "cache_dir") if key in options}
+    shared = {
+        key: options[key]
+        for key in ("revision", "token", "trust_remote_code", "cache_dir")
+        if key in options
+    }
 
     def attempt(local: bool) -> tuple[Any, Any]:
         with _LOADING.lock, progress_bars(shown=not local and sys.stderr.isatty()):
@@ -583,6 +678,6 @@ def load(
         return attempt(local=True)
     try:
         return attempt(local=True)
-    except (OSError, ValueError):                       # not all of it is here
+    except (OSError, ValueError):  # not all of it is here
         print(f"llmppl: loading {source} from the hub", file=sys.stderr, flush=True)
         return attempt(local=False)

@@ -20,9 +20,17 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-LEAST = 3 << 19                                         # bytes of a layer that a shared part must save, measured
-_REPEATED = (slice(None), slice(None), None, slice(None), slice(None))      # index in `repeat_kv` of transformers
-_WIDENS = ["cuda"] if torch.version.cuda and hasattr(torch.ops.aten.bmm, "dtype") else []    # bmm has out_dtype=
+LEAST = 3 << 19  # bytes of a layer that a shared part must save, measured
+_REPEATED = (
+    slice(None),
+    slice(None),
+    None,
+    slice(None),
+    slice(None),
+)  # index in `repeat_kv` of transformers
+_WIDENS = (
+    ["cuda"] if torch.version.cuda and hasattr(torch.ops.aten.bmm, "dtype") else []
+)  # bmm has out_dtype=
 _MATMUL = (torch.matmul, torch.Tensor.matmul, torch.Tensor.__matmul__)
 
 
@@ -133,7 +141,7 @@ class ForwardPass:
 
 def _split(tensor: torch.Tensor, dim: int, sizes: Sequence[int]) -> torch.Tensor:
     """Return a view in which dimension `dim` is split into `sizes`."""
-    view: torch.Tensor = tensor.unflatten(dim, sizes)   # type: ignore[no-untyped-call]
+    view: torch.Tensor = tensor.unflatten(dim, sizes)  # type: ignore[no-untyped-call]
     return view
 
 
@@ -141,7 +149,13 @@ class LazyKV:
     """Placeholder of the keys or values (B, kv_heads x repeats, T, head_dim) of a pass; `transposed` or not."""
 
     def __init__(
-        self, tensor: torch.Tensor, forward: ForwardPass, buffer: Any, *, repeats: int = 1, transposed: bool = False
+        self,
+        tensor: torch.Tensor,
+        forward: ForwardPass,
+        buffer: Any,
+        *,
+        repeats: int = 1,
+        transposed: bool = False,
     ) -> None:
         self.tensor = tensor
         self.forward = forward
@@ -156,7 +170,9 @@ class LazyKV:
     def shape(self) -> torch.Size:
         heads, _, size = self.tensor.shape
         rows, length = self.forward.slots.shape
-        return torch.Size([rows, heads * self.repeats, *((size, length) if self.transposed else (length, size))])
+        return torch.Size(
+            [rows, heads * self.repeats, *((size, length) if self.transposed else (length, size))]
+        )
 
     def size(self, dim: int | None = None) -> Any:
         return self.shape if dim is None else self.shape[dim]
@@ -172,24 +188,42 @@ class LazyKV:
         if isinstance(part.slots, slice):
             return self.tensor[:, part.slots]
         gathered = self.forward.gather(self.tensor, part.slots, self.buffer)
-        return gathered if part.shared else _split(gathered, 1, (part.rows.stop - part.rows.start, -1))
+        return (
+            gathered if part.shared else _split(gathered, 1, (part.rows.stop - part.rows.start, -1))
+        )
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.materialise(), name)
 
     def to(self, *args: Any, **options: Any) -> Any:
-        return self if args == (self.dtype,) and not options else self.materialise().to(*args, **options)
+        return (
+            self
+            if args == (self.dtype,) and not options
+            else self.materialise().to(*args, **options)
+        )
 
     def transpose(self, one: int, other: int) -> Any:
         if {one % 4, other % 4} != {2, 3}:
             return self.materialise().transpose(one, other)
-        return LazyKV(self.tensor, self.forward, self.buffer, repeats=self.repeats, transposed=not self.transposed)
+        return LazyKV(
+            self.tensor,
+            self.forward,
+            self.buffer,
+            repeats=self.repeats,
+            transposed=not self.transposed,
+        )
 
     def __getitem__(self, index: Any) -> Any:
-        return KVView(self, 1) if index == _REPEATED and not self.transposed else self.materialise()[index]
+        return (
+            KVView(self, 1)
+            if index == _REPEATED and not self.transposed
+            else self.materialise()[index]
+        )
 
     @classmethod
-    def __torch_function__(cls, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_function__(
+        cls, function: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
         kwargs = kwargs or {}
         result = None
         if function is torch.nn.functional.scaled_dot_product_attention:
@@ -198,7 +232,9 @@ class LazyKV:
             result = _product(*args)
         if result is not None:
             return result
-        return function(*_materialised(args), **{key: _materialised(value) for key, value in kwargs.items()})
+        return function(
+            *_materialised(args), **{key: _materialised(value) for key, value in kwargs.items()}
+        )
 
 
 def _materialised(value: Any) -> Any:
@@ -224,21 +260,42 @@ class KVView:
 
 
 def _attention(
-    query: torch.Tensor, key: Any, value: Any, attn_mask: torch.Tensor | None = None, dropout_p: float = 0.0,
-    is_causal: bool = False, scale: float | None = None, enable_gqa: bool = False,
-) -> torch.Tensor | None:  # fmt: skip
+    query: torch.Tensor,
+    key: Any,
+    value: Any,
+    attn_mask: torch.Tensor | None = None,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    scale: float | None = None,
+    enable_gqa: bool = False,
+) -> torch.Tensor | None:
     """Return scaled_dot_product_attention, or None if it needs the tensors of key and value."""
-    lazy = isinstance(key, LazyKV) and isinstance(value, LazyKV) and not (key.transposed or value.transposed)
+    lazy = (
+        isinstance(key, LazyKV)
+        and isinstance(value, LazyKV)
+        and not (key.transposed or value.transposed)
+    )
     if not lazy or dropout_p or is_causal:
         return None
     if query.shape[1] * query.shape[2] > 2 * key.tensor.shape[0] * query.shape[3]:
-        return None                                     # the scores would be larger than the gathered tensors
+        return None  # the scores would be larger than the gathered tensors
     scale = query.shape[-1] ** -0.5 if scale is None else scale
-    half = query.dtype in (torch.float16, torch.bfloat16)       # their scores have 3 to 9 times the error
-    scores = _scores(query, key, torch.float32).mul_(scale) if half else _scores(query * scale, key, query.dtype)
+    half = query.dtype in (
+        torch.float16,
+        torch.bfloat16,
+    )  # their scores have 3 to 9 times the error
+    scores = (
+        _scores(query, key, torch.float32).mul_(scale)
+        if half
+        else _scores(query * scale, key, query.dtype)
+    )
     if attn_mask is not None:
         view = _by_query(scores, query)
-        mask = attn_mask.unsqueeze(2) if attn_mask.shape[1] == 1 else _split(attn_mask, 1, view.shape[1:3])
+        mask = (
+            attn_mask.unsqueeze(2)
+            if attn_mask.shape[1] == 1
+            else _split(attn_mask, 1, view.shape[1:3])
+        )
         if mask.dtype == torch.bool:
             view.masked_fill_(~mask, torch.finfo(view.dtype).min)
         else:
@@ -251,7 +308,11 @@ def _product(left: Any, right: Any) -> torch.Tensor | None:
     """Return left @ right, of queries and transposed keys or of weights and values; None if it needs the tensor."""
     if not isinstance(right, LazyKV) or left.dtype != right.dtype or left.dim() != 4:
         return None
-    product = _scores(left, right, left.dtype) if right.transposed else _mean(_by_head(left, right), right)
+    product = (
+        _scores(left, right, left.dtype)
+        if right.transposed
+        else _mean(_by_head(left, right), right)
+    )
     return _by_query(product, left).flatten(1, 2)
 
 
@@ -269,19 +330,25 @@ def _by_query(product: torch.Tensor, query: torch.Tensor) -> torch.Tensor:
 def _scores(query: torch.Tensor, key: LazyKV, dtype: torch.dtype) -> torch.Tensor:
     """Return (H, B, G Q, T): products in `dtype` of (B, H G, Q, D) queries with keys; 0 beyond a row's context."""
     queries = _by_head(query, key)
-    widens = queries.dtype != dtype and queries.device.type in _WIDENS      # needs no copy of the keys
+    widens = queries.dtype != dtype and queries.device.type in _WIDENS  # needs no copy of the keys
     scores = queries.new_zeros((*queries.shape[:3], key.forward.slots.shape[1]), dtype=dtype)
     for part in key.forward.parts:
         own = queries[:, part.rows]
         keys = key.part(part)
         into = scores[:, part.rows, :, part.columns]
-        merged = 1 if part.shared else 0                # dimension: rows share the keys of a head, or have their own
+        merged = (
+            1 if part.shared else 0
+        )  # dimension: rows share the keys of a head, or have their own
         left = own.flatten(merged, merged + 1)
         right = (keys if part.shared else keys.flatten(0, 1)).mT
         if part.shared and not widens:
             torch.bmm(left.to(dtype), right.to(dtype), out=into.flatten(1, 2))
         else:
-            product = torch.bmm(left, right, out_dtype=dtype) if widens else left.to(dtype) @ right.to(dtype)
+            product = (
+                torch.bmm(left, right, out_dtype=dtype)
+                if widens
+                else left.to(dtype) @ right.to(dtype)
+            )
             into.copy_(_split(product, merged, own.shape[merged : merged + 2]))
     return scores
 

