@@ -29,7 +29,7 @@ from llmppl.decisions.prompts import (
 from llmppl.decisions.questions import Question, Questions, with_labels
 from llmppl.distributions import NO_RULE
 from llmppl.inference.algorithms import importance_sampling
-from llmppl.inference.expansion import Limit
+from llmppl.inference.run import Limit
 from llmppl.lm import CachedTransformer, Context, End
 from llmppl.models.programs import ConstrainedText, language_model
 from llmppl.queries.choice import Sums, Texts, sum_up

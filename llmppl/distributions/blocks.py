@@ -36,6 +36,10 @@ def logsumexp(log_weights: ArrayLike) -> Any:
     -999.3069
     """
     log_weights = np.asarray(log_weights, dtype=np.float64)
+    if log_weights.ndim == 1 and log_weights.size:
+        top = float(log_weights.max())
+        if math.isfinite(top):
+            return top + math.log(np.exp(log_weights - top).sum())
     tops = log_weights.max(-1, initial=-np.inf)
     finite = np.where(np.isfinite(tops), tops, 0.0)  # -inf - -inf would be NaN
     with np.errstate(divide="ignore"):

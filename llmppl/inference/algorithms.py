@@ -19,11 +19,13 @@ from typing import TYPE_CHECKING, Any, Generic, Literal, TypedDict, TypeVar, Unp
 import numpy as np
 
 from llmppl.distributions import Floats, logsumexp
-from llmppl.inference.expansion import EXPANSIONS, Copies, ExpansionName, Limit, check_model
+from llmppl.inference.expansion import EXPANSIONS, Copies, ExpansionName
 from llmppl.inference.particles import Particles
+from llmppl.inference.population import describe
 from llmppl.inference.resampling import DownSample, ResampleBelow, Scheme, systematic
 from llmppl.inference.resuming.checkpoint import Checkpoint
-from llmppl.inference.smc import SMC, Expand, Select, Step, describe, paced_collector
+from llmppl.inference.run import Limit, check_model, paced_collector
+from llmppl.inference.smc import SMC, Expand, Select, Step
 from llmppl.models.model import Model
 from llmppl.report.probabilities import Probabilities, Share, key_of
 from llmppl.report.progress import Bar

@@ -11,9 +11,10 @@ from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
 from llmppl.inference.detached import detach
-from llmppl.inference.expansion import Branch, Limit, Warnings, check_model, cut, start_particles
+from llmppl.inference.expansion import Branch
 from llmppl.inference.particles import Death, Particles, deaths_of
 from llmppl.inference.population import Models
+from llmppl.inference.run import Limit, Warnings, check_model, cut, start_particles
 from llmppl.models.choices import StopAtChoice
 from llmppl.models.model import Model
 from llmppl.report.progress import Bar, finished

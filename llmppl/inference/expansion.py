@@ -9,19 +9,16 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import inspect
 import itertools
 import math
-import time
-import warnings
-from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator
 from dataclasses import KW_ONLY, dataclass, replace
 from typing import Any, Literal, TypeVar
 
 import numpy as np
 
-from llmppl.distributions import BLOCK, Floats, Ints, Table, logsumexp, read_blocks, values_at
-from llmppl.inference.resampling import meet, threshold
+from llmppl.distributions import logsumexp
+from llmppl.inference.choosing import choose_from
 from llmppl.models.choices import (
     Choice,
     ListedChoice,
@@ -33,9 +30,8 @@ from llmppl.models.choices import (
     last_choices,
     spawned,
 )
-from llmppl.models.model import Model, untwist, wrap_step
-from llmppl.support.arguments import count, is_hashable, one_of, optional_count, positive, shown
-from llmppl.support.runtime import Runtime, spent, unwatched, warn, watching
+from llmppl.models.model import Model
+from llmppl.support.arguments import count, is_hashable
 
 M = TypeVar("M", bound=Model)
 
@@ -344,234 +340,3 @@ def _merged(extensions: list[Extension]) -> list[Extension]:
             old._log_weight_ = float(np.logaddexp(old.log_weight, new.log_weight))
             earlier.copies += each.copies
     return merged
-
-
-# ---- choice of candidates
-
-
-def choose_from(
-    rng: np.random.Generator, starts: Floats, tables: Sequence[Table], most: int
-) -> tuple[Ints, Ints, Floats, Floats]:
-    """Return the result of `choose` for tables, and the log-probability with which each value was kept.
-
-    `starts`, (n,) float64, is added to the log-weights of each of the n tables.
-    """
-
-    def read(rows: Ints, blocks: Ints) -> Floats:
-        return starts[rows, None] + read_blocks(tables, rows, blocks)
-
-    log_sums = [start + table.log_sums for start, table in zip(starts, tables, strict=True)]
-    rows, indices, log_weights = choose(rng, log_sums, read, most)
-    log_kept = np.minimum(starts[rows] + values_at(tables, rows, indices) - log_weights, 0.0)
-    return rows, indices, log_weights, log_kept
-
-
-def choose(
-    rng: np.random.Generator,
-    log_sums: Sequence[Floats],
-    read: Callable[[Ints, Ints], Floats],
-    most: int,
-) -> tuple[Ints, Ints, Floats]:
-    """Return the rows, the indices in them, and the new log-weights of the kept values, in increasing order.
-
-    This is the optimal down-sampler of `llmppl.inference.resampling` to `most` values: a value of weight w is kept with
-    probability min(c w, 1), its *share*, and then has the larger of w and 1/c. Values stand in blocks of BLOCK, of
-    which only the sums are known at first.
-
-    - *Threshold.* A value with c w >= 1 is in a block whose sum is at least 1/c. Let d be the factor for which the
-      sum over blocks of min(d sum, 1) is `most`. Then d >= c, since the share of a block is at most the sum of the
-      shares of its values. So it suffices to open the blocks whose sum is at least 1/d, which are fewer than
-      `most`. The values in them, with the sums of the other blocks, have the same threshold as all values.
-    - *Choice.* Values are kept by the pivotal method, `meet`: first in each opened block, then in each row, then across
-      rows. A block that was not opened has a share below 1 and meets others as one unit. If it is kept, one of its
-      values is drawn in proportion to the weights.
-
-    No cumulative sum is involved: an error of 1e-6 in the weights changes about one meeting in a million.
-
-    Parameters
-    ----------
-    log_sums : sequence of (n_i,) float64
-        For each row, the log of the sum of the weights of each of its blocks; -inf if no value in it is alive.
-    read : callable
-        `read(rows, blocks)`, for two (m,) arrays, returns the log-weights in these blocks: (m, BLOCK) float64, -inf
-        after the end of a row. It is called at most twice.
-    """
-    width = max(map(len, log_sums), default=1)
-    padded = np.full((len(log_sums), width), -np.inf)
-    for row, each in zip(padded, log_sums, strict=True):
-        row[: len(each)] = each
-    sums = padded.ravel()  # a block is identified by its index here
-    opened = np.flatnonzero(sums > -np.inf)
-    if opened.size > most:
-        opened = threshold(sums, most)[1]
-    values = read(*np.divmod(opened, width)) if opened.size else np.empty((0, BLOCK))
-    ids = opened[:, None] * BLOCK + np.arange(
-        BLOCK
-    )  # (m, BLOCK) of values: index of the block, and in the block
-    sums[opened] = -np.inf
-    units = np.concatenate([values.ravel(), sums])
-    if np.count_nonzero(units > -np.inf) <= most:
-        return (*np.divmod(ids[values > -np.inf], width * BLOCK), values[values > -np.inf])
-    log_c, _ = threshold(units, most)
-    block_shares, shares = (np.exp(np.minimum(each + log_c, 0.0)) for each in (padded, values))
-    found, blocks = _meetings(rng, block_shares, shares, ids)
-    log_weights = np.maximum(values[np.searchsorted(opened, found // BLOCK), found % BLOCK], -log_c)
-    if blocks.size:
-        drawn = blocks * BLOCK + _draw(rng, read(*np.divmod(blocks, width)))
-        found = np.append(found, drawn)
-        log_weights = np.append(log_weights, np.full(drawn.size, -log_c))
-    order = np.argsort(found)
-    return (*np.divmod(found[order], width * BLOCK), log_weights[order])
-
-
-def _meetings(
-    rng: np.random.Generator, blocks: Floats, values: Floats, ids: Ints
-) -> tuple[Ints, Ints]:
-    """Return the ids of the kept values, and the indices of the kept blocks that were not opened.
-
-    Parameters
-    ----------
-    blocks : (rows, blocks) float64
-        Shares; 0 for an opened block, whose values meet each other first.
-    values : (m, BLOCK) float64
-        Shares in the opened blocks.
-    ids : (m, BLOCK) int64
-    """
-    units = np.arange(-blocks.size, 0).reshape(
-        blocks.shape
-    )  # negative ids stand for unopened blocks
-    opened = ids[:, 0] // BLOCK
-    in_blocks, blocks.ravel()[opened], units.ravel()[opened] = meet(rng, values, ids)
-    in_rows, left, units = meet(rng, blocks, units)
-    across_rows, left, units = meet(rng, left[None], units[None])
-    found = np.concatenate(
-        [in_blocks, in_rows, across_rows, units[left > 0.5]]
-    )  # left is 0 or 1, to rounding
-    return found[found >= 0], found[found < 0] + blocks.size
-
-
-def _draw(rng: np.random.Generator, log_weights: Floats) -> Ints:
-    """Draw the index of one value of each row in proportion to the weights, as the winner of an exponential race."""
-    weights = np.exp(log_weights - log_weights.max(axis=1, keepdims=True))
-    times = rng.standard_exponential(weights.shape) + 1e-300  # never 0 / 0
-    places: Ints = np.argmax(weights / times, axis=1)
-    return places
-
-
-# ---- beginning and end of a run
-
-
-def check_model(model: M) -> M:
-    """Return `model`. Raise a TypeError if it is no Model, and warn of a method `start` that none of its methods names.
-
-    LLaMPPL calls such a method before the first step.
-    """
-    if not isinstance(model, Model):
-        raise TypeError(
-            f"inference wants a Model, an instance of your subclass, not {shown(model)}"
-        )
-    kinds = [kind for kind in type(model).__mro__ if not issubclass(Model, kind)]
-    methods = [item for kind in kinds for item in vars(kind).items() if inspect.isfunction(item[1])]
-    others = [inspect.unwrap(each).__code__.co_names for name, each in methods if name != "start"]
-    if len(others) < len(methods) and "start" not in itertools.chain(*others):
-        name = type(model).__name__
-        warnings.warn(
-            f"nothing calls {name}.start(): do its work in __init__, or in the first step()",
-            stacklevel=3,
-        )
-    return model
-
-
-def start_particles(model: M, choosers: Sequence[Sampled], power: float = 1.0) -> list[M]:
-    """Return a particle for each chooser, whose target is a power of the joint probability."""
-    wrap_step(type(check_model(model)))  # it may have been assigned to the class
-    if model._noted_.before is not None and [*model._noted_][-1] is not None:
-        raise ValueError(f"{type(model).__name__} sampled before its first step: sample in step()")
-    particles = [model._spawn_(chooser) for chooser in choosers]
-    power = positive("power", power)
-    for particle in particles:
-        particle._origin_ = model
-        if power != 1.0:
-            particle._power_ = power
-    return particles
-
-
-class Limit:
-    """Limit of a run in seconds, and in tokens that its language models run. A run ends after the step that reaches it.
-
-    The function of `watching` can end it, too. Inside of the block `with limit:` that function watches no run: those of
-    a callback, or of a function under `batched`, are other runs. Within a task of `run_many`, the tokens are its share
-    of the batches. With on_timeout="raise" the run ends by a TimeoutError.
-    """
-
-    def __init__(
-        self,
-        runtime: Runtime,
-        timeout: float | None = None,
-        budget: int | None = None,
-        on_timeout: str = "return",
-    ) -> None:
-        self.runtime = runtime
-        self.budget = optional_count("budget", budget)
-        self.bounded = (timeout, budget) != (None, None)
-        self.timeout = math.inf if timeout is None else positive("timeout", timeout)
-        self.on_timeout = one_of("on_timeout", on_timeout, ("return", "raise"))
-        self._start = time.perf_counter()
-        self._tokens = spent()[1]
-        self._watch = watching.get()
-
-    def __enter__(self) -> None:
-        self._watched = watching.set(unwatched)
-
-    def __exit__(self, *error: object) -> None:
-        watching.reset(self._watched)
-
-    def reached(self, texts: Callable[[], list[str]]) -> str:
-        """Return "timeout", "budget" or the reason of `watching` if that ends a run with these texts, else ""."""
-        reason = self._watch(texts)
-        if time.perf_counter() - self._start >= self.timeout:
-            reason = "timeout"
-        elif (
-            self.budget is not None
-            and (spent()[1] - self._tokens or self.runtime.stats.tokens) >= self.budget
-        ):
-            reason = "budget"
-        if reason and self.on_timeout == "raise":
-            raise TimeoutError(
-                f"a run reached its {reason}; the `particles` of this error are those of its last step"
-            )
-        return reason
-
-
-def cut(particles: Iterable[Model]) -> None:
-    """End the unfinished particles, and mark them as cut."""
-    for particle in particles:
-        untwist(particle)
-        if not particle.finished:
-            particle._cut_ = True
-        particle.finished = True
-
-
-class Warnings:
-    """Warns once of particles that the model's length cuts, and of a run in which no particle ends."""
-
-    def __init__(self, *, bounded: bool) -> None:
-        self.bounded = bounded
-        self._warned = self._ended = False
-
-    def step(self, t: int, candidates: Any, has_ended: bool) -> None:
-        """Check a population of candidates of step t, of which one may have ended."""
-        self._ended |= has_ended
-        if not (self._ended or self.bounded):
-            heaviest = candidates.heaviest()
-            late, why = heaviest._late_
-            if t == late:
-                warn(f"no particle of {type(heaviest).__name__} has ended in {t} steps: {why}")
-        limits = candidates.limits()
-        if t == 1 and limits and len(limits) == candidates.finished.size:
-            raise ValueError(limits[0])
-        if limits and not self._warned:
-            self._warned = True
-            warnings.warn(
-                f"step {t} reached the end of what the model reads: {limits[0]}", stacklevel=4
-            )

@@ -164,7 +164,7 @@ def record_step(
         index=index,
         ess=ess,
         log_ml=logsumexp(log_survivors),
-        num_unique_ancestors=len(np.unique(candidates.parents[ancestors])),
+        num_unique_ancestors=len({*candidates.parents[ancestors].tolist()}),
         num_finished=int(np.sum(survivors.finished)),
         num_dead=int(np.sum(log_weights == -np.inf)),
         parents=candidates.parents,

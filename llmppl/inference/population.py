@@ -14,7 +14,7 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from llmppl.distributions import Floats, Ints
+from llmppl.distributions import Floats, Ints, logsumexp
 from llmppl.inference.expansion import Extension
 from llmppl.inference.particles import Death, deaths_of
 from llmppl.models.choices import Sampled, State
@@ -167,3 +167,9 @@ class ModelCandidates(Models):
             particle._log_weight_ = log_weight
             taken.append(particle)
         return Models(taken)
+
+
+def describe(population: Population) -> str:
+    """Return the number of finished particles and the estimate of log Z after the last step in words."""
+    finished = population.finished
+    return f"{finished.sum()}/{finished.size} finished, log Z-hat {logsumexp(population.log_weights):z.2f}"

@@ -16,7 +16,8 @@ from numpy.typing import NDArray
 
 from llmppl.distributions import Floats, Ints
 from llmppl.distributions.blocks import draw_many
-from llmppl.inference.expansion import Copies, Distinct, choose_from
+from llmppl.inference.choosing import choose_from
+from llmppl.inference.expansion import Copies, Distinct
 from llmppl.inference.particles import Death, deaths_of
 from llmppl.inference.population import Columns, Models
 from llmppl.models.choices import State, state_of

@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import gc
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -23,16 +22,15 @@ from typing import Any, Generic, Protocol, TypeVar, cast
 import numpy as np
 from numpy.typing import NDArray
 
-from llmppl.distributions import logsumexp
-from llmppl.inference.expansion import Extension, Limit, Warnings, cut, start_particles
+from llmppl.inference.expansion import Extension
 from llmppl.inference.genealogy import StepRecord, log_ml_error, record_step
 from llmppl.inference.particles import Death, Particles, deaths_of
-from llmppl.inference.population import Candidates, Models, Population
+from llmppl.inference.population import Candidates, Models, Population, describe
 from llmppl.inference.rows import Rows, family_of, runs_as_rows
+from llmppl.inference.run import Limit, Warnings, cut, paced_collector, start_particles
 from llmppl.models.choices import Sampled, spawned
 from llmppl.models.model import Model
 from llmppl.support.arguments import function, generator, optional_count
-from llmppl.support.locks import Lock
 from llmppl.support.runtime import Runtime
 
 M = TypeVar("M", bound=Model)
@@ -281,44 +279,3 @@ class SMC(Generic[M]):
 
     def __repr__(self) -> str:
         return f"<SMC {self.expand}, {self.select}: step {self.t}, {describe(self.population)}>"
-
-
-def describe(population: Population) -> str:
-    """Return the number of finished particles and the estimate of log Z after the last step in words."""
-    finished = population.finished
-    return f"{finished.sum()}/{finished.size} finished, log Z-hat {logsumexp(population.log_weights):z.2f}"
-
-
-# ---- pace of the garbage collector
-
-
-PACE = 100_000  # new objects before the youngest generation is collected
-
-_pacing = Lock()
-_num_paced = 0
-_threshold_before = gc.get_threshold()
-
-
-@contextlib.contextmanager
-def paced_collector() -> Iterator[None]:
-    """Collect cyclic garbage less often inside the block, and restore the threshold after the outermost one.
-
-    A step makes many objects that live until the next one. At Python's threshold of 700 new objects, the collector
-    scans them several times a step and frees next to nothing.
-    """
-    global _num_paced, _threshold_before
-    with _pacing.lock:
-        _num_paced += 1
-        if _num_paced == 1:
-            _threshold_before = gc.get_threshold()
-            first, *older = _threshold_before
-            gc.set_threshold(
-                max(first, PACE) if first else 0, *older
-            )  # 0: the program has switched it off
-    try:
-        yield
-    finally:
-        with _pacing.lock:
-            _num_paced -= 1
-            if _num_paced == 0:
-                gc.set_threshold(*_threshold_before)

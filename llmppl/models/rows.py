@@ -79,9 +79,14 @@ class Rules:
         if self.guide.ends(state, token):
             return Move(token, state, False)
         after = self.guide.advance(state, token)
+        return Move(token, after, not self.program.stop and not self._may_be_over(after))
+
+    def _may_be_over(self, state: Any) -> bool:
+        """Return True if a text may have to end in a state, whatever the model says."""
         index = self.guide.index
-        may_end = index is not None and index.accepts(after)
-        return Move(token, after, not may_end and not self.program.stop)
+        if index is None or self.program.end == "eos" or not index.accepts(state):
+            return False
+        return self.program.end == "prefix" or len(index.allowed(state)) == len(self.vocab.eos_ids)
 
     def mask(self, row: Row) -> Mask | None:
         """Return the mask of the next token; None if all tokens may follow."""

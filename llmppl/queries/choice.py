@@ -20,7 +20,7 @@ from llmppl.constraints import DFA, Part
 from llmppl.constraints.values import constraint_of
 from llmppl.constraints.vocabulary import encode_fragment
 from llmppl.distributions import NO_RULE, DecisionRule, Floats, Table, logsumexp, values_at
-from llmppl.inference.expansion import Limit
+from llmppl.inference.run import Limit
 from llmppl.lm import ENDS, CachedTransformer, Context, End
 from llmppl.models.programs import as_context
 from llmppl.queries.compile import INSTEAD

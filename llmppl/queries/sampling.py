@@ -26,7 +26,7 @@ import numpy as np
 from llmppl.constraints.vocabulary import EOS
 from llmppl.distributions import Bernoulli, Finite, Ints
 from llmppl.inference import Step, importance_sampling, smc_standard
-from llmppl.inference.expansion import Limit
+from llmppl.inference.run import Limit
 from llmppl.lm import TokenDistribution
 from llmppl.models.model import Model
 from llmppl.queries.best_first import REST, Node, Search, Space, Start

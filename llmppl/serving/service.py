@@ -25,7 +25,7 @@ from typing import Any, Generic, NamedTuple, TypeVar, Unpack
 
 from greenlet import GreenletExit, getcurrent
 
-from llmppl.inference.smc import paced_collector
+from llmppl.inference.run import paced_collector
 from llmppl.lm import CachedTransformer
 from llmppl.models.programs import StopStrings, language_model
 from llmppl.support.alarm import Overdue, limited

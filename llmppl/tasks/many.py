@@ -17,7 +17,7 @@ from typing import Any, Literal, TypedDict, TypeVar, Unpack
 import numpy as np
 
 from llmppl.inference.particles import Particles
-from llmppl.inference.smc import paced_collector
+from llmppl.inference.run import paced_collector
 from llmppl.report.progress import Bar
 from llmppl.support.arguments import (
     count,

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from llmppl.distributions import logsumexp
 from llmppl.distributions.blocks import ArrayTable
-from llmppl.inference.expansion import choose
+from llmppl.inference.choosing import choose
 from llmppl.inference.resampling import threshold
 
 

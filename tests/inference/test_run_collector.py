@@ -7,7 +7,7 @@ import pytest
 from helpers.killable import coin
 
 from llmppl import Bernoulli, Model, importance_sampling, repeat, run_many, smc_standard, smc_steer
-from llmppl.inference.smc import PACE, paced_collector
+from llmppl.inference.run import PACE, paced_collector
 
 BEFORE = (711, 9, 8)
 
