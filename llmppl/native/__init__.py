@@ -94,6 +94,7 @@ _SIGNATURES: dict[str, Iterable[Any]] = {
     "rows": (_POINTER, _POINTER, _INT),
     "begin": (_POINTER, _INT, _POINTER),
     "rehash": (_POINTER,),
+    "slice_of": (_POINTER, _POINTER, _INT, _POINTER, _POINTER, _POINTER),
     "class_of": (_POINTER, _INT, _INT, _INT, _INT, _POINTER, _POINTER),
     "after": (_POINTER, _POINTER, ctypes.c_char_p, _INT, _POINTER),
 }

@@ -1,7 +1,8 @@
 /* Masks of a vocabulary in C: plain functions over arrays that numpy owns, called by ctypes (`llmppl/native/__init__.py`).
 
    `walk` reads a vocabulary's trie beside an automaton. `row` makes the next states of an automaton by the subset
-   construction (Rabin & Scott 1959). `class_of` finds the bytes that lead from a state to the same states.
+   construction (Rabin & Scott 1959). `class_of` finds the bytes that lead from a state to the same states, and `slice_of` the
+   tokens that consist of them.
 
    A function that lacks something returns its name, and the caller provides it and calls again: a row that is computed
    in Python, room in an array. State 0 is dead. No function allocates memory or keeps a pointer. */
@@ -267,6 +268,30 @@ API int walk(const Trie *trie, Automaton *automaton, Walk *walk) {
         }
     }
     return DONE;
+}
+
+/* Set `mask` to 1 at the tokens of at most `longest` bytes, all with inside[byte], and jump[i] to the first node from i
+   on whose subtree has another token. Return the length of the longest token of the mask. */
+API int32_t slice_of(const Trie *trie, const uint8_t *inside, int32_t longest, uint8_t *mask, int32_t *jump,
+                     int32_t *stack) {
+    int32_t most = 0, next_other = trie->num_nodes;
+    stack[0] = 1;
+    for (int32_t node = 0; node < trie->num_nodes; node++) {
+        int32_t depth = trie->depth[node];
+        stack[depth + 1] = stack[depth] && inside[trie->byte[node]] && depth < longest;
+        if (!stack[depth + 1]) continue;
+        for (uint32_t k = trie->first[node]; k < trie->first[node + 1]; k++) {
+            mask[trie->order[k]] = 1;
+            if (depth + 1 > most) most = depth + 1;
+        }
+    }
+    jump[trie->num_nodes] = trie->num_nodes;
+    for (int32_t node = trie->num_nodes - 1; node >= 0; node--) {
+        for (uint32_t k = trie->first[node]; k < trie->first[node + 1]; k++)
+            if (!mask[trie->order[k]]) next_other = node;
+        jump[node] = next_other < trie->skip[node] ? node : jump[node + 1];
+    }
+    return most;
 }
 
 /* Set `inside` to the bytes below 128 that lead from a state to the state where most of them lead. Set `length` to the

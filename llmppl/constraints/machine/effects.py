@@ -51,7 +51,9 @@ class Effects:
         self._effects: Memo[tuple[Unit, int, bytes], Effect] = Memo(self._find)
         self._groups: Memo[tuple[Unit, int, bytes], list[Group]] = Memo(self._find_groups)
         self._num_grouped = 0
-        self._ends: Memo[tuple[Unit, int, bytes], tuple[int, ...]] = Memo(self._find_ends, MAX_EFFECTS)
+        self._ends: Memo[tuple[Unit, int, bytes], tuple[int, ...]] = Memo(
+            self._find_ends, MAX_EFFECTS
+        )
 
         self.matching: Memo[re.Pattern[bytes], list[int]] = Memo(self._find_matching)
 
@@ -79,7 +81,9 @@ class Effects:
             plain = unit.num_plain(number)
             mask, ids, found = read_mask(unit, self.trie, number, plain, with_exits=True)
             return Effect(self.store.of_walk(mask, ids, False), exits_of(unit, found))
-        found = read_tokens(unit, self.trie, number, np.frombuffer(nodes, np.int32), with_exits=True)
+        found = read_tokens(
+            unit, self.trie, number, np.frombuffer(nodes, np.int32), with_exits=True
+        )
         tokens = None
         if unit.is_always_viable:
             tokens = self.store.of_ids(found.ids, False)

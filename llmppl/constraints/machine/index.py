@@ -64,13 +64,19 @@ class MachineIndex(Index):
         self._masks: Memo[Any, PackedMask] = Memo(self._find, MAX_MASKS)
         self._within: Memo[tuple[Any, float], PackedMask] = Memo(self._find_within, MAX_MASKS)
         self._steps: Memo[tuple[Any, int], Any] = Memo(self._advance, MAX_STEPS)
-        self._closed: Memo[Hypothesis, State | None] = Memo(lambda each: self.recognizer.closed([each]), MAX_STEPS)
-        self._distances: Distances | Ends = Distances(self.recognizer, self.trie, self._states_after_specials)
+        self._closed: Memo[Hypothesis, State | None] = Memo(
+            lambda each: self.recognizer.closed([each]), MAX_STEPS
+        )
+        self._distances: Distances | Ends = Distances(
+            self.recognizer, self.trie, self._states_after_specials
+        )
         if part.is_wide:
             self._distances = Ends(self._reached, self._distances.alone)
         self.start: Any = self.recognizer.start
         if self.start is None:
-            raise ValueError(f"{self.name} accepts no string at all: widen it, or drop one of its parts")
+            raise ValueError(
+                f"{self.name} accepts no string at all: widen it, or drop one of its parts"
+            )
         if not part.is_opaque and not self.trie.complete and not self._has_end():
             where = ""
             if not self.mask(self.start).any():
@@ -90,7 +96,9 @@ class MachineIndex(Index):
         return type(self.constraint).__name__ if name.startswith("<") else name
 
     def __repr__(self) -> str:
-        return f"MachineIndex({self.name}, {len(self.trie.tokens)} tokens, {len(self._masks)} masks)"
+        return (
+            f"MachineIndex({self.name}, {len(self.trie.tokens)} tokens, {len(self._masks)} masks)"
+        )
 
     def __reduce__(self) -> Any:
         return MachineIndex, (self.constraint, self.vocab)
@@ -155,7 +163,9 @@ class MachineIndex(Index):
         return self._distances.of(checked(state), most)
 
     def build_all(self, max_states: int = 1_000_000) -> Any:
-        raise TypeError(f"build_all wants finitely many states, those of a Regex or a DFA, not {self!r}")
+        raise TypeError(
+            f"build_all wants finitely many states, those of a Regex or a DFA, not {self!r}"
+        )
 
     def parse(self, text: str | Sequence[int]) -> Any:
         """Return the value of a text, or of token ids. ValueError if it is not in the set."""
@@ -214,7 +224,9 @@ class MachineIndex(Index):
             for group in self._effects.groups(unit, number, nodes):
                 groups[self._closed[Hypothesis(unit, group.number, after)]].append(group.ids)
                 mask[group.ids] = True
-        doubtful = {token: self._after_token(state, token) for token in self._doubtful(patterns, mask)}
+        doubtful = {
+            token: self._after_token(state, token) for token in self._doubtful(patterns, mask)
+        }
         specials = self._specials_after(state)
         reached = {*groups, *doubtful.values(), *specials.values()}
         near = self._distances.near({each for each in reached if each is not None}, n - 1)
@@ -323,7 +335,9 @@ class TestedIndex(MachineIndex):
 def checked(state: Any) -> State:
     """Return a state; raise a ValueError if it cannot be one of a machine."""
     if not isinstance(state, State):
-        raise ValueError(f"{state!r} is not a state of this index, whose states come from start and advance")
+        raise ValueError(
+            f"{state!r} is not a state of this index, whose states come from start and advance"
+        )
     return state
 
 

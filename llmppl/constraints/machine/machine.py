@@ -210,7 +210,9 @@ class State(Shared):
         """Return True if the text may end after at most so many bytes, as far as bounds tell."""
         if self.accepts:
             return most >= 0
-        near = [each for each in self.hypotheses if not each.unit.is_far(each.number, each.after, most)]
+        near = [
+            each for each in self.hypotheses if not each.unit.is_far(each.number, each.after, most)
+        ]
         return any(each.bytes_left(alone) <= min(most, sys.float_info.max) for each in near)
 
 
@@ -227,7 +229,9 @@ class Machine:
         self._end = End()
         self._states = Interned(State)
         self._next: Memo[tuple[State, int], State | None] = Memo(self._step, MAX_STEPS)
-        self._next_by_table: Memo[tuple[State, int], State | None] = Memo(self._step_by_table, MAX_STEPS)
+        self._next_by_table: Memo[tuple[State, int], State | None] = Memo(
+            self._step_by_table, MAX_STEPS
+        )
         self.start = self._begin()
 
     @locked
@@ -263,7 +267,9 @@ class Machine:
                 settled = unit.settled(number, after)
                 if settled:
                     hypotheses.add(Hypothesis(unit, settled, after))
-            if len(hypotheses) > MAX_HYPOTHESES:  # a grammar may pass over special tokens again and again
+            if (
+                len(hypotheses) > MAX_HYPOTHESES
+            ):  # a grammar may pass over special tokens again and again
                 raise ValueError(
                     f"{self._part!r}: a text can be read in more than {MAX_HYPOTHESES:,} ways; "
                     "parts that begin differently, or end with a separator, would work"

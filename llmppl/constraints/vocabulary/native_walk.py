@@ -109,11 +109,7 @@ class NativeTrie:
         self._library = library
         self._trie = trie
         self._size = len(trie.tokens)
-        self._arrays = native.Trie(len(trie), self._size)
-        skip = trie.skip[:-1].astype(np.int32)
-        self._arrays.put(
-            byte=trie.byte, depth=trie.depth, skip=skip, first=trie.first, order=trie.order
-        )
+        self._arrays = slices.arrays_of(trie)
         self._depth = len(trie.levels) + 2
         self._free = list[_Walk]()  # not in use
         self._slices = slices.slices_of(trie)
@@ -122,7 +118,8 @@ class NativeTrie:
         self, beside: Beside, start: int, roots: Ids = ROOT, *, with_exits: bool = False
     ) -> Found:
         """Read the tokens below some nodes, -1 for all, from a state."""
-        with beside.lock: return self._read(beside, start, roots, None, None, with_exits)  # noqa: E701
+        with beside.lock:
+            return self._read(beside, start, roots, None, None, with_exits)  # noqa: E701
 
     def mask(
         self,
@@ -140,13 +137,15 @@ class NativeTrie:
         if plain is not None:
             known = self._slices.plain(plain)
         elif len(self._trie) >= LEAST_NODES:
-            with beside.lock: known = self._slice_at(beside, start, with_exits)  # noqa: E701
+            with beside.lock:
+                known = self._slice_at(beside, start, with_exits)  # noqa: E701
         if known is None or known.size <= self._size // FEW:
             known = None
             mask = np.zeros(self._size, bool)
         else:
             mask = known.mask.copy()
-        with beside.lock: found = self._read(beside, start, ROOT, mask, known, with_exits)  # noqa: E701
+        with beside.lock:
+            found = self._read(beside, start, ROOT, mask, known, with_exits)  # noqa: E701
         ids = found.ids
         return mask, ids if ids.size or not mask.any() else None, found
 

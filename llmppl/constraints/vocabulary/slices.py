@@ -6,12 +6,14 @@ alone. *Plain* bytes are those of ASCII that JSON strings contain without an esc
 
 from __future__ import annotations
 
-from typing import NamedTuple
+import ctypes
 
 import numpy as np
 
+from llmppl import native
 from llmppl.constraints.constraint import Bools
 from llmppl.constraints.vocabulary.trie import Ids, Trie
+from llmppl.support.locks import cached_property
 
 LONGEST = 24  # bytes of a token in a slice
 MAX_SLICES = 16  # that are kept
@@ -21,21 +23,28 @@ PLAIN[32:128] = True
 PLAIN[[*b'"\\']] = False
 
 
-class Slice(NamedTuple):
+class Slice:
     """Tokens of bytes of one class.
 
     mask : (V,) the tokens
-    is_other : (n,) by place, True if another token ends at the node or below it
-    jump : (n + 1,) the first such node from each node on, n if there is none
+    jump : (n + 1,) the first node from each node on where another token ends at it or below it, n if there is none
     longest : the most bytes of a token
     size : the number of the tokens
     """
 
-    mask: Bools
-    is_other: Bools
-    jump: Ids
-    longest: int
-    size: int
+    def __init__(self, trie: Trie, mask: Bools, jump: Ids, longest: int) -> None:
+        self._trie = trie
+        self.mask = mask
+        self.jump = jump
+        self.longest = longest
+        self.size = int(np.count_nonzero(mask))
+
+    @cached_property
+    def is_other(self) -> Bools:
+        """True if another token ends at the node or below it, by place: (n,)."""
+        nodes = self._trie.nodes
+        found: Bools = self.jump[nodes] == nodes
+        return found
 
 
 class Slices:
@@ -70,8 +79,32 @@ class Slices:
         return found
 
 
+def arrays_of(trie: Trie) -> native.Trie:
+    """Return a trie as C reads it."""
+    found: native.Trie | None = trie.loops.get("arrays")
+    if found is None:
+        found = native.Trie(len(trie), len(trie.tokens))
+        skip = trie.skip[:-1].astype(np.int32)
+        found.put(byte=trie.byte, depth=trie.depth, skip=skip, first=trie.first, order=trie.order)
+        trie.loops["arrays"] = found
+    return found
+
+
 def slice_of(trie: Trie, inside: Bools, longest: int) -> Slice:
     """Return the tokens of at most `longest` bytes of a class."""
+    library = native.library()
+    if library is None:
+        return slice_by_levels(trie, inside, longest)
+    mask = np.zeros(len(trie.tokens), bool)
+    jump = np.empty(len(trie) + 1, np.int32)
+    stack = np.empty(len(trie.levels) + 1, np.int32)
+    at_inside, *places = map(native.address, (inside, mask, jump, stack))
+    most = library.slice_of(ctypes.byref(arrays_of(trie)), at_inside, longest, *places)
+    return Slice(trie, mask, jump, most)
+
+
+def slice_by_levels(trie: Trie, inside: Bools, longest: int) -> Slice:
+    """Return the same, by numpy."""
     is_inside = inside[trie.bytes]  # by place
     for begin, end in trie.levels[1:longest]:
         is_inside[begin:end] &= is_inside[trie.parent[begin:end]]
@@ -88,7 +121,7 @@ def slice_of(trie: Trie, inside: Bools, longest: int) -> Slice:
     others = np.append(np.flatnonzero(is_other), len(trie)).astype(np.int32)
     jump = others[np.append(0, np.cumsum(is_other))]
     depths = trie.depth[of_node & (num_tokens > 0)].astype(int)
-    return Slice(mask, is_other[trie.nodes], jump, (depths + 1).max(initial=0).item(), of_token.sum().item())
+    return Slice(trie, mask, jump, (depths + 1).max(initial=0).item())
 
 
 def slices_of(trie: Trie) -> Slices:

@@ -25,9 +25,9 @@ from llmppl.constraints.vocabulary.native_walk import ROOT, Found, beside_of, na
 from llmppl.constraints.vocabulary.slices import Slice, slices_of
 from llmppl.constraints.vocabulary.trie import Ids, Trie, ranges
 
-CHUNK = 1 << 18                                     # entries of the whole index worked on at once
-FEW = 64                                            # nodes that are read one by one
-Triple = tuple[int, int, int]                       # walk, place and state of a node
+CHUNK = 1 << 18  # entries of the whole index worked on at once
+FEW = 64  # nodes that are read one by one
+Triple = tuple[int, int, int]  # walk, place and state of a node
 
 
 class Graph(Protocol):
@@ -49,8 +49,8 @@ class TableGraph:
     """Graph of a tabled recognizer; its states are their own numbers."""
 
     has_exits: Bools | None = None
-    room = math.inf                                     # states to keep
-    has_zero = False                                    # 0 is never a live state
+    room = math.inf  # states to keep
+    has_zero = False  # 0 is never a live state
 
     def __init__(self, recognizer: TabledRecognizer) -> None:
         self.recognizer = recognizer
@@ -68,7 +68,9 @@ class TableGraph:
         """Return `state`; raise a ValueError if it cannot be a state of the recognizer."""
         if isinstance(state, (int, np.integer)) and 0 < state < len(self.ready):
             return int(state)
-        raise ValueError(f"{state!r} is not a state of this index, whose states are integers from 1 up and END")
+        raise ValueError(
+            f"{state!r} is not a state of this index, whose states are integers from 1 up and END"
+        )
 
     number = checked
 
@@ -88,13 +90,13 @@ class TableGraph:
 class MemoGraph:
     """Graph of any other recognizer: numbers states as they occur, and remembers steps."""
 
-    has_exits: npt.NDArray[np.uint8] | None = None      # by state: 1 if it has some, 2 if not known
+    has_exits: npt.NDArray[np.uint8] | None = None  # by state: 1 if it has some, 2 if not known
     room = 1 << 16
     has_zero = True
 
     def __init__(self, recognizer: Any) -> None:
         self.recognizer = recognizer
-        self.states: list[State] = [None]           # 0 is the dead state
+        self.states: list[State] = [None]  # 0 is the dead state
         self.ids: dict[State, int] = {None: 0}
         self.table = np.full((64, 256), -1, np.int32)
         self.table[0] = 0
@@ -110,7 +112,9 @@ class MemoGraph:
             if found == len(self.table):
                 self.ready = np.ones(2 * found, bool)
                 self.table = np.concatenate([self.table, np.full_like(self.table, -1)])
-            self.table[found] = self.new_row(state)     # before the state is known: an interrupt leaves no half of it
+            self.table[found] = self.new_row(
+                state
+            )  # before the state is known: an interrupt leaves no half of it
             self.states.append(state)
             self.ids[state] = found
         return found
@@ -130,7 +134,7 @@ class MemoGraph:
         state = self.states[number]
         step = self.recognizer.step
         targets = [step(state, byte) for byte in bytes.tolist()]
-        known = list(map(self.number, targets))     # this may replace the table
+        known = list(map(self.number, targets))  # this may replace the table
         self.table[number, bytes] = known
 
     def renewed(self, room: float) -> MemoGraph:
@@ -158,7 +162,9 @@ def walk(graph: Graph, trie: Trie, starts: Ints) -> Walk:
         number = [ids.size for ids, _ in parts]
         ids, states = map(np.concatenate, zip(*parts, strict=True))
         return Walk(np.append(0, np.cumsum(number)), ids, states)
-    rows, places, now = map(np.concatenate, zip(*_levels(graph, trie, np.full(starts.size, -1), starts), strict=True))
+    rows, places, now = map(
+        np.concatenate, zip(*_levels(graph, trie, np.full(starts.size, -1), starts), strict=True)
+    )
     nodes = trie.nodes[places]
     order = np.argsort(rows * len(trie) + nodes)
     begin = np.append(0, np.cumsum(np.bincount(rows, minlength=starts.size)))
@@ -240,7 +246,9 @@ def _columns(triples: list[Triple]) -> tuple[Ints, Ints, Ids]:
     return rows, places, states.astype(np.int32)
 
 
-def read_tokens(graph: Any, trie: Trie, start: int, roots: Ids = ROOT, *, with_exits: bool = False) -> Found:
+def read_tokens(
+    graph: Any, trie: Trie, start: int, roots: Ids = ROOT, *, with_exits: bool = False
+) -> Found:
     """Read the tokens below some nodes from a state. With exits, `graph.exits` has the labels of a state."""
     in_c = native_trie(trie)
     beside = beside_of(graph)

@@ -4,19 +4,20 @@ import numpy as np
 import pytest
 from helpers.common import repetitions
 
-from llmppl.constraints.vocabulary.slices import PLAIN, slice_of, slices_of
+from llmppl.constraints.vocabulary.slices import PLAIN, slice_by_levels, slice_of, slices_of
 from llmppl.constraints.vocabulary.trie import Trie
 
 
+@pytest.mark.parametrize("make", [slice_of, slice_by_levels])
 @pytest.mark.parametrize("seed", range(repetitions(200, 20)))
-def test_slices_and_jumps_equal_those_by_the_bytes_of_tokens(seed):
+def test_slices_and_jumps_equal_those_by_the_bytes_of_tokens(make, seed):
     rng = np.random.default_rng(seed)
     tokens = [bytes(rng.integers(97, 101, rng.integers(0, 6)).tolist()) for _ in range(40)]
     inside = np.zeros(256, bool)
     inside[97 : 97 + rng.integers(0, 5)] = True
     longest = int(rng.integers(1, 7))
     trie = Trie(tokens)
-    found = slice_of(trie, inside, longest)
+    found = make(trie, inside, longest)
     fits = [0 < len(each) <= longest and inside[[*each]].all() for each in tokens]
     assert found.mask.tolist() == fits
     assert found.size == sum(fits)
