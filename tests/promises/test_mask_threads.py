@@ -38,7 +38,7 @@ def room(request, monkeypatch):
             (machine, "MAX_STEPS", 6),
             (machine_index, "MAX_MASKS", 6), (machine_index, "MAX_STEPS", 8), (effects, "MAX_EFFECTS", 6),
             (effects, "MAX_GROUPED", 4), (pairs, "MAX_KEPT", 200), (unit, "MAX_KEPT", 6), (frames, "MAX_LOCALS", 6),
-            (distances, "MAX_KEPT", 6), (distances.Nearer, "room", 8),
+            (distances, "MAX_KEPT", 6),
         ]:  # fmt: skip
             monkeypatch.setattr(module, name, most)
 

@@ -163,10 +163,6 @@ class Grammar(Part):
     def special_tokens(self) -> list[str | int]:
         return list(self.specials.values())
 
-    @property
-    def is_wide(self) -> bool:
-        return True
-
     def begin(self, after: Continuation) -> list[Item]:
         return self._unit.begin_token(self._parser.bottom, self.partials.first, after)
 

@@ -19,7 +19,6 @@ import numpy as np
 from llmppl.constraints.constraint import Bools, Index, VocabularyLike, without_bytes
 from llmppl.constraints.machine.distances import Distances
 from llmppl.constraints.machine.effects import effects_of
-from llmppl.constraints.machine.ends import Ends
 from llmppl.constraints.machine.machine import LOCK, Continuation, Hypothesis, Item, Machine, State
 from llmppl.constraints.machine.values import Symbol, value_of
 from llmppl.constraints.masks.index import END, expected, refusal, refused_text
@@ -67,11 +66,9 @@ class MachineIndex(Index):
         self._closed: Memo[Hypothesis, State | None] = Memo(
             lambda each: self.recognizer.closed([each]), MAX_STEPS
         )
-        self._distances: Distances | Ends = Distances(
-            self.recognizer, self.trie, self._states_after_specials
-        )
-        if part.is_wide:
-            self._distances = Ends(self._reached, self._distances.alone)
+        alone = np.zeros(256, bool)
+        alone[self.trie.alone] = True
+        self._distances = Distances(self._reached, alone)
         self.start: Any = self.recognizer.start
         if self.start is None:
             raise ValueError(
@@ -87,7 +84,7 @@ class MachineIndex(Index):
 
     @locked
     def _has_end(self) -> bool:
-        return self._distances.has_end(self.start)
+        return bool(self._distances.near({self.start}, math.inf))
 
     @property
     def name(self) -> str:
@@ -269,9 +266,6 @@ class MachineIndex(Index):
         found = self.recognizer.steps_by_specials(state)
         return {self._specials[special]: after for special, after in found.items()}
 
-    def _states_after_specials(self, state: State) -> list[State]:
-        return list(self._specials_after(state).values())
-
     def _reached(self, state: State, is_over: bool) -> Iterator[State]:
         """Yield states after one token on the way to every end; with `is_over`, only those that may be ends."""
         for (unit, number, after), nodes in self._crossed(state.hypotheses):
@@ -280,7 +274,7 @@ class MachineIndex(Index):
                     reached = self._closed[Hypothesis(unit, end, after)]
                     if reached is not None:
                         yield reached
-        yield from self._states_after_specials(state)
+        yield from self._specials_after(state).values()
 
     def _doubtful(self, patterns: Iterable[re.Pattern[bytes]], mask: Bools) -> list[int]:
         """Return the tokens of a mask that must be read byte by byte, since a unit remembers more than its table."""

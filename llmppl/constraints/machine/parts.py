@@ -120,11 +120,6 @@ class Part(Shared):
         return any(part.is_opaque for part in self.inner_parts)
 
     @property
-    def is_wide(self) -> bool:
-        """True if tokens lead to many states, so that one search finds the ends of all (`machine.ends`)."""
-        return any(part.is_wide for part in self.inner_parts)
-
-    @property
     def as_dfa(self) -> Any:
         """The part itself as a DFA, if it is one, or one with a name; else None."""
         return None

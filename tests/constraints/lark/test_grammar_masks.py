@@ -28,7 +28,7 @@ FOUND = {  # of all masks, and of those that end within the least number of toke
     ("gpt2", "sql"): "85baa02453c56036 168321abaa9a6cbb",
     ("gpt2", "python"): "62f2b677d4811f72 dd1e0c1e47c85033",
     ("gpt2", "indented"): "3b4e88526f352ed2 d83dda474437e58e",
-    ("gpt2", "query"): "fd8fc8d8a7b31912 51ddd1a396a720e5",  # with 6 tokens more: the earlier search gave up
+    ("gpt2", "query"): "fd8fc8d8a7b31912 874b636abdc0380e",  # the earlier search gave up, at 9 tokens instead of 5
 }
 
 
