@@ -356,19 +356,22 @@ def _set_log_sums(tables: Sequence[ArrayTable], weights: Floats, tops: Sequence[
             table._log_total = log_total
 
 
-def draw_many(rng: np.random.Generator, tables: Sequence[Table], rows: Ints) -> Ints:
-    """Return (m,) indices, one drawn from `tables[i]` for each i of (m,) `rows`, as `Table.draw` does."""
+def draw_many(uniforms: Floats, tables: Sequence[Table], rows: Ints) -> Ints:
+    """Return (m,) indices, one drawn from `tables[i]` for each i of (m,) `rows`, as `Table.draw` does.
+
+    `uniforms`, (m, 2) in [0, 1), chooses the block of each and the place in it.
+    """
     fill_sums(tables)
     width = max(len(table.log_sums) for table in tables)
     log_sums = np.full((len(tables), width), -np.inf)
     for row, table in zip(log_sums, tables, strict=True):
         row[: len(table.log_sums)] = table.log_sums
-    blocks = _draw_places(rng, log_sums, rows)
+    blocks = _draw_places(uniforms[:, 0], log_sums, rows)
     log_weights = read_blocks(tables, rows, blocks)
-    return blocks * BLOCK + _draw_places(rng, log_weights, np.arange(len(rows)))
+    return blocks * BLOCK + _draw_places(uniforms[:, 1], log_weights, np.arange(len(rows)))
 
 
-def _draw_places(rng: np.random.Generator, log_weights: Floats, rows: Ints) -> Ints:
+def _draw_places(uniforms: Floats, log_weights: Floats, rows: Ints) -> Ints:
     """Return (m,) places, one drawn from each of these rows in proportion to the weights."""
     tops = log_weights.max(axis=1, keepdims=True)
     cumulated = np.exp(log_weights - tops).cumsum(axis=1)
@@ -376,7 +379,7 @@ def _draw_places(rng: np.random.Generator, log_weights: Floats, rows: Ints) -> I
     last = (cumulated < totals[:, None]).sum(
         axis=1
     )  # the last place of positive weight, whatever the rounding
-    targets = rng.random(len(rows)) * totals[rows]
+    targets = uniforms * totals[rows]
     places: Ints = np.minimum((cumulated[rows] <= targets[:, None]).sum(axis=1), last[rows])
     return places
 

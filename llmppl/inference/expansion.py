@@ -151,7 +151,7 @@ class Copies:
     >>> program = ConstrainedText(lm, "He was", [" happy", " sad"])
     >>> step = next(SMC(program, Copies(2, K=3), DownSample(2), seed=8))
     >>> [str(each) for each in step.candidates]
-    [' happy', ' sad', ' happy', ' sad', ' sad', ' happy']
+    [' happy', ' sad', ' sad', ' happy', ' sad', ' happy']
     """
 
     N: int

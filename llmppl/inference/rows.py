@@ -20,7 +20,7 @@ from llmppl.inference.choosing import choose_from
 from llmppl.inference.expansion import Copies, Distinct
 from llmppl.inference.particles import Death, deaths_of
 from llmppl.inference.population import Columns, Models
-from llmppl.models.choices import State, state_of
+from llmppl.models.choices import State, stream_of
 from llmppl.models.programs import ConstrainedText
 from llmppl.models.rows import (
     Maker,
@@ -138,6 +138,12 @@ class Rows:
             parents, np.arange(num), log_starts, log_kept, np.zeros(num, np.int64), log_weights
         )
 
+    def _uniforms(self, step: int, num: int) -> Floats:
+        """Return (num, 2) uniforms of a step. Those of a candidate depend on its place, not on the number of others."""
+        stream = self._family._replace(spawn_key=(*self._family.spawn_key, step, LAST_CHILD))
+        uniforms: Floats = stream_of(stream).random((num, 2))
+        return uniforms
+
     def _copies(
         self, run: Any, rows: list[Row], sites: dict[Row, Site]
     ) -> tuple[list[Maker], Columns]:
@@ -153,7 +159,8 @@ class Rows:
         if draws:
             going = [*sites.values()]
             places = np.array([number_of[makers[at]] for at in draws], np.int64)
-            drawn = draw_many(run.rng, [site.proposal for site in going], places)
+            uniforms = self._uniforms(run.t, len(makers))[draws]
+            drawn = draw_many(uniforms, [site.proposal for site in going], places)
             steps = Memo[tuple[int, int], tuple[Maker, float]](
                 lambda key: after(going[key[0]], key[1])
             )
@@ -231,12 +238,6 @@ class RowCandidates:
         self._ancestors = ancestors
         self._survivors = Rows(rows, log_weights, self._rules, self._family, self._step)
         return self._survivors
-
-
-def family_of(rng: np.random.Generator) -> State:
-    """Return the stream whose children are the streams of rows. It is a child of `rng` that `rng` never spawns."""
-    state = state_of(rng)
-    return State(state.kind, state.entropy, (*state.spawn_key, LAST_CHILD), state.pool_size)
 
 
 def programs_of(

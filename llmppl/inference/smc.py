@@ -26,9 +26,9 @@ from llmppl.inference.expansion import Extension
 from llmppl.inference.genealogy import StepRecord, log_ml_error, record_step
 from llmppl.inference.particles import Death, Particles, deaths_of
 from llmppl.inference.population import Candidates, Models, Population, describe
-from llmppl.inference.rows import Rows, family_of, runs_as_rows
+from llmppl.inference.rows import Rows, runs_as_rows
 from llmppl.inference.run import Limit, Warnings, cut, paced_collector, start_particles
-from llmppl.models.choices import Sampled, spawned
+from llmppl.models.choices import Sampled, spawned, state_of
 from llmppl.models.model import Model
 from llmppl.support.arguments import function, generator, optional_count
 from llmppl.support.runtime import Runtime
@@ -136,6 +136,8 @@ class SMC(Generic[M]):
         self.records = list[StepRecord]()
         self.deaths = list[Death]()
         choosers = [Sampled(stream) for stream in self.rng.spawn(expand.num_starts)]
+        # the children of this stream are the streams of rows
+        self.family = state_of(choosers[0].stream)._replace(state=None)
         particles = start_particles(model, choosers, power)
         for particle in particles:
             particle._log_weight_ -= math.log(len(particles))
@@ -153,7 +155,7 @@ class SMC(Generic[M]):
     def particles(self, particles: list[M]) -> None:
         self.population: Population = Models(particles)
         if particles and all(runs_as_rows(particle, self.expand) for particle in particles):
-            self.population = Rows.of(cast(Any, particles), family_of(self.rng), self.t)
+            self.population = Rows.of(cast(Any, particles), self.family, self.t)
 
     @property
     def active(self) -> bool:

@@ -99,7 +99,7 @@ class Call(Future[T], Generic[T]):
     >>> with Service(lm) as service:
     ...     call = service.generate("Once upon a time", max_tokens=4, seed=0)
     ...     "".join(call.texts()), call.result().ended
-    (', a big look', 'max_tokens')
+    (', there was a', 'max_tokens')
     """
 
     def __init__(self, run: Callable[[], T], timeout: float | None) -> None:

@@ -24,6 +24,7 @@ from llmppl import (
     Rule,
     Vocabulary,
     enumerate_exact,
+    importance_sampling,
     smc_standard,
     smc_steer,
 )
@@ -247,3 +248,13 @@ def test_records_of_schemas_are_those_of_their_programs(schema, by_programs):
         return smc_steer(program, 4, 3, seed=0)
 
     agree(steer(), by_programs(steer))
+
+
+def test_runs_with_one_stream_are_independent_and_short_runs_begin_long_ones():
+    program = PROGRAMS["free"]()
+    rng = np.random.default_rng(0)
+    first, second = (importance_sampling(program, 30, rng=rng) for _ in range(2))
+    assert sorted(each.choices for each in first) != sorted(each.choices for each in second)
+    short, long = (importance_sampling(program, N, seed=1) for N in (5, 30))
+    assert {each.choices for each in short} <= {each.choices for each in long}
+    assert len({each.choices for each in long}) > 5

@@ -36,8 +36,8 @@ from llmppl.support.files import Owned
 from llmppl.support.identity import difference, identity
 from llmppl.support.values import decode, encode
 
-FORMAT = 8
-OF_0_2 = 7  # the format of llmppl 0.2; those of 0.1 are below
+FORMAT = 9
+WRITERS = {8: "llmppl 0.3", 7: "llmppl 0.2"}  # of earlier formats; those of llmppl 0.1 are below
 SHARE = 50  # time between two writes, in durations of a write
 _WEIGHTS = (
     "_log_weight_",
@@ -146,6 +146,7 @@ class Checkpoint:
             "identity": self._identity,
             "t": run.t,
             "rng": state_of(run.rng),
+            "family": run.family,
             "particles": particles,
             "choices": tree,
             "steps": list(map(vars, run.records)),
@@ -244,6 +245,7 @@ class Checkpoint:
             run.rng = stream_of(rng)
             self._first = found["first"]
         run.t = found["t"]
+        run.family = found["family"]
         run.particles = rebuilt
         run.records = [StepRecord(**each) for each in found["steps"]]
         run.deaths[:] = [Death(**each) for each in found["deaths"]]
@@ -301,10 +303,8 @@ def _parsed(path: Any, data: bytes) -> dict[str, Any]:
         )
     found = int(head[1])
     if found != FORMAT:
-        writer = "llmppl 0.1"
-        if found == OF_0_2:
-            writer = "llmppl 0.2"
-        elif found > FORMAT:
+        writer = WRITERS.get(found, "llmppl 0.1")
+        if found > FORMAT:
             writer = "a later llmppl"
         why = f"{writer} wrote it in the format {found}, and this is {FORMAT}"
         raise ValueError(
