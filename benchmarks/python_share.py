@@ -23,7 +23,7 @@ import numpy as np
 from growth import function
 from tables import machine, table
 
-import llmppl.inference.smc as smc
+import llmppl.inference.rows as rows_of_runs
 from llmppl import CachedTransformer, ConstrainedText, Regex, run_many, smc_standard, smc_steer
 
 K = 3
@@ -87,15 +87,15 @@ def measure(method: str, tasks: int, N: int, steps: int) -> float:
 
 def both(method: str, tasks: int, N: int, steps: int, turns: int) -> tuple[float, float]:
     """Return the medians by programs and by rows, in turns."""
-    by_rows = smc.runs_as_rows
+    by_rows = rows_of_runs.is_row
     programs = []
     rows = []
     for _ in range(turns):
-        smc.runs_as_rows = lambda program, expand: False
+        rows_of_runs.is_row = lambda program: False
         try:
             programs.append(measure(method, tasks, N, steps))
         finally:
-            smc.runs_as_rows = by_rows
+            rows_of_runs.is_row = by_rows
         rows.append(measure(method, tasks, N, steps))
     return statistics.median(programs), statistics.median(rows)
 

@@ -349,11 +349,12 @@ def _set_log_sums(tables: Sequence[ArrayTable], weights: Floats, tops: Sequence[
     log_sums = np.log(sums)
     log_sums += np.array(tops)[:, None]
     largest = log_sums.max(axis=1)
-    log_totals = largest + np.log(np.exp(log_sums - largest[:, None]).cumsum(axis=1)[:, -1])
-    for table, row, log_total in zip(tables, log_sums, log_totals.tolist(), strict=True):
+    totals = np.exp(log_sums - largest[:, None]).cumsum(axis=1)[:, -1]
+    columns = zip(tables, log_sums, largest.tolist(), totals.tolist(), strict=True)
+    for table, row, top, total in columns:
         if table._log_sums is None:
             table._log_sums = row
-            table._log_total = log_total
+            table._log_total = top + math.log(total)  # as `log_total`, to the last digit
 
 
 def draw_many(uniforms: Floats, tables: Sequence[Table], rows: Ints) -> Ints:

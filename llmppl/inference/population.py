@@ -80,8 +80,8 @@ class Population(Protocol):
     def texts(self) -> list[str]:
         """Return their texts."""
 
-    def begin(self) -> Population:
-        """Return the population that the next step expands. It can be restored."""
+    def begin(self, expand: Any) -> Population:
+        """Return the population that the next step expands by `expand`. It can be restored."""
 
     def restore(self) -> None:
         """Bring the particles back to the beginning of the step, which an exception has left."""
@@ -117,7 +117,7 @@ class Models:
     def limits(self) -> list[str]:
         return [particle._limit_ for particle in self._particles if particle._limit_]
 
-    def begin(self) -> Models:
+    def begin(self, expand: Any) -> Models:
         for particle in self._particles:  # the caller may have finished it between two steps
             if particle.finished:
                 untwist(particle)

@@ -19,7 +19,7 @@ from llmppl.distributions.blocks import draw_many
 from llmppl.inference.choosing import choose_from
 from llmppl.inference.expansion import Copies, Distinct
 from llmppl.inference.particles import Death, deaths_of
-from llmppl.inference.population import Columns, Models
+from llmppl.inference.population import Columns, Models, Population
 from llmppl.models.choices import State, stream_of
 from llmppl.models.programs import ConstrainedText
 from llmppl.models.rows import (
@@ -38,9 +38,21 @@ from llmppl.support.graphs import Memo
 LAST_CHILD = 2**32 - 1  # of a SeedSequence
 
 
-def runs_as_rows(program: Any, expand: Any) -> bool:
-    """Return True if `Rows` runs this program with this expansion."""
-    return type(expand) in (Copies, Distinct) and is_row(program)
+def population_of(
+    particles: list[Any], expand: Any, family: State, step: int, rules: Rules | None = None
+) -> Population:
+    """Return the population of some particles: `Rows` if all are texts under one constraint and equal rules.
+
+    The random streams of rows are children of `family`. `rules` are those of earlier rows, if there are any.
+    """
+    if type(expand) not in (Copies, Distinct) or not particles or not all(map(is_row, particles)):
+        return Models(particles)
+    if rules is None:
+        rules = Rules(particles[0])
+    if not all(map(rules.are_of, particles)):
+        return Models(particles)
+    log_weights = np.array([each.log_weight for each in particles], np.float64)
+    return Rows([*map(Row.of, particles)], log_weights, rules, family, step)
 
 
 class Rows:
@@ -57,19 +69,6 @@ class Rows:
         self._step = step
         self._models: list[ConstrainedText] | None = None
 
-    @classmethod
-    def of(
-        cls,
-        programs: Sequence[ConstrainedText],
-        family: State,
-        step: int,
-        rules: Rules | None = None,
-    ) -> Rows:
-        """Return the population of some programs. The random streams of later ones are children of `family`."""
-        log_weights = np.array([each.log_weight for each in programs], np.float64)
-        rules = rules or Rules(programs[0])
-        return cls([*map(Row.of, programs)], log_weights, rules, family, step)
-
     def models(self) -> list[Any]:
         if self._models is None:
             self._models = programs_of(self.rows, self.log_weights, self._family, self._step)
@@ -78,12 +77,11 @@ class Rows:
     def texts(self) -> list[str]:
         return [row.data.decode("utf-8", "replace") for row in self.rows]
 
-    def begin(self) -> Any:
-        if self._models is None:
+    def begin(self, expand: Any) -> Population:
+        if self._models is None and type(expand) in (Copies, Distinct):
             return self
-        if not all(map(self._rules.are_of, self._models)):
-            return Models(self._models).begin()
-        return Rows.of(self._models, self._family, self._step, self._rules)
+        again = population_of(self.models(), expand, self._family, self._step, self._rules)
+        return again if isinstance(again, Rows) else again.begin(expand)
 
     def restore(self) -> None:
         """Do nothing: rows never change."""

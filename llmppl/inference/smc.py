@@ -17,7 +17,7 @@ import functools
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, Generic, Protocol, TypeVar, cast
+from typing import Any, Generic, Protocol, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -25,8 +25,8 @@ from numpy.typing import NDArray
 from llmppl.inference.expansion import Extension
 from llmppl.inference.genealogy import StepRecord, log_ml_error, record_step
 from llmppl.inference.particles import Death, Particles, deaths_of
-from llmppl.inference.population import Candidates, Models, Population, describe
-from llmppl.inference.rows import Rows, runs_as_rows
+from llmppl.inference.population import Candidates, Population, describe
+from llmppl.inference.rows import population_of
 from llmppl.inference.run import Limit, Warnings, cut, paced_collector, start_particles
 from llmppl.models.choices import Sampled, spawned, state_of
 from llmppl.models.model import Model
@@ -153,9 +153,7 @@ class SMC(Generic[M]):
 
     @particles.setter
     def particles(self, particles: list[M]) -> None:
-        self.population: Population = Models(particles)
-        if particles and all(runs_as_rows(particle, self.expand) for particle in particles):
-            self.population = Rows.of(cast(Any, particles), self.family, self.t)
+        self.population: Population = population_of(particles, self.expand, self.family, self.t)
 
     @property
     def active(self) -> bool:
@@ -185,7 +183,7 @@ class SMC(Generic[M]):
             raise RuntimeError("a step raised StopIteration") from error
 
     def _next(self) -> tuple[StepRecord, Candidates]:
-        self._begun = self.population.begin()
+        self._begun = self.population.begin(self.expand)
         self.t += 1
         candidates = self._begun.expand(self)  # expand, and step
         log_weights = candidates.columns.log_weights  # weigh

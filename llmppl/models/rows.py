@@ -27,6 +27,8 @@ from llmppl.support.runtime import ContextTooLong, request_all
 
 MAX_MOVES = 1 << 16  # that are remembered
 MAX_MASKS = 1 << 12
+# attributes of a program, beside its constraint, that its next token depends on
+RULES = ("rule", "end", "stop", "min_tokens", "max_tokens", "labels", "_power_", "_keeps_refused_")
 
 
 def is_row(program: Any) -> bool:
@@ -69,9 +71,9 @@ class Rules:
     def are_of(self, program: ConstrainedText) -> bool:
         """Return True if these are the rules of another program, too."""
         own = self.program
-        names = ("_guide", "rule", "end", "stop", "_power_", "labels", "_keeps_refused_")
-        same = all(getattr(program, name) is getattr(own, name) for name in names)
-        return same and (program.min_tokens, program.max_tokens) == (own.min_tokens, own.max_tokens)
+        if program._guide is not self.guide:
+            return False
+        return all(getattr(program, name) == getattr(own, name) for name in RULES)
 
     def _move(self, key: tuple[Any, int]) -> Move:
         state, id = key

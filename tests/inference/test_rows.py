@@ -5,6 +5,7 @@ from the stream of the run alone, so it must agree for a seed. Copies draw from 
 records of `Copies` are compared with those of the texts, and their distribution with enumeration.
 """
 
+import contextlib
 import dataclasses
 import math
 from typing import Annotated, Literal
@@ -15,6 +16,7 @@ from helpers.common import repetitions
 from helpers.tiny import cold_lm, tiny_lm
 from pydantic import AfterValidator
 
+import llmppl.inference.rows as rows
 import llmppl.inference.smc as smc
 from llmppl import (
     CachedTransformer,
@@ -29,7 +31,7 @@ from llmppl import (
     smc_steer,
 )
 from llmppl.constraints.machine import Special
-from llmppl.inference import SMC, Copies, Distinct, DownSample, ResampleBelow
+from llmppl.inference import SMC, Copies, Distinct, DownSample, Extension, ResampleBelow
 from llmppl.inference.rows import Rows
 from llmppl.models.choices import replay
 
@@ -73,25 +75,28 @@ def by_programs(monkeypatch):
 
     def run(algorithm):
         with monkeypatch.context() as patch:
-            patch.setattr(smc, "runs_as_rows", lambda program, expand: False)
+            patch.setattr(rows, "is_row", lambda program: False)
             return algorithm()
 
     return run
 
 
-def agree(rows, programs):
-    assert rows.texts == programs.texts
-    np.testing.assert_allclose(rows.log_weights, programs.log_weights, atol=1e-9)
-    for ours, theirs in zip(rows, programs, strict=True):
+step = smc.SMC._next
+
+
+def agree(found, programs):
+    assert found.texts == programs.texts
+    np.testing.assert_allclose(found.log_weights, programs.log_weights, atol=1e-9)
+    for ours, theirs in zip(found, programs, strict=True):
         for name in ATTRIBUTES:
             assert getattr(ours, name) == getattr(theirs, name), name
         assert ours.attribution == pytest.approx(theirs.attribution, abs=1e-9)
-    for ours, theirs in zip(rows.steps, programs.steps, strict=True):
+    for ours, theirs in zip(found.steps, programs.steps, strict=True):
         for each in dataclasses.fields(ours):
-            found = np.asarray(getattr(ours, each.name), float)
-            np.testing.assert_allclose(found, getattr(theirs, each.name), atol=1e-9, err_msg=each.name)
-    assert rows.deaths == programs.deaths
-    assert rows.limit == programs.limit
+            column = np.asarray(getattr(ours, each.name), float)
+            np.testing.assert_allclose(column, getattr(theirs, each.name), atol=1e-9, err_msg=each.name)
+    assert found.deaths == programs.deaths
+    assert found.limit == programs.limit
 
 
 @pytest.mark.filterwarnings("ignore:step")
@@ -258,3 +263,44 @@ def test_runs_with_one_stream_are_independent_and_short_runs_begin_long_ones():
     short, long = (importance_sampling(program, N, seed=1) for N in (5, 30))
     assert {each.choices for each in short} <= {each.choices for each in long}
     assert len({each.choices for each in long}) > 5
+
+
+def test_particles_of_different_rules_run_as_programs():
+    run = SMC(PROGRAMS["regex"](), Copies(2), ResampleBelow(2), seed=0)
+    assert isinstance(run.population, Rows)
+    other = run.particles
+    other[1] = PROGRAMS["stop"]()
+    run.particles = other
+    assert not isinstance(run.population, Rows)
+
+
+def test_an_expansion_of_the_user_gets_programs():
+    class OneCopy:
+        num_starts = 4
+
+        def __call__(self, run):
+            found = [Extension(each, i, i, moving=not each.finished) for i, each in enumerate(run.particles)]
+            run.advance([each.particle.step for each in found if each.moving])
+            return found
+
+    run = SMC(PROGRAMS["regex"](), Copies(4), ResampleBelow(4), seed=0)
+    next(run)
+    run.expand = OneCopy()
+    next(run)
+    assert not isinstance(run.population, Rows)
+    assert {each.num_tokens for each in run.particles if not each.finished} <= {2}
+
+
+def test_resumed_texts_run_as_rows(tmp_path):
+    path = tmp_path / "run.ckpt"
+    kinds = []
+
+    def interrupt(step):
+        if step.index == 2:
+            raise KeyboardInterrupt
+
+    for on_step in (interrupt, None):
+        with contextlib.suppress(KeyboardInterrupt), pytest.MonkeyPatch.context() as patch:
+            patch.setattr(smc.SMC, "_next", lambda run: kinds.append(type(run.population)) or step(run))
+            smc_steer(PROGRAMS["regex"](), 4, 3, seed=0, checkpoint=path, every=1, on_step=on_step, power=0.5)
+    assert set(kinds) == {Rows}
