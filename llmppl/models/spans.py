@@ -138,7 +138,8 @@ class Guide(Shared):
         )  # the question of an error is bounded
         takes = f", the shortest takes {shortest} tokens" * (shortest < math.inf)
         raise ValueError(
-            f"{index!r}: no text ends within {self.bound}{takes}: give room, or complete=False to cut it there"
+            f"{self.name}: no text ends within {self.bound}{takes}: "
+            "give room, or complete=False to cut it there"
         )
 
     @property

@@ -161,7 +161,7 @@ class MachineIndex(Index):
 
     def build_all(self, max_states: int = 1_000_000) -> Any:
         raise TypeError(
-            f"build_all wants finitely many states, those of a Regex or a DFA, not {self!r}"
+            f"build_all wants finitely many states, those of a Regex or a DFA, not {self.name}"
         )
 
     def parse(self, text: str | Sequence[int]) -> Any:
