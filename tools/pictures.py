@@ -19,7 +19,9 @@ from matplotlib.colors import to_rgba
 from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 
-from llmppl import CachedTransformer, ConstrainedText, Regex, enumerate_exact, smc_steer
+from llmppl import CachedTransformer, ConstrainedText, JsonSchema, Regex, enumerate_exact, smc_steer
+from llmppl.constraints.json.unit import FrameUnit
+from llmppl.constraints.machine.machine import DONE, Resume, Then
 from llmppl.report import Recorder
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -203,6 +205,40 @@ def mask() -> None:
     canvas.save("mask")
 
 
+def machine() -> None:
+    """Read four texts with the machine of docs/architecture.md. Draw the hypotheses of each state."""
+    pets = JsonSchema({"type": "array", "items": {"enum": ["cat", "cow"]}, "minItems": 1})
+    reader = ("Pets: " + pets).machine
+    canvas = Canvas(4.7, 2.4, (0.05, 1.45, 2.35, 3.0), ("text so far", "unit, state", "exits", "continuation"))
+    y = 1.95
+    for text in ("Pets", "Pets: [", 'Pets: ["cat"', 'Pets: ["cat"]'):
+        state = reader.read(reader.start, text.encode())[0]
+        canvas.text(0.05, y, text, family="DejaVu Sans Mono", color=GREEN if state.accepts else INK)
+        for unit, number, after in sorted(state.hypotheses, key=lambda each: not each.unit.exits[each.number]):
+            exits = ["done" if label == DONE else "call" for label in unit.exits[number]]
+            canvas.box(1.45, y, f"{unit_name(unit)} {number}", BLUE)
+            canvas.text(2.35, y, ", ".join(exits))
+            end = 3.0
+            while after is not None:
+                label = "end"
+                if isinstance(after, Resume):
+                    label = f"{unit_name(after.unit)} {after.number}"
+                elif isinstance(after, Then):
+                    label = "JsonSchema"
+                end = canvas.box(end, y, label, GREY, filled=False) + 0.15
+                after = after.after
+            y -= 0.29
+        y -= 0.12
+    canvas.save("machine")
+
+
+def unit_name(unit: Any) -> str:
+    """Return the name of a unit in the picture of a machine."""
+    if isinstance(unit, FrameUnit):
+        return {"Items": "array", "Words": "word"}[type(unit.frame).__name__]
+    return "text"
+
+
 def results(name: str) -> list[dict[str, Any]]:
     """Read a summary that a benchmark wrote."""
     found: list[dict[str, Any]] = json.loads((ROOT / f"benchmarks/results/{name}.json").read_text(encoding="utf-8"))
@@ -274,7 +310,7 @@ def chain() -> None:
     canvas.save("chain")
 
 
-DRAWINGS = (automaton, trie, expansion, loop, mask, quality, cost, chain)
+DRAWINGS = (automaton, trie, expansion, loop, mask, machine, quality, cost, chain)
 
 if __name__ == "__main__":
     matplotlib.rcParams.update({"svg.fonttype": "none", "svg.hashsalt": "llmppl", "savefig.transparent": True})
