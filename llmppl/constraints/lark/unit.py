@@ -26,7 +26,7 @@ from llmppl.constraints.machine.units import StateUnit, TokenUnit
 from llmppl.support.graphs import Memo
 from llmppl.support.locks import cached_property
 
-MAX_READ = 300  # partial tokens on stacks that a search for an end reads
+MAX_READ = 150  # partial tokens on stacks that a search for an end reads
 MAX_KEPT = 1 << 14  # results of searches that are kept
 NOTHING: Outcome = (), ()
 Place = tuple[Stack, int]  # a partial token on a stack
