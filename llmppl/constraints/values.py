@@ -81,7 +81,7 @@ class Values(DFA):
             )
         self.type = type_
         self._parts = sorted(found, key=lambda part: part.is_last)
-        union = reduce(or_, (part.language for part in self._parts)).explore()
+        union = reduce(DFA.united_with, (part.language for part in self._parts)).explore()
         self._fix(union.table, union.accepting, union.start)
 
     def __repr__(self) -> str:
@@ -216,7 +216,8 @@ def _bounded(type_: Any, schema: dict[str, Any]) -> DFA:
         pattern = schema.pop("pattern", "")
         if pattern.endswith("$") and not pattern.endswith("\\$"):
             pattern = pattern[:-1] + r"\Z"  # pydantic's $ does not match before a newline
-        found = Regex(f"(?s:.{{{least},{most}}})") & Regex(f"(?s:.*)(?:{pattern})(?s:.*)")
+        matches = Regex(f"(?s:.*)(?:{pattern})(?s:.*)")
+        found = Regex(f"(?s:.{{{least},{most}}})").intersected_with(matches)
     if kind not in ("integer", "number", "string") or schema:
         raise TypeError(
             f"{shown(type_)} requires {', '.join(schema) or kind}, which plain text cannot express; bounds of numbers, "

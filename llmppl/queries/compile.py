@@ -6,7 +6,6 @@ after the prefix, or on several states if edits make one string of several prefi
 """
 
 import contextlib
-import operator
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -162,16 +161,17 @@ def compile_query(
         follow = language
         unedited = language
         if len(states) > 1 or after.max_cost or max_chars is not None or unwanted is not None:
-            unedited = reduce(operator.or_, [_from_state(language, state) for state in states])
+            unedited = reduce(DFA.united_with, [_from_state(language, state) for state in states])
             follow = after(unedited)
             if max_chars is not None:
-                follow = follow.explore(MAX_COUNTED_STATES) & Regex(f"(?s:.{{0,{max_chars}}})")
+                short = Regex(f"(?s:.{{0,{max_chars}}})")
+                follow = follow.explore(MAX_COUNTED_STATES).intersected_with(short)
             if unwanted is not None:
                 try:
                     limit = (
                         MAX_DIFFERENCE_STATES // unwanted.explore(MAX_DIFFERENCE_STATES).num_states
                     )
-                    follow = follow.explore(limit) - unwanted
+                    follow = follow.explore(limit).without(unwanted)
                 except TooLarge:
                     deferred = unwanted
             start = follow.start

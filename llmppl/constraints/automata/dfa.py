@@ -129,8 +129,7 @@ class DFA(Machine, Part):
 
     strings: tuple[str, ...] | None = None  # the argument of `from_strings`
     made_by = ""  # the operation, in words
-    composition: Part | None = None  # the operation and its parts
-    reads_text = True  # False if the composition reads the value of a text
+    composition: Part | None = None  # the operation and its parts, if it reads the value of a text
 
     def __init__(self, source: NFA | Arrays) -> None:
         self.needs_lookahead = False  # True if some match had to wait for the text after it
@@ -186,9 +185,9 @@ class DFA(Machine, Part):
         return self.accepts(self.after(self.start, data))
 
     def __contains__(self, text: str) -> bool:
-        if self.is_text:
-            return self.accepts_text(text)
-        return super().__contains__(text)
+        if self.has_checks or not isinstance(text, str):
+            return super().__contains__(text)
+        return self.accepts_text(text)
 
     def is_empty(self) -> bool:
         """Return whether the language has no text."""
@@ -229,7 +228,7 @@ class DFA(Machine, Part):
     # ---- display
 
     def __repr__(self) -> str:
-        if not self.reads_text:
+        if self.composition is not None:
             return repr(self.composition)
         if not self.start:
             return f"DFA({self.made_by})"
@@ -272,6 +271,9 @@ class DFA(Machine, Part):
         """Return the concatenations of `least` to `most` texts; `a.times(least, most)` of an automaton."""
         is_unbounded = most == math.inf
         last = least if is_unbounded else int(most)
+        if not any(self.edges()):  # of the empty text alone, more are the same
+            last = min(last, 1)
+            least = min(least, 1)
         nfa = NFA(Budget(f"{arguments.shown(self)}.times({least}, {most})"))
         if last > MAX_STATES:
             raise nfa.budget.refusal(f"more than {MAX_STATES:,} states")
@@ -286,7 +288,7 @@ class DFA(Machine, Part):
         nfa.start = state
         return DFA(nfa)
 
-    def but_not(self, *others: DFA | str) -> DFA:
+    def but_not(self, *others: DFA | str) -> Any:
         """Return the texts that are in none of the others; a str stands for that text itself, not for a pattern."""
         return reduce(operator.sub, others, self)
 
@@ -295,7 +297,8 @@ class DFA(Machine, Part):
     ) -> DFA:
         """Return the product; `alone[i]`: a text can be in it when only the i-th automaton is not dead."""
         budget = Budget(f"{arguments.shown(self)} {sign} {arguments.shown(other)}")
-        found = DFA.from_table(*product(self, other, accept, alone, budget))
+        arrays = product(self, other, accept, alone, budget)
+        found = DFA.from_table(*arrays)
         found.made_by = budget.what
         return found
 
@@ -303,14 +306,14 @@ class DFA(Machine, Part):
 
     def parse(self, text: str) -> Any:
         """Return the text itself, or the values of its parts. ValueError if it is not in the language."""
-        if not self.reads_text:
+        if self.composition is not None:
             return value_of(self, text)
         if not self.accepts(self.after(self.start, bytes_of(text))):
             raise ValueError(f"{arguments.shown(text)} is not in {arguments.shown(self)}")
         return str(text)
 
     def reading(self, reader: Reader, begin: int, end: int) -> Reading | None:
-        if self.composition is None or self.reads_text:
+        if self.composition is None:
             return super().reading(reader, begin, end)
         if end not in reader.ends(self, begin):
             return None
@@ -340,7 +343,7 @@ class DFA(Machine, Part):
 
     @property
     def inner_parts(self) -> Sequence[Part]:
-        if self.composition is None or self.reads_text:
+        if self.composition is None:
             return ()
         return (self.composition,)
 
@@ -356,7 +359,9 @@ class DFA(Machine, Part):
 
     @property
     def is_text(self) -> bool:
-        return self.reads_text and not self._has_parse
+        if self._has_parse:
+            return False
+        return self.composition is None or self.composition.is_text
 
     @property
     def has_checks(self) -> bool:

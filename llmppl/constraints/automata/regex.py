@@ -420,7 +420,7 @@ def _looks_ahead(item: Any) -> bool:
 
 def _without_marks(marked: NFA, ascii_only: bool) -> NFA:
     """Return the texts of a language whose marks stand at boundaries of words, without their marks."""
-    dfa = DFA(marked) & _boundaries(ascii_only)
+    dfa = DFA(marked).intersected_with(_boundaries(ascii_only))
     nfa = NFA(marked.budget)
     rows = dfa.edges()
     for row in rows:

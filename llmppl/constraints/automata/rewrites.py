@@ -238,7 +238,7 @@ def _alphabet(alphabet: str | Iterable[str] | None) -> DFA:
 @lru_cache(64)
 def _characters(alphabet: str | tuple[str, ...]) -> DFA:
     chars = Regex(alphabet) if isinstance(alphabet, str) else DFA.from_strings(alphabet)
-    longer = (chars - Regex("(?s).")).shortest()
+    longer = chars.without(Regex("(?s).")).shortest()
     if longer is not None:
         raise ValueError(
             f"the alphabet {alphabet!r} holds {longer!r}; single characters such as '[ab]' or ['a', 'b'] would work"

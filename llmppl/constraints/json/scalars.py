@@ -22,7 +22,7 @@ from collections.abc import Callable, Iterator
 from decimal import Decimal
 from fractions import Fraction
 from functools import lru_cache, reduce
-from operator import and_, itemgetter, or_
+from operator import itemgetter
 from typing import Any, TypeVar
 
 import numpy as np
@@ -71,11 +71,12 @@ def numbers(shape: Number) -> DFA:
         found = numerals(math.ceil(least * 10**digits), math.floor(most * 10**digits), digits, zero=True)
         first, last = between(0, largest)           # without a point, a number is exact
         if (whole := (math.ceil(first), math.floor(last))) != (math.ceil(least), math.floor(most)):
-            found = found | numerals(*whole, 0)
+            found = found.united_with(numerals(*whole, 0))
     else:
         found = Regex(_INTEGER if shape.integer else _ANY)
     for step, is_in in shape.steps:
-        found = (found & _multiples(step) if is_in else found - _multiples(step)).minimise()
+        keep = DFA.intersected_with if is_in else DFA.without
+        found = keep(found, _multiples(step)).minimise()
     if shape.steps or shape.integer:
         return found
     least, most = between(MAX_FRACTION + 324, TOP)
@@ -221,7 +222,7 @@ def cut(lo: int, hi: int, at: tuple[int, ...] = ESCAPED) -> Iterator[tuple[int, 
 @lru_cache(1_000)
 def _content(shape: String) -> DFA:
     """Return the texts of the strings of a shape. Raises ValueError if the automaton is too large."""
-    dfas = [language(*each[:2]) if each[2] else anything() - language(*each[:2]) for each in shape.languages]
+    dfas = [language(*each[:2]) if each[2] else language(*each[:2]).complement() for each in shape.languages]
     if shape.least or shape.most < math.inf:
         last = "" if shape.most == math.inf else str(int(shape.most))
         if max(shape.least, int(last or 0)) > MAX_BOUND:
@@ -230,14 +231,14 @@ def _content(shape: String) -> DFA:
     if len(dfas) > 1:
         for dfa in dfas:
             dfa.explore(MAX_STATES)
-    return reduce(and_, dfas) if dfas else anything()
+    return reduce(DFA.intersected_with, dfas) if dfas else anything()
 
 
 def texts_of(shape: Shape) -> DFA:
     """Return the texts of the strings of a shape, with their bounds."""
     match shape:
         case Choice():
-            return reduce(or_, map(texts_of, shape.options), DFA.from_strings([]))
+            return reduce(DFA.united_with, map(texts_of, shape.options), DFA.from_strings([]))
         case Constants():
             return DFA.from_strings([value for value in shape.values if isinstance(value, str)])
         case String():

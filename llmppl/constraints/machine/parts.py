@@ -29,7 +29,7 @@ from llmppl.support.shared import Shared
 
 MAX_DEPTH = 60  # of parts inside each other
 MAX_SIZE = 10_000  # parts of a composition
-FOUND_AGAIN = {"machine", "text_machine", "_unit"}  # attributes that pickles leave out
+FOUND_AGAIN = {"machine", "text_machine", "_unit", "automaton"}  # attributes that pickles leave out
 
 
 @singledispatch
@@ -48,10 +48,10 @@ class Part(Shared):
     """Set of texts, with the operators of the algebra. A copy is the part itself.
 
     A text of `a + b` may be cut in several ways; it is in the set if one of them is valid. The checks and the `parse`
-    of a part apply to its piece of the text. The value of a composition is the tuple of the values of its parts,
-    without literal texts and special tokens. If parts have names (`named`), it is the dict of these. If all parts are
-    literal, it is the text. A composition of regexes, lists of strings and literal texts alone, without names, is an
-    automaton of texts: its value is the text.
+    of a part apply to its piece of the text. The value of `a + b` is the tuple of the values of all parts, without
+    literal texts and special tokens. If parts have names (`named`), it is the dict of these. If all parts are literal,
+    it is the text. A repetition has the list of its values. The results of automata are automata, unless they are
+    too large.
 
     Examples
     --------
@@ -144,12 +144,12 @@ class Part(Shared):
         """Remarks: restrictions that are checked on the finished text, and intersections that may have dead ends."""
         return [line for part in self.inner_parts for line in part.warnings]
 
-    # ---- the algebra: of automata, the results are automata
+    # ---- the algebra: of automata, the results are automata, unless they are too large
 
     def __add__(self, other: Any) -> Any:
         """Return the texts of this part followed by one of another."""
         other = part_of(other)
-        return as_automaton(Concatenation([self, other]), [self.as_dfa, other.as_dfa], self.is_text and other.is_text)
+        return as_automaton(Concatenation([self, other]), [self.as_dfa, other.as_dfa])
 
     def __radd__(self, other: Any) -> Any:
         return part_of(other) + self
@@ -157,7 +157,7 @@ class Part(Shared):
     def __or__(self, other: Any) -> Any:
         """Return the texts of either part."""
         other = part_of(other)
-        return as_automaton(Union([self, other]), [self.as_dfa, other.as_dfa], self.is_text and other.is_text)
+        return as_automaton(Union([self, other]), [self.as_dfa, other.as_dfa])
 
     def __ror__(self, other: Any) -> Any:
         return part_of(other) | self
@@ -165,7 +165,7 @@ class Part(Shared):
     def __and__(self, other: Any) -> Any:
         """Return the texts of both parts."""
         other = part_of(other)
-        return as_automaton(Intersection(self, other), [self.as_dfa, other.as_dfa], self.is_text and other.is_text)
+        return as_automaton(Intersection(self, other), [self.as_dfa, other.as_dfa])
 
     def __rand__(self, other: Any) -> Any:
         return part_of(other) & self
@@ -173,10 +173,11 @@ class Part(Shared):
     def __sub__(self, other: Any) -> Any:
         """Return the texts that are not in another part, which must be regular."""
         other = part_of(other)
-        if self.as_dfa is None or other.as_dfa is None or other.has_checks:
+        found = None
+        if self.as_dfa is not None and other.as_dfa is not None and not other.has_checks:
+            found = if_not_too_large(lambda: self.as_dfa.without(other.as_dfa))
+        if found is None:
             return self & ~other
-        found = self.as_dfa.without(other.as_dfa)
-        found.reads_text = self.is_text
         if not self.is_text:
             found.composition = self
         return found
@@ -196,7 +197,7 @@ class Part(Shared):
 
     def times(self, least: int, most: float | None = None) -> Any:
         """Return `least` to `most` texts in a row; `most` is `least` if None, and may be inf."""
-        return as_automaton(Repetition(self, *bounds(least, most)), [self.as_dfa], self.is_text)
+        return as_automaton(Repetition(self, *bounds(least, most)), [self.as_dfa])
 
     def star(self) -> Any:
         """Return any number of texts in a row, none included."""
@@ -206,8 +207,7 @@ class Part(Shared):
         """Return the texts, and the empty one. Its value is None, unless the value of each text is the text."""
         if self.is_text:
             return self | ""
-        empty = None if self.as_dfa is None else self.as_dfa.repeated(0, 0)
-        return as_automaton(Union([self, Nothing()]), [self.as_dfa, empty], False)
+        return as_automaton(Union([self, Nothing()]), [self.as_dfa, part_of("").as_dfa])
 
     def named(self, name: str) -> Named:
         """Return this part with a name, under which the value of its text is in `parsed`."""
@@ -487,6 +487,10 @@ class Concatenation(Part):
             return Reading(reader.text(begin, end), names)
         return Reading(tuple(values), names)
 
+    @property
+    def is_text(self) -> bool:
+        return all(isinstance(part, Literal) for part in self.parts)
+
     def least_bytes(self, alone: Bools) -> float:
         return sum(part.least_bytes(alone) for part in self.parts)
 
@@ -494,7 +498,7 @@ class Concatenation(Part):
         """Return the automaton of the automata of the parts, None if one is None. TooLarge if it is."""
         return combined(automata, "followed_by")
 
-    @property
+    @cached_property
     def automaton(self) -> Any:
         return if_not_too_large(lambda: self.combined([part.automaton for part in self.parts]))
 
@@ -519,6 +523,10 @@ class Union(Part):
     def is_void(self) -> bool:
         return all(part.is_void for part in self.parts)
 
+    @property
+    def is_text(self) -> bool:
+        return all(part.is_text for part in self.parts)
+
     def begin(self, after: Continuation) -> Iterable[Item]:
         return [item for part in self.parts for item in part.begin(after)]
 
@@ -536,7 +544,7 @@ class Union(Part):
         """Return the automaton of the automata of the parts, None if one is None. TooLarge if it is."""
         return combined(automata, "united_with")
 
-    @property
+    @cached_property
     def automaton(self) -> Any:
         return if_not_too_large(lambda: self.combined([part.automaton for part in self.parts]))
 
@@ -559,15 +567,17 @@ def if_not_too_large(find: Callable[[], Any]) -> Any:
         return None
 
 
-def as_automaton(
-    part: Concatenation | Union | Intersection | Repetition, automata: Sequence[Any], is_text: bool
-) -> Any:
-    """Return a composition of automata as one that reads the values of its parts; the part itself if one is None."""
-    found = part.combined(automata)
+def as_automaton(part: Concatenation | Union | Intersection | Repetition, automata: Sequence[Any]) -> Any:
+    """Return a composition of automata as one that reads the values of its parts.
+
+    It is the part itself if one of the automata is None, or if the result is too large.
+    """
+    found = None
+    if None not in automata:
+        found = if_not_too_large(lambda: part.combined(automata).explore())
     if found is None:
         return part
-    found.reads_text = is_text
-    if not is_text or isinstance(part, Concatenation):
+    if isinstance(part, Concatenation) or not part.is_text:
         found.composition = part
     return found
 
@@ -626,7 +636,7 @@ class Repetition(Part):
         """Return the automaton of the automaton of the part, None if that is None. TooLarge if it is."""
         return None if automata[0] is None else automata[0].repeated(self.least, self.most)
 
-    @property
+    @cached_property
     def automaton(self) -> Any:
         return if_not_too_large(lambda: self.combined([self.part.automaton]))
 
@@ -664,6 +674,10 @@ class Intersection(Part):
 
     def __reduce__(self) -> Any:
         return Intersection, (self.first, self.second)
+
+    @property
+    def is_text(self) -> bool:
+        return self.first.is_text and self.second.is_text
 
     @property
     def inner_parts(self) -> Sequence[Part]:
@@ -725,7 +739,7 @@ class Intersection(Part):
 def in_brackets(part: Part) -> str:
     """Return the repr of a part, or the name of its class; a composition with an operator is in brackets."""
     shape = part
-    if not getattr(part, "reads_text", True):
+    if getattr(part, "composition", None) is not None:
         shape = part.composition  # type: ignore[attr-defined]
     if isinstance(shape, Concatenation | Union | Intersection):
         return f"({part!r})"

@@ -270,17 +270,19 @@ def test_an_unsatisfiable_guard_makes_the_language_empty(pattern):
 
 # ---- limits: states are counted as they are made; the most that there may be are set low here
 
+SEVENS, ELEVENS, THIRTEENS = Regex("(.{7})*"), Regex("(.{11})*"), Regex("(.{13})*")
+
 
 @pytest.mark.parametrize(
     ("make", "culprit"),
     [
         (lambda: Regex(".*a.{9}").explore(), r"regex '\.\*a\.\{9\}'"),
-        (lambda: Regex("(.{7})*") & Regex("(.{11})*") & Regex("(.{13})*"), r"DFA\(\d+ states\) & Regex\('\(\.\{13"),
-        (lambda: Regex("(.{7})*") | Regex("(.{11})*") | Regex("(.{13})*"), r"DFA\(\d+ states\) \| Regex"),
-        (lambda: Regex("(.{7})*") - Regex("(.{11})*") - Regex("(.{13})*"), r"DFA\(\d+ states\) - Regex"),
+        (lambda: (SEVENS & ELEVENS).intersected_with(THIRTEENS), r"DFA\(\d+ states\) & Regex\('\(\.\{13"),
+        (lambda: (SEVENS | ELEVENS).united_with(THIRTEENS), r"DFA\(\d+ states\) \| Regex"),
+        (lambda: (SEVENS - ELEVENS).without(THIRTEENS), r"DFA\(\d+ states\) - Regex"),
         (lambda: ~Regex("(.*a.{9}){3}"), r"regex '\(\.\*a"),
-        (lambda: Regex(".*a.{6}").star().explore(), r"Regex\('\.\*a\.\{6\}'\)\.times\(0, inf\)"),
-        (lambda: (Regex(".*a.{4}") + Regex(".*b.{4}")).explore(), r"Regex\(.*\) \+ Regex"),
+        (lambda: Regex(".*a.{6}").repeated(0, np.inf).explore(), r"Regex\('\.\*a\.\{6\}'\)\.times\(0, inf\)"),
+        (lambda: Regex(".*a.{4}").followed_by(Regex(".*b.{4}")).explore(), r"Regex\(.*\) \+ Regex"),
         (lambda: Leftmost(parse(".*a.{9}")).explore(), r"regex '\.\*a\.\{9\}'"),
         (lambda: Regex(r"(?>(.*a|b).{9})b"), r"regex '\(\?>"),
         (lambda: Regex(r"(?!.*a.{9}c).*"), r"regex '\(\?!"),

@@ -36,7 +36,18 @@ EVEN = Values(Annotated[int, AfterValidator(even)])
     ("Pets: " + PETS, 'Pets: ["cat"]', (["cat"],)),
     (Regex("[a-z]+: ") + PETS, 'pets: ["cat"]', ("pets: ", ["cat"])),
     ("The " + Regex("[a-z]+") + " is " + PETS, 'The x is ["dog"]', ("x", ["dog"])),
-    ("a" + Regex("b*") + ["c", "d"], "abbd", "abbd"),                     # an automaton of texts
+    ("a" + Regex("b*") + ["c", "d"], "abbd", ("bb", "d")),
+    (Regex("[a-z]+") + ", " + Regex("[0-9]+"), "ab, 12", ("ab", "12")),
+    (Regex("[a-z]+") + Regex("[a-z]*"), "abc", ("abc", "")),
+    ((Regex("[a-z]") + ",").star(), "a,b,", [("a",), ("b",)]),
+    (Regex("[a-z]").times(2), "ab", ["a", "b"]),
+    (part_of("a") + "b", "ab", "ab"),
+    ((part_of("a") + "b").optional(), "", ""),
+    ((Regex("a") + "b").optional(), "", None),
+    (Regex("a") | "b", "b", "b"),
+    (Regex("a") + "b" - Regex("c"), "ab", ("a",)),
+    ((Regex("a") + Regex("b?")) - Regex("ab"), "a", ("a", "")),
+    ((Regex("a") + "b").named("x") + Regex("c"), "abc", {"x": ("a",)}),
     (Values(int) + " years", "12 years", (12,)),
     (int | Regex("[a-z]+"), "12", 12),
     (int | Regex("[a-z]+"), "ab", "ab"),
@@ -155,8 +166,7 @@ def test_of_equal_texts_the_first_alternative_reads():
 
 
 @pytest.mark.parametrize("make", [
-    lambda: Regex("").times(10**9),
-    lambda: Regex("[a-z]{0,9}").times(100_000),
+    lambda: Regex("[a-z]{0,9}").times(100_000).machine,
     lambda: part_of(has_no_b).times(10**9).machine,
     lambda: part_of(has_no_b).times(0, 10**9).machine,
 ])
@@ -197,6 +207,47 @@ def test_regular_compositions_are_automata():
         assert not isinstance(part, DFA) and part.automaton.shortest() is not None
     assert set((~small & Regex("[0-3]")).enumerate()) == {"0", "3"}
     assert (small & Grammar('start: "1"')).automaton is None
+
+
+INTEGER = part_of(int)
+
+
+@pytest.mark.parametrize("part, texts, value", [
+    (INTEGER.star(), ["", "12", "0-1"], []),
+    (INTEGER.times(2), ["12", "-90"], [1, 2]),
+    (INTEGER + int, ["12", "-90"], (1, 2)),
+    (part_of(float) + float + "!", ["12!", "1.5-0!"], (1.0, 2.0)),
+    (Regex(".{0,300}") + Regex("[a-z]{0,300}"), ["12", "é1ab"], ("12", "")),
+    (Regex(".{0,300}").times(3), ["12", "éa"], ["12", "", ""]),
+    ((INTEGER + int) & Regex("1.*"), ["12", "1-9"], (1, 2)),
+    ((INTEGER + int) - Regex("2.*"), ["12", "-90"], (1, 2)),
+    ((INTEGER.star().named("all") + "!").optional(), ["12!", ""], {"all": [12]}),
+    (Regex("(a.{0,900})*") | Regex("(b.{0,900})*"), ["bab", "ab"], "bab"),
+    (Regex("(?s:.*)a.{0,12}") & Regex("(?s:.*)b.{0,9}"), ["bab", "ab"], "bab"),
+])  # fmt: skip
+def test_compositions_too_large_for_an_automaton_stay_lazy(part, texts, value):
+    assert not isinstance(part, DFA)
+    part = pickle.loads(pickle.dumps(part))
+    index = part.index(BYTES)
+    for text in texts:
+        state = index.start
+        for byte in text.encode():
+            assert index.mask(state)[byte] and index.tokens_to_accept(state) < 9
+            state = index.advance(state, byte)
+        assert index.accepts(state) and text in part
+    assert part.parse(texts[0]) == value
+    with pytest.raises(ValueError, match="is not in"):
+        part.parse("\n")
+
+
+def test_distances_of_lazy_compositions_are_those_of_texts():
+    part = INTEGER.times(3)
+    index = part.index(BYTES)
+    state = index.after("-12")
+    assert index.tokens_to_accept(index.start) == 3 and index.tokens_to_accept(state) == 1
+    assert not index.mask_within(state, 0).any()
+    assert set(index.mask_within(state, 1).nonzero()[0].tolist()) == set(b"0123456789")
+    assert set(index.mask_within(state, 2).nonzero()[0].tolist()) == set(b"-0123456789")
 
 
 def test_warnings_are_those_of_the_parts():
