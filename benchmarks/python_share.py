@@ -17,11 +17,12 @@ import statistics
 import time
 import warnings
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 from growth import function
-from tables import machine, table
+from tables import machine, save, table
 
 import llmppl.inference.rows as rows_of_runs
 from llmppl import CachedTransformer, ConstrainedText, Regex, run_many, smc_standard, smc_steer
@@ -103,6 +104,7 @@ def both(method: str, tasks: int, N: int, steps: int, turns: int) -> tuple[float
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--quick", action="store_true", help="a test that everything runs, with sizes too small")
+    parser.add_argument("--out", type=Path, metavar="FILE", help="write the tables to this file as JSON")
     arguments = parser.parse_args()
     warnings.simplefilter("ignore")
     turns = 1 if arguments.quick else 3
@@ -117,6 +119,7 @@ def main() -> None:
             lines.append((f"{tasks}", f"{N}", f"{programs:.0f}", f"{rows:.0f}", f"{programs / rows:.1f}"))
         title = f"{method}, CPU microseconds a particle-step outside of the model (goals: {goal})"
         table(title, ("tasks", "N", "programs", "rows", "times less"), lines)
+    save(arguments.out, "numpy")
 
 
 if __name__ == "__main__":

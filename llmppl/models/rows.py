@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -26,7 +27,7 @@ from llmppl.support.graphs import Memo
 from llmppl.support.runtime import ContextTooLong, request_all
 
 MAX_MOVES = 1 << 16  # that are remembered
-MAX_MASKS = 1 << 12
+MAX_MASKS = 1 << 8
 # attributes of a program, beside its constraint, that its next token depends on
 RULES = ("rule", "end", "stop", "min_tokens", "max_tokens", "labels", "_power_", "_keeps_refused_")
 
@@ -64,9 +65,12 @@ class Rules:
         self.is_greedy = is_greedy(program.rule)
         self.power = program._power_
         self.label = program.labels["sample"]  # also that of "score"
-        self.moves: Memo[tuple[Any, int], Move] = Memo(self._move, MAX_MOVES)
-        self.masks: Memo[tuple[Any, float, bool], Mask | None] = Memo(self._mask, MAX_MASKS)
-        self.stays: Memo[Any, Mask | None] = Memo(self._stays, MAX_MASKS)
+        # functions of the program, since bound methods would be a cycle that keeps the language model
+        self.moves = Memo[tuple[Any, int], Move](partial(move_of, program), MAX_MOVES)
+        self.masks = Memo[tuple[Any, float, bool], Mask | None](
+            partial(mask_of, program), MAX_MASKS
+        )
+        self.stays = Memo[Any, Mask | None](partial(stays_of, program), MAX_MASKS)
 
     def are_of(self, program: ConstrainedText) -> bool:
         """Return True if these are the rules of another program, too."""
@@ -75,53 +79,61 @@ class Rules:
             return False
         return all(getattr(program, name) == getattr(own, name) for name in RULES)
 
-    def _move(self, key: tuple[Any, int]) -> Move:
-        state, id = key
-        token = self.vocab[id]
-        if self.guide.ends(state, token):
-            return Move(token, state, False)
-        after = self.guide.advance(state, token)
-        return Move(token, after, not self.program.stop and not self._may_be_over(after))
-
-    def _may_be_over(self, state: Any) -> bool:
-        """Return True if a text may have to end in a state, whatever the model says."""
-        index = self.guide.index
-        if index is None or self.program.end == "eos" or not index.accepts(state):
-            return False
-        return self.program.end == "prefix" or len(index.allowed(state)) == len(self.vocab.eos_ids)
-
     def mask(self, row: Row) -> Mask | None:
         """Return the mask of the next token; None if all tokens may follow."""
         left = self.guide.must_end_by - row.num_tokens
         return self.masks[row.state, left, row.num_tokens < self.program.min_tokens]
 
-    def _mask(self, key: tuple[Any, float, bool]) -> Mask | None:
-        state, left, is_early = key
-        num_tokens = 0
-        if left < math.inf:
-            num_tokens = int(self.guide.must_end_by - left)
-        masks = [*self.guide.masks(state, num_tokens)]
-        if is_early:
-            masks.append(self.vocab.not_eos)
-        if not masks:
-            return None
-        found: Mask = np.logical_and.reduce(masks)
-        found.setflags(write=False)
-        return found
 
-    def _stays(self, state: Any) -> Mask | None:
-        """Return the tokens after which the text goes on; None if the probability of its end is that of EOS."""
-        end = self.program.end
-        index = self.guide.index
-        if end == "eos" or (index is None and end == "boundary"):
-            return None
-        if index is None:
-            everywhere: Mask = self.vocab.not_eos
-            return everywhere
-        if not index.accepts(state):
-            return None
-        found: Mask = index.mask(state) & self.vocab.not_eos
-        return found
+def move_of(program: ConstrainedText, key: tuple[Any, int]) -> Move:
+    """Return the move of a state of the constraint by a token."""
+    state, id = key
+    guide = program._guide
+    token = guide.vocab[id]
+    if guide.ends(state, token):
+        return Move(token, state, False)
+    after = guide.advance(state, token)
+    return Move(token, after, not program.stop and not may_be_over(program, after))
+
+
+def may_be_over(program: ConstrainedText, state: Any) -> bool:
+    """Return True if a text may have to end in a state, whatever the model says."""
+    index = program.index
+    if index is None or program.end == "eos" or not index.accepts(state):
+        return False
+    return program.end == "prefix" or len(index.allowed(state)) == len(index.vocab.eos_ids)
+
+
+def mask_of(program: ConstrainedText, key: tuple[Any, float, bool]) -> Mask | None:
+    """Return the mask by the state, the number of tokens left, and True before `min_tokens`; None if all may follow."""
+    state, left, is_early = key
+    guide = program._guide
+    num_tokens = 0
+    if left < math.inf:
+        num_tokens = int(guide.must_end_by - left)
+    masks = [*guide.masks(state, num_tokens)]
+    if is_early:
+        masks.append(guide.vocab.not_eos)
+    if not masks:
+        return None
+    if len(masks) == 1:
+        return masks[0]
+    found: Mask = np.logical_and.reduce(masks)
+    return found
+
+
+def stays_of(program: ConstrainedText, state: Any) -> Mask | None:
+    """Return the tokens after which the text goes on; None if the probability of its end is that of EOS."""
+    index = program.index
+    if program.end == "eos" or (index is None and program.end == "boundary"):
+        return None
+    not_eos: Mask = program._guide.vocab.not_eos
+    if index is None:
+        return not_eos
+    if not index.accepts(state):
+        return None
+    found: Mask = index.mask(state) & not_eos
+    return found
 
 
 @dataclass(eq=False, slots=True)
@@ -191,19 +203,23 @@ class Row:
             state=self.state,
             num_tokens=self.num_tokens,
             context=self.context,
-            finished=self.finished,
             _before_=Text(self.before),
             _noted_=self.noted,
             _attribution_=attribution,
             _cut_=self.cut,
-            _limit_=self.limit,
             _refused_=self.refused,
-            _death_=self.death,
             _log_weight_=log_weight,
             _log_twist_=0.0,
         )
+        # a step does not set the following either, unless something happens
+        if self.finished:
+            particle.finished = True
         if self.ended:
             particle.ended = self.ended
+        if self.limit:
+            particle._limit_ = self.limit
+        if self.death is not None:
+            particle._death_ = self.death
         return particle
 
 
