@@ -322,7 +322,7 @@ class Members(Container):
         return super().expand(key)
 
     def has_exits(self, key: Key) -> bool:
-        return not isinstance(key, Name)
+        return key == "end" or (isinstance(key, Between) and key.kind == "value")
 
     def parts(self, at: Progress) -> tuple[Expansion, bool]:
         choices = self._choices[at]

@@ -62,6 +62,11 @@ class FrameUnit(StateUnit):
         after = self.frame.step(self.states[number], byte)
         return 0 if after is None else self.number(after)
 
+    def new_row(self, state: Local) -> int:
+        if not self.frame.has_exits(state.key):
+            self.has_exits[len(self.states)] = False
+        return -1
+
     def num_plain(self, number: int) -> float | None:
         return self.frame.num_plain(self.states[number].key)
 

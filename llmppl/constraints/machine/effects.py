@@ -55,16 +55,14 @@ class Effects:
             self._find_ends, MAX_EFFECTS
         )
 
-        self.matching: Memo[re.Pattern[bytes], list[int]] = Memo(self._find_matching)
+        self.matching: Memo[re.Pattern[bytes], Ids] = Memo(self._find_matching)
 
-    def _find_matching(self, pattern: re.Pattern[bytes]) -> list[int]:
-        return [token for token, data in enumerate(self.trie.tokens) if pattern.search(data)]
+    def _find_matching(self, pattern: re.Pattern[bytes]) -> Ids:
+        found = [token for token, data in enumerate(self.trie.tokens) if pattern.search(data)]
+        return np.array(found, np.int32)
 
     def of(self, unit: Unit, number: int, nodes: bytes) -> Effect:
         """Return the effect of a state of a unit on the tokens below some nodes."""
-        if len(self._effects) > MAX_EFFECTS:
-            self._effects.clear()
-            self.store = MaskStore(len(self.trie.tokens), np.zeros(0, np.int32), LOCK)
         return self._effects[unit, number, nodes]
 
     def groups(self, unit: Unit, number: int, nodes: bytes) -> list[Group]:
@@ -76,6 +74,9 @@ class Effects:
         return self._ends[unit, number, nodes]
 
     def _find(self, key: tuple[Unit, int, bytes]) -> Effect:
+        if len(self._effects) > MAX_EFFECTS:
+            self._effects.clear()
+            self.store = MaskStore(len(self.trie.tokens), np.zeros(0, np.int32), LOCK)
         unit, number, nodes = key
         if unit.is_always_viable and nodes == self.root:
             plain = unit.num_plain(number)
@@ -111,8 +112,10 @@ class Effects:
 
 def exits_of(unit: Unit, found: Found) -> list[tuple[Exit, bytes]]:
     """Return the exits that tokens cross, each with its nodes."""
+    if not found.states.size:
+        return []
     places: dict[Exit, list[Ids]] = defaultdict(list)
-    for state in np.unique(found.states).tolist():
+    for state in set(found.states.tolist()):
         nodes = found.nodes[found.states == state]
         for label in unit.exits[state]:
             places[label].append(nodes)

@@ -192,16 +192,17 @@ class MachineIndex(Index):
         if state is END:
             return self.store.of_mask(mask, False)
         patterns = set[re.Pattern[bytes]]()
-        for (unit, number, after), nodes in self._crossed(checked(state).hypotheses):
+        masks = set[PackedMask]()
+        for (unit, number, after), nodes, tokens in self._crossed(checked(state).hypotheses):
             if unit.doubtful is not None:
                 patterns.add(unit.doubtful)
-            tokens = self._effects.of(unit, number, nodes).tokens
             if tokens is not None:
-                self._effects.store.add(tokens, mask)
+                masks.add(tokens)
                 continue
             for group in self._effects.groups(unit, number, nodes):
                 if unit.is_viable(group.number, after):
                     mask[group.ids] = True
+        self._effects.store.add(masks, mask)
         for token in self._doubtful(patterns, mask):
             mask[token] = self._after_token(state, token) is not None
         mask[self._eos] = state.accepts
@@ -215,7 +216,7 @@ class MachineIndex(Index):
         mask = np.zeros(len(self.trie.tokens), bool)
         groups = defaultdict[State | None, list[Any]](list)
         patterns = set[re.Pattern[bytes]]()
-        for (unit, number, after), nodes in self._crossed(checked(state).hypotheses):
+        for (unit, number, after), nodes, _ in self._crossed(checked(state).hypotheses):
             if unit.doubtful is not None:
                 patterns.add(unit.doubtful)
             for group in self._effects.groups(unit, number, nodes):
@@ -238,8 +239,10 @@ class MachineIndex(Index):
             mask[token] |= after_it in near
         return self.store.of_mask(mask, False)
 
-    def _crossed(self, hypotheses: Iterable[Hypothesis]) -> Iterator[tuple[Hypothesis, bytes]]:
-        """Yield the hypotheses that tokens reach, each with the nodes of the trie below which they are read."""
+    def _crossed(
+        self, hypotheses: Iterable[Hypothesis]
+    ) -> Iterator[tuple[Hypothesis, bytes, PackedMask | None]]:
+        """Yield the hypotheses that tokens reach, the nodes of the trie below which they are read, and the effects."""
         effects = self._effects
         todo: list[tuple[Item, bytes]] = [(each, effects.root) for each in hypotheses]
         seen = set[tuple[Item, bytes]]()
@@ -254,11 +257,12 @@ class MachineIndex(Index):
             unit, number, after = item
             if unit.special is not None:
                 continue
-            yield item, nodes
+            tokens, exits = effects.of(unit, number, nodes)
+            yield item, nodes, tokens
             if nodes is not effects.root:
                 for label in unit.exits[number]:
                     todo += [(each, nodes) for each in unit.follow(label, after)]
-            for label, below in effects.of(unit, number, nodes).exits:
+            for label, below in exits:
                 todo += [(each, below) for each in unit.follow(label, after)]
 
     def _specials_after(self, state: State) -> dict[int, State]:
@@ -268,7 +272,7 @@ class MachineIndex(Index):
 
     def _reached(self, state: State, is_over: bool) -> Iterator[State]:
         """Yield states after one token on the way to every end; with `is_over`, only those that may be ends."""
-        for (unit, number, after), nodes in self._crossed(state.hypotheses):
+        for (unit, number, after), nodes, _ in self._crossed(state.hypotheses):
             for end in self._effects.ends(unit, number, nodes):
                 if unit.exits[end] or not is_over:
                     reached = self._closed[Hypothesis(unit, end, after)]
@@ -280,7 +284,8 @@ class MachineIndex(Index):
         """Return the tokens of a mask that must be read byte by byte, since a unit remembers more than its table."""
         found = list[int]()
         for pattern in patterns:
-            found += [token for token in self._effects.matching[pattern] if mask[token]]
+            tokens = self._effects.matching[pattern]
+            found += tokens[mask[tokens]].tolist()
         return found
 
     def _after_token(self, state: State, token: int) -> State | None:

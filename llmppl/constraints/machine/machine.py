@@ -16,7 +16,7 @@ from __future__ import annotations
 import re
 import sys
 from collections import defaultdict
-from collections.abc import Hashable, Iterable
+from collections.abc import Collection, Hashable, Iterable
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
@@ -240,6 +240,13 @@ class Machine:
 
     def closed(self, items: Iterable[Item]) -> State | None:
         """Return the state of some items and all that follow them without a byte; None if no text continues."""
+        hypotheses, accepts = self._close(items)
+        if not hypotheses and not accepts:
+            return None
+        return self._states.of(frozenset(hypotheses), accepts)
+
+    def _close(self, items: Iterable[Item]) -> tuple[set[Hypothesis], bool]:
+        """Return some items and all that follow them without a byte, and whether the text may end."""
         todo = list(items)
         hypotheses = set[Hypothesis]()
         seen = set[Hypothesis]()
@@ -267,16 +274,7 @@ class Machine:
                 settled = unit.settled(number, after)
                 if settled:
                     hypotheses.add(Hypothesis(unit, settled, after))
-            if (
-                len(hypotheses) > MAX_HYPOTHESES
-            ):  # a grammar may pass over special tokens again and again
-                raise ValueError(
-                    f"{self._part!r}: a text can be read in more than {MAX_HYPOTHESES:,} ways; "
-                    "parts that begin differently, or end with a separator, would work"
-                )
-        if not hypotheses and not accepts:
-            return None
-        return self._states.of(frozenset(hypotheses), accepts)
+        return hypotheses, accepts
 
     @locked
     def step(self, state: State, byte: int) -> State | None:
@@ -285,12 +283,7 @@ class Machine:
 
     def _step(self, key: tuple[State, int]) -> State | None:
         state, byte = key
-        items = list[Item]()
-        for unit, number, after in state.hypotheses:
-            target = unit.step(number, byte)
-            if target:
-                items.append(Hypothesis(unit, target, after))
-        return self.closed(items)
+        return self.closed(stepped(state.hypotheses, byte))
 
     def step_by_table(self, state: State, byte: int) -> State | None:
         """Return the state after one more byte by the tables of the units, which may remember less than their steps."""
@@ -348,9 +341,23 @@ class Machine:
     @locked
     def read(self, state: State, data: bytes) -> tuple[State, int]:
         """Return the state after the longest prefix of `data` that fits, and the length of that prefix."""
-        for at, byte in enumerate(data):
-            found = self.step(state, byte)
-            if found is None:
-                return state, at
-            state = found
-        return state, len(data)
+        hypotheses: Collection[Hypothesis] = state.hypotheses
+        accepts = state.accepts
+        size = 0
+        for byte in data:
+            after, may_end = self._close(stepped(hypotheses, byte))
+            if not after and not may_end:
+                break
+            hypotheses, accepts = after, may_end
+            size += 1
+        return self._states.of(frozenset(hypotheses), accepts), size
+
+
+def stepped(hypotheses: Iterable[Hypothesis], byte: int) -> list[Hypothesis]:
+    """Return the hypotheses after one more byte, without those that exits lead to."""
+    found = []
+    for unit, number, after in hypotheses:
+        target = unit.step(number, byte)
+        if target:
+            found.append(Hypothesis(unit, target, after))
+    return found

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import weakref
 from collections import deque
+from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
@@ -97,12 +98,15 @@ class MaskStore:
             mask = np.unpackbits(np.frombuffer(found.key, np.uint8), count=self.size).view(bool)
         return self._keep(found, mask)
 
-    def add(self, found: PackedMask, mask: Bools) -> None:
-        """Add the tokens of a mask to an array."""
-        if len(found.key) * 8 < self.size:
-            mask[np.frombuffer(found.key, np.int32)] = True
-        else:
-            mask |= self.unpack(found)
+    def add(self, some: Iterable[PackedMask], mask: Bools) -> None:
+        """Add the tokens of some masks to an array."""
+        ids = []
+        for each in some:
+            if len(each.key) * 8 < self.size:
+                ids.append(each.key)
+            else:
+                mask |= self.unpack(each)
+        mask[np.frombuffer(b"".join(ids), np.int32)] = True
 
     def _keep(self, found: PackedMask, mask: Bools) -> Bools:
         """Keep an array; drop the oldest ones that were not used since the last check while MASK_BYTES is exceeded."""
