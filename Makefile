@@ -50,6 +50,7 @@ extras: $(SETUP)
 # the quick tests, below six minutes on two idle cores
 test: $(SETUP) $(NATIVE)
 	$(BIN)/ruff check .
+	$(BIN)/ruff format --check --quiet --line-length 100 llmppl
 	$(PYTEST) -m "not slow"
 
 types: $(SETUP)

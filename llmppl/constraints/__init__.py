@@ -11,7 +11,13 @@ from llmppl.constraints.automata.rewrites import (
     Edit, alignment, any_case, any_whitespace, optional_punctuation, rewrite, synonyms,
     within,
 )  # fmt: skip
-from llmppl.constraints.constraint import Constraint, Index, Recognizer, TabledRecognizer, VocabularyLike
+from llmppl.constraints.constraint import (
+    Constraint,
+    Index,
+    Recognizer,
+    TabledRecognizer,
+    VocabularyLike,
+)
 from llmppl.constraints.json import JsonSchema
 from llmppl.constraints.lark import Grammar
 from llmppl.constraints.machine import Part, Special, part_of

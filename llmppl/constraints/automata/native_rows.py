@@ -74,7 +74,9 @@ class NativeRows:
         return tuple(self.members[self.begin[state] : self.begin[state + 1]].tolist())
 
 
-def first_rows(library: Any, nfa: NFA, start: Iterable[int], left: tuple[int, int]) -> NativeRows | None:
+def first_rows(
+    library: Any, nfa: NFA, start: Iterable[int], left: tuple[int, int]
+) -> NativeRows | None:
     """Return the rows of an NFA without guards whose state 1 is a closed set of NFA states.
 
     `left` are the states and steps of the budget. None if a part of the NFA is not built yet, or it is too large.
@@ -94,7 +96,13 @@ def first_rows(library: Any, nfa: NFA, start: Iterable[int], left: tuple[int, in
     subsets.put(edge_begin=edges.begin, edge_to=edges.to, edge_low=edges.low, edge_high=edges.high)
     subsets.put(epsilon_begin=begins(nfa.epsilon), epsilon_to=epsilon, targets=targets)
     scratch = np.zeros((8, size), np.int32)
-    subsets.put(members=scratch[4:].ravel(), seen=scratch[0], state_of=scratch[1], stack=scratch[2], found=scratch[3])
+    subsets.put(
+        members=scratch[4:].ravel(),
+        seen=scratch[0],
+        state_of=scratch[1],
+        stack=scratch[2],
+        found=scratch[3],
+    )
     subsets.states_left, subsets.steps_left = left
     rows = NativeRows(library, subsets, ROOM)
     number = ctypes.c_int32()

@@ -23,7 +23,7 @@ from llmppl.constraints.json.shapes import is_number
 from llmppl.support.arguments import shown
 
 DRAFTS = {4: "Draft4", 6: "Draft6", 7: "Draft7", 2019: "Draft201909", 2020: "Draft202012"}
-DIGITS = 10_000                                     # of the quotient of two numbers
+DIGITS = 10_000  # of the quotient of two numbers
 
 
 def read_json(text: str, *, exact: bool = False) -> Any:
@@ -34,7 +34,9 @@ def read_json(text: str, *, exact: bool = False) -> Any:
     """
     number = Decimal if exact else _float
     try:
-        return json.loads(text, object_pairs_hook=_object, parse_constant=_float, parse_float=number)
+        return json.loads(
+            text, object_pairs_hook=_object, parse_constant=_float, parse_float=number
+        )
     except RecursionError:
         raise ValueError("the text is nested too deep to be read") from None
 
@@ -51,7 +53,9 @@ def _object(members: list[tuple[str, Any]]) -> dict[str, Any]:
 def _float(text: str) -> float:
     number = float(text)
     if not math.isfinite(number):
-        raise ValueError(f"the text has {shown(text, 40)}, which is no number in the range of doubles")
+        raise ValueError(
+            f"the text has {shown(text, 40)}, which is no number in the range of doubles"
+        )
     return number
 
 
@@ -105,7 +109,7 @@ def _has_format(text: str, name: str) -> bool:
         found(text)
     except ValueError:
         return False
-    return not text.startswith("(?i)")              # our extension
+    return not text.startswith("(?i)")  # our extension
 
 
 def _pattern(validator: Any, pattern: str, value: Any, schema: Any) -> Iterator[ValidationError]:
@@ -113,7 +117,9 @@ def _pattern(validator: Any, pattern: str, value: Any, schema: Any) -> Iterator[
         yield ValidationError("")
 
 
-def _pattern_properties(validator: Any, given: Any, value: Any, schema: Any) -> Iterator[ValidationError]:
+def _pattern_properties(
+    validator: Any, given: Any, value: Any, schema: Any
+) -> Iterator[ValidationError]:
     if not isinstance(value, dict):
         return
     for pattern, part in given.items():
@@ -122,7 +128,9 @@ def _pattern_properties(validator: Any, given: Any, value: Any, schema: Any) -> 
                 yield from validator.descend(value[name], part, path=name, schema_path=pattern)
 
 
-def _rest(keys: Container[str], validator: Any, given: Any, value: Any, schema: Any) -> Iterator[ValidationError]:
+def _rest(
+    keys: Container[str], validator: Any, given: Any, value: Any, schema: Any
+) -> Iterator[ValidationError]:
     """Check the members that some other keywords do not evaluate."""
     if isinstance(value, dict):
         others = {key: schema[key] for key in schema if key in keys}
@@ -138,7 +146,9 @@ def _evaluated(validator: Any, value: dict[str, Any], schema: Any) -> set[str]:
     if schema.keys() & {"additionalProperties", "unevaluatedProperties"}:
         return set(value)
     names = {name for name in value if _is_named(name, schema)}
-    for key in schema.keys() & {"$ref", "$dynamicRef", "$recursiveRef"} & validator.VALIDATORS.keys():
+    for key in (
+        schema.keys() & {"$ref", "$dynamicRef", "$recursiveRef"} & validator.VALIDATORS.keys()
+    ):
         target = lookup(validator._resolver, schema[key], "#", key)
         inside = validator.evolve(schema=target.contents, _resolver=target.resolver)
         names |= _evaluated(inside, value, target.contents)
@@ -150,7 +160,9 @@ def _evaluated(validator: Any, value: dict[str, Any], schema: Any) -> set[str]:
 
 def _is_named(name: str, schema: Any) -> bool:
     patterns = schema.get("patternProperties", {})
-    return name in schema.get("properties", {}) or any(name in found(pattern) for pattern in patterns)
+    return name in schema.get("properties", {}) or any(
+        name in found(pattern) for pattern in patterns
+    )
 
 
 def _is_valid(validator: Any, value: Any, schema: Any) -> bool:

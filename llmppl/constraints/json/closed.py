@@ -143,5 +143,5 @@ def places_of(text: str) -> Iterator[tuple[Path, int, int]]:
 def _after(text: str, at: int) -> int:
     """Return the place of the next character that is no blank, comma or colon."""
     found = _BETWEEN.match(text, at)
-    assert found is not None                        # it matches the empty text, too
+    assert found is not None  # it matches the empty text, too
     return found.end()

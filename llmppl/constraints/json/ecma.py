@@ -16,7 +16,7 @@ from llmppl.constraints.automata.budget import TooLarge
 from llmppl.constraints.automata.dfa import DFA
 from llmppl.constraints.automata.regex import Regex
 
-regex: Any = import_module("regex")                 # it has no types
+regex: Any = import_module("regex")  # it has no types
 MAX_SECONDS = 2
 _SPACES = r"\t-\r \xa0\u1680\u2000-\u200a\u2028\u2029\u202f\u205f\u3000\ufeff"
 _NO_SPACES = (
@@ -31,9 +31,13 @@ _ESCAPE = (
 _TOKEN = re.compile(
     rf"{_ESCAPE}|(?P<class>\[\^?(?:\\.|[^\\\]])*\])|(?P<edge>\\[bB])"
     r"|(?P<open>\((?:\?(?::|<?[=!]|<[A-Za-z_$][\w$]*>)|(?!\?)))|(?P<count>(?:[*+?]|\{[0-9]+(?:,[0-9]*)?\})\??(?!\+))"
-    r"|(?P<plain>(?!\{,?[0-9]*\})[^\\(*+?\[])|(?P<wrong>\\.|.{1,3})", re.DOTALL
-)  # fmt: skip
-_MEMBER = re.compile(rf"{_ESCAPE}|\\(?P<back>b)|(?P<hyphen>-|\\-)|(?P<plain>[^\\])|(?P<wrong>\\.|.{{1,3}})", re.DOTALL)
+    r"|(?P<plain>(?!\{,?[0-9]*\})[^\\(*+?\[])|(?P<wrong>\\.|.{1,3})",
+    re.DOTALL,
+)
+_MEMBER = re.compile(
+    rf"{_ESCAPE}|\\(?P<back>b)|(?P<hyphen>-|\\-)|(?P<plain>[^\\])|(?P<wrong>\\.|.{{1,3}})",
+    re.DOTALL,
+)
 _PAIR = re.compile(r"\\u([dD][89abAB]..)\\u([dD][c-fC-F]..)")
 
 
@@ -47,7 +51,9 @@ def found(pattern: str) -> DFA:
     try:
         return Regex(_translated(pattern))
     except TooLarge as error:
-        raise TooLarge(f"the pattern {pattern!r} (ECMA-262, unicode mode)", error.count, error.remedy) from None
+        raise TooLarge(
+            f"the pattern {pattern!r} (ECMA-262, unicode mode)", error.count, error.remedy
+        ) from None
     except RecursionError:
         reason = "its groups are nested too deep"
     except ValueError as error:
@@ -65,7 +71,9 @@ class Backtracking:
         try:
             return bool(self._pattern.fullmatch(text, timeout=MAX_SECONDS))
         except TimeoutError:
-            raise ValueError(f"the pattern takes more than {MAX_SECONDS} s to read the finished text") from None
+            raise ValueError(
+                f"the pattern takes more than {MAX_SECONDS} s to read the finished text"
+            ) from None
 
 
 @lru_cache(1024)
@@ -80,7 +88,9 @@ def matcher(pattern: str) -> DFA | Backtracking:
 def _translated(pattern: str) -> str:
     bare = pattern.removeprefix("(?i)")
     flag = pattern[: len(pattern) - len(bare)]
-    whole = defaultdict[tuple[str, str], list[str]](list)       # choices by the texts before and after them
+    whole = defaultdict[tuple[str, str], list[str]](
+        list
+    )  # choices by the texts before and after them
     for items in _choices(bare):
         before = after = "(?s:.*)"
         if items[:1] == ["^"]:
@@ -91,7 +101,9 @@ def _translated(pattern: str) -> str:
             items = items[:-1]
         inside = "".join(_PLAIN.get(item, item) for item in items)
         whole[before, after].append(inside)
-    return flag + "|".join(f"{before}(?:{'|'.join(some)}){after}" for (before, after), some in whole.items())
+    return flag + "|".join(
+        f"{before}(?:{'|'.join(some)}){after}" for (before, after), some in whole.items()
+    )
 
 
 def _choices(pattern: str) -> list[list[str]]:
@@ -119,7 +131,10 @@ _PLAIN = {".": r"[^\n\r\u2028\u2029]", "^": r"\A", "$": r"\Z", "|": "|", ")": ")
 _IN_CLASS = {r"\s": _SPACES, r"\S": _NO_SPACES, r"\d": "0-9", r"\w": "0-9A-Za-z_"}
 _KINDS = {r"\s": f"[{_SPACES}]", r"\S": f"[^{_SPACES}]"}
 _KINDS |= {kind: f"(?a:{kind})" for kind in (r"\d", r"\D", r"\w", r"\W")}
-_EDGES = {r"\b": r"(?a:\b)", r"\B": r"(?:(?a:\B)|\A\Z)"}        # Python's \B is not in an empty text before 3.14
+_EDGES = {
+    r"\b": r"(?a:\b)",
+    r"\B": r"(?:(?a:\B)|\A\Z)",
+}  # Python's \B is not in an empty text before 3.14
 
 
 def _written(token: re.Match[str]) -> str:
@@ -167,8 +182,13 @@ def _character(token: re.Match[str]) -> str:
     text = token[0]
     match token.lastgroup:
         case "wrong":
-            remedies = {"{": r"; {0,n} counts, and \{ is the character", "\\": "; letters and digits need no backslash"}
-            raise ValueError(f"ECMA-262 has no {text}, or no automaton has it{remedies.get(text[0], '')}")
+            remedies = {
+                "{": r"; {0,n} counts, and \{ is the character",
+                "\\": "; letters and digits need no backslash",
+            }
+            raise ValueError(
+                f"ECMA-262 has no {text}, or no automaton has it{remedies.get(text[0], '')}"
+            )
         case "same":
             return text
         case "back":

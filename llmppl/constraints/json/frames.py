@@ -25,10 +25,10 @@ from llmppl.support.graphs import Memo
 from llmppl.support.locks import cached_property
 
 COMMA = ord(",")
-BLANK = " ?"                                        # whitespace of a record in one line
-MAX_LOCALS = 1 << 16                                # local states that are kept, of one frame
+BLANK = " ?"  # whitespace of a record in one line
+MAX_LOCALS = 1 << 16  # local states that are kept, of one frame
 Key = Any
-Move = tuple[int, int, Key]                         # first and last byte, and the key after them
+Move = tuple[int, int, Key]  # first and last byte, and the key after them
 Moves = tuple[list[tuple[int, int, "Local"]], list[tuple[Lazy, "Local"]], bool]
 
 
@@ -62,15 +62,19 @@ class Local:
         local = self.frame.local
         moves, calls, done = found
         moves = sorted(moves, key=lambda move: move[0])
-        return [(lo, hi, local(key)) for lo, hi, key in moves], [(of, local(key)) for of, key in calls], done
+        return (
+            [(lo, hi, local(key)) for lo, hi, key in moves],
+            [(of, local(key)) for of, key in calls],
+            done,
+        )
 
 
 class Frame:
     """Automaton of a value, from the key `first`."""
 
     first: Key = "open"
-    remembers = False                               # True if the states are endless, since they remember names
-    unit: Any = None                                # of machines
+    remembers = False  # True if the states are endless, since they remember names
+    unit: Any = None  # of machines
 
     def __init__(self) -> None:
         self._locals: Memo[Key, Local] = Memo(lambda key: Local(self, key), MAX_LOCALS)
@@ -126,7 +130,7 @@ class Container(Frame):
     """Arrays and objects: parts with commas between them, in brackets. Keys are `Between`, "open" and "end"."""
 
     brackets: tuple[int, int]
-    _begin: Any                                     # the progress before the first part
+    _begin: Any  # the progress before the first part
 
     def __init__(self, blank: Whitespace) -> None:
         super().__init__()
@@ -206,8 +210,12 @@ class Whitespace:
         self._dfa = Regex(pattern).explore()
         others = np.delete(self._dfa.table, [*b" \t\n\r"], axis=1)
         if others.any():
-            raise ValueError(f"whitespace={pattern!r} matches other characters than JSON's; {BLANK!r} would work")
-        self.moves = Memo[int, list[tuple[int, int, int]]](lambda state: self._dfa.moves(state or self._dfa.start))
+            raise ValueError(
+                f"whitespace={pattern!r} matches other characters than JSON's; {BLANK!r} would work"
+            )
+        self.moves = Memo[int, list[tuple[int, int, int]]](
+            lambda state: self._dfa.moves(state or self._dfa.start)
+        )
 
     def may_end(self, state: int) -> bool:
         return not state or self._dfa.accepts(state)

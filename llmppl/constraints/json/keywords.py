@@ -16,9 +16,15 @@ from typing import Any, NamedTuple
 from llmppl.support.arguments import shown
 
 TYPES = "string", "number", "integer", "boolean", "object", "array", "null"
-OTHER_TYPES = {"float": "number", "double": "number", "list": "array", "dict": "object", "none": "null"}
-MAX_DEPTH = 200                                         # of schemas inside each other
-MAX_POWER = 400                                         # of ten, in a number
+OTHER_TYPES = {
+    "float": "number",
+    "double": "number",
+    "list": "array",
+    "dict": "object",
+    "none": "null",
+}
+MAX_DEPTH = 200  # of schemas inside each other
+MAX_POWER = 400  # of ten, in a number
 Test = Callable[[Any], bool]
 
 
@@ -66,51 +72,86 @@ POWERS = f"with powers of ten from -{MAX_POWER} to {MAX_POWER}"
 FINITE = f"a finite number, {POWERS}"
 _are_names = _all(list, _is_name)
 _are_schemas = _all(list, _is_schema)
-_RULES: dict[tuple[Test, str], str] = {             # test of a value, and the words for what it should be
-    (_is_schema, "a schema: an object or a boolean"):
-        "not if then else additionalItems unevaluatedItems contains additionalProperties unevaluatedProperties "
-        "propertyNames",
-    (lambda value: bool(value) and _are_schemas(value), "a list of schemas, at least one"): "allOf anyOf oneOf",
+_RULES: dict[tuple[Test, str], str] = {  # test of a value, and the words for what it should be
+    (
+        _is_schema,
+        "a schema: an object or a boolean",
+    ): "not if then else additionalItems unevaluatedItems contains additionalProperties unevaluatedProperties "
+    "propertyNames",
+    (
+        lambda value: bool(value) and _are_schemas(value),
+        "a list of schemas, at least one",
+    ): "allOf anyOf oneOf",
     (_are_schemas, "a list of schemas"): "prefixItems",
-    (lambda value: _is_schema(value) or _are_schemas(value), "a schema, or a list of them"): "items",
-    (_all(dict, _is_schema), "an object of schemas by name"): "properties patternProperties dependentSchemas",
+    (
+        lambda value: _is_schema(value) or _are_schemas(value),
+        "a schema, or a list of them",
+    ): "items",
+    (
+        _all(dict, _is_schema),
+        "an object of schemas by name",
+    ): "properties patternProperties dependentSchemas",
     (lambda value: isinstance(value, dict), "an object of schemas by name"): "$defs definitions",
     (_all(dict, _are_names), "an object of lists of names"): "dependentRequired",
-    (_all(dict, lambda value: _is_schema(value) or _are_names(value)), "an object of schemas, or lists of names"):
-        "dependencies",
-    (_are_names, 'a list of names, in the schema of the object: {"properties": {"a": ...}, "required": ["a"]}'):
-        "required",
-    (lambda value: value != [] and all(each in TYPES for each in _listed(value)),
-        f"one of {', '.join(TYPES)}, or a list of some of them"): "type",
+    (
+        _all(dict, lambda value: _is_schema(value) or _are_names(value)),
+        "an object of schemas, or lists of names",
+    ): "dependencies",
+    (
+        _are_names,
+        'a list of names, in the schema of the object: {"properties": {"a": ...}, "required": ["a"]}',
+    ): "required",
+    (
+        lambda value: value != [] and all(each in TYPES for each in _listed(value)),
+        f"one of {', '.join(TYPES)}, or a list of some of them",
+    ): "type",
     (_all(list, _is_value), f"a list of values, their numbers {POWERS}"): "enum",
     (_is_value, f"a value, its numbers {POWERS}"): "const",
-    (_is_name, "a string"):
-        "$ref $dynamicRef $recursiveRef $schema $id id $anchor $dynamicAnchor format pattern",
+    (
+        _is_name,
+        "a string",
+    ): "$ref $dynamicRef $recursiveRef $schema $id id $anchor $dynamicAnchor format pattern",
     (_is_number, FINITE): "minimum maximum",
-    (lambda value: isinstance(value, bool) or _is_number(value), FINITE):
-        "exclusiveMinimum exclusiveMaximum",
+    (
+        lambda value: isinstance(value, bool) or _is_number(value),
+        FINITE,
+    ): "exclusiveMinimum exclusiveMaximum",
     (lambda value: _is_number(value) and value > 0, "a number above 0"): "multipleOf",
-    (lambda value: _is_number(value) and value >= 0 and value == int(value), "a whole number, 0 or more"):
-        "minLength maxLength minItems maxItems minProperties maxProperties minContains maxContains",
+    (
+        lambda value: _is_number(value) and value >= 0 and value == int(value),
+        "a whole number, 0 or more",
+    ): "minLength maxLength minItems maxItems minProperties maxProperties minContains maxContains",
     (lambda value: isinstance(value, bool), "true or false"): "uniqueItems",
-}  # fmt: skip
+}
 RULES = dict[str, Rule]()
 for _rule, _keys in _RULES.items():
     RULES |= dict.fromkeys(_keys.split(), Rule(*_rule))
 _IDENTIFIERS = {"$schema", "$id", "id", "$anchor", "$dynamicAnchor"}
-KEYWORDS = frozenset(RULES.keys() - _IDENTIFIERS)   # that restrict instances, or hold schemas
-NOTES = _IDENTIFIERS | frozenset(                   # annotations, including OpenAPI's
+KEYWORDS = frozenset(RULES.keys() - _IDENTIFIERS)  # that restrict instances, or hold schemas
+NOTES = _IDENTIFIERS | frozenset(  # annotations, including OpenAPI's
     "$comment $vocabulary $recursiveAnchor title description default examples example deprecated readOnly writeOnly "
     "contentEncoding contentMediaType contentSchema discriminator xml externalDocs".split()
 )
 HOLDERS = frozenset(key for key, rule in RULES.items() if "schema" in rule.words) - {"required"}
 NAMES = KEYWORDS | NOTES
-FOREIGN = {                                         # of other libraries and short forms, in plain letters
-    "min": "minimum", "max": "maximum", "gt": "exclusiveMinimum", "ge": "minimum", "lt": "exclusiveMaximum",
-    "le": "maximum", "regex": "pattern", "choices": "enum", "options": "enum", "values": "enum",
-    "property": "properties", "unique": "uniqueItems", "ref": "$ref", "defs": "$defs",
-    "exclusivemin": "exclusiveMinimum", "exclusivemax": "exclusiveMaximum",
-}  # fmt: skip
+FOREIGN = {  # of other libraries and short forms, in plain letters
+    "min": "minimum",
+    "max": "maximum",
+    "gt": "exclusiveMinimum",
+    "ge": "minimum",
+    "lt": "exclusiveMaximum",
+    "le": "maximum",
+    "regex": "pattern",
+    "choices": "enum",
+    "options": "enum",
+    "values": "enum",
+    "property": "properties",
+    "unique": "uniqueItems",
+    "ref": "$ref",
+    "defs": "$defs",
+    "exclusivemin": "exclusiveMinimum",
+    "exclusivemax": "exclusiveMaximum",
+}
 _PLAIN = {key.lower(): key for key in sorted(KEYWORDS) if not key.startswith("$")} | FOREIGN
 
 
@@ -122,9 +163,11 @@ def pointer(step: object) -> str:
 def nodes(schema: Any, at: str = "#") -> Iterator[tuple[str, dict[str, Any]]]:
     """Yield (place, schema) of a schema and of those inside it that are objects. Raises ValueError beyond a depth."""
     todo = [(at, schema, 0)]
-    for place, node, depth in todo:                 # grows
+    for place, node, depth in todo:  # grows
         if depth > MAX_DEPTH:
-            raise ValueError(f"the schema is nested more than {MAX_DEPTH} deep; a $ref to $defs would work")
+            raise ValueError(
+                f"the schema is nested more than {MAX_DEPTH} deep; a $ref to $defs would work"
+            )
         if isinstance(node, dict):
             yield place, node
             for key in filter(HOLDERS.__contains__, node):
@@ -153,11 +196,13 @@ def check_keywords(schema: Any, at: str = "") -> None:
             rule = RULES.get(key)
             if rule and not rule.holds(value):
                 hint = _hint_of_type(value) if key == "type" else ""
-                raise ValueError(f"JSON schema at {place}, {key!r}: {_brief(value)} should be {rule.words}{hint}")
+                raise ValueError(
+                    f"JSON schema at {place}, {key!r}: {_brief(value)} should be {rule.words}{hint}"
+                )
 
 
 def _brief(value: Any) -> str:
-    marked = json.dumps(value, ensure_ascii=False, default="\0{}\0".format)         # decimals
+    marked = json.dumps(value, ensure_ascii=False, default="\0{}\0".format)  # decimals
     text = marked.replace('"\\u0000', "").replace('\\u0000"', "")
     return text if len(text) <= 60 else text[:57] + "..."
 
@@ -184,9 +229,14 @@ def foreign(schema: Any, at: str = "#") -> tuple[list[str], list[str]]:
     found = [*nodes(schema, at)]
     refs = {node.get("$ref") for _, node in found}
     for place, node in found:
-        is_group = place not in refs and place.rpartition("/")[0] in (f"{at}/$defs", f"{at}/definitions")
+        is_group = place not in refs and place.rpartition("/")[0] in (
+            f"{at}/$defs",
+            f"{at}/definitions",
+        )
         is_bare = not node.keys() & KEYWORDS - {"$defs", "definitions"}
-        if is_bare and (is_group or not node or place == at != "#"):        # a resource of definitions alone
+        if is_bare and (
+            is_group or not node or place == at != "#"
+        ):  # a resource of definitions alone
             continue
         unknown = [key for key in node if key not in NAMES and key[:2].lower() != "x-"]
         for key in unknown:
@@ -209,7 +259,9 @@ def foreign(schema: Any, at: str = "#") -> tuple[list[str], list[str]]:
 def likely(name: str, node: dict[str, Any]) -> str | None:
     """Return the keyword that another name of a schema probably means, and whose value fits; None if none is near."""
     if name.startswith("$"):
-        near = difflib.get_close_matches(name, [key for key in RULES if key.startswith("$")], 1, 0.8)
+        near = difflib.get_close_matches(
+            name, [key for key in RULES if key.startswith("$")], 1, 0.8
+        )
     elif name[:1].isalpha():
         bare = name.replace("_", "").replace("-", "").lower()
         near = [_PLAIN[word] for word in _near(bare)]

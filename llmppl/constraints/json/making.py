@@ -27,9 +27,9 @@ from llmppl.constraints.json.shapes import (
 )
 from llmppl.support.graphs import Memo
 
-PLAIN = [String(), Number(), Number(integer=True)]      # without bounds
-MAX_PATH = 2_000                                    # bytes and values of a way to an end
-UNASSIGNED = b"\xf1\xf2\xf4"                        # first bytes of planes without characters
+PLAIN = [String(), Number(), Number(integer=True)]  # without bounds
+MAX_PATH = 2_000  # bytes and values of a way to an end
+UNASSIGNED = b"\xf1\xf2\xf4"  # first bytes of planes without characters
 # bytes of JSON texts, but for planes of Unicode without characters, which tokenizers leave out
 WRITTEN = sorted({*b"\t\n\r", *range(32, 192), *range(194, 245)} - {*UNASSIGNED})
 
@@ -44,7 +44,9 @@ class Frames:
         self._open: set[int] = set()
         self._left: dict[Local, float] = {}
         self._least: dict[Lazy, float] = {}
-        self._are_written: Memo[bytes, bool] = Memo(lambda alone: all(alone[byte] for byte in WRITTEN))
+        self._are_written: Memo[bytes, bool] = Memo(
+            lambda alone: all(alone[byte] for byte in WRITTEN)
+        )
         self.starts = Memo(self._find_starts)
 
     def forget(self) -> None:
@@ -73,7 +75,9 @@ class Frames:
         """Return the frame of a shape; None if it has no instances."""
         key = id(shape)
         is_outermost = not self._open
-        if key not in self._frames and key not in self._open:       # only an infinite value would need itself
+        if (
+            key not in self._frames and key not in self._open
+        ):  # only an infinite value would need itself
             self._open.add(key)
             try:
                 frame = self._new_frame(shape)
@@ -88,7 +92,7 @@ class Frames:
     def _least_of(self, part: Lazy) -> float:
         found = self._least.get(part)
         if found is None:
-            self._least[part] = math.inf            # meanwhile: only an infinite value would need itself
+            self._least[part] = math.inf  # meanwhile: only an infinite value would need itself
             lefts = (self.bytes_left(start) for start in self.starts[part])
             found = self._least[part] = next((left for left in lefts if left < math.inf), math.inf)
         return found
@@ -104,9 +108,11 @@ class Frames:
             if calls:
                 path.append((local, self._least_of(calls[0][0])))
                 local = calls[0][1]
-            else:                                   # by the first byte that is no whitespace
+            else:  # by the first byte that is no whitespace
                 path.append((local, 1))
-                local = next((after for lo, hi, after in moves if hi > 32 and lo not in UNASSIGNED), local)
+                local = next(
+                    (after for lo, hi, after in moves if hi > 32 and lo not in UNASSIGNED), local
+                )
         left = self._left.get(local, math.inf)
         for each, bytes in reversed(path):
             left += bytes
@@ -124,7 +130,7 @@ class Frames:
 
     def _new_frame(self, shape: Shape) -> Frame | None:
         match shape:
-            case Constants():                       # strings, numbers and words
+            case Constants():  # strings, numbers and words
                 return Words(text for value in shape.values for text in spellings(value))
             case Number():
                 dfa = numbers(shape)

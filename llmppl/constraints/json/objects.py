@@ -39,8 +39,8 @@ from llmppl.support.graphs import Memo, Numbering
 from llmppl.support.locks import cached_property
 
 QUOTE, COLON, BACKSLASH = b'":\\'
-MAX_STATES = 5_000                                  # of all patterns of an object together
-MAX_RESTS = 64                                      # names that are listed
+MAX_STATES = 5_000  # of all patterns of an object together
+MAX_RESTS = 64  # names that are listed
 
 
 class NameMove(NamedTuple):
@@ -145,7 +145,7 @@ def classes(names: Shape, patterns: tuple[str, ...]) -> tuple[Ints, dict[int, se
     states = Numbering[tuple[int, ...]]([(), start])
     rows = [np.zeros(256, np.int32)]
     matched = {}
-    for key in itertools.islice(states.keys_in_order, 1, None):   # grows
+    for key in itertools.islice(states.keys_in_order, 1, None):  # grows
         table = np.stack([dfa.row(state) for dfa, state in zip(dfas, key, strict=True)])
         columns, where = np.unique(table, axis=1, return_inverse=True)
         into = [states[tuple(column)] if column[0] else 0 for column in columns.T.tolist()]
@@ -208,7 +208,7 @@ class Members(Container):
         self._shape = shape
         self._is_live_part = is_live
         self._listed = list(dict.fromkeys([*shape.properties, *shape.required]))
-        self._ordered = 0                           # bits of the names with an order
+        self._ordered = 0  # bits of the names with an order
         if in_order:
             self._ordered = (1 << len(self._listed)) - 1
         self._parts = Memo(shape.of_name)
@@ -243,7 +243,7 @@ class Members(Container):
 
     @cached_property
     def _bit(self) -> dict[str, int]:
-        self._others                                # noqa: B018  it may list more names
+        self._others  # noqa: B018  it may list more names
         return {name: 1 << i for i, name in enumerate(self._listed)}
 
     @cached_property
@@ -274,7 +274,7 @@ class Members(Container):
         return [self._bit[name] for name in self._spelled.values()]
 
     @property
-    def remembers(self) -> bool:                    # type: ignore[override]
+    def remembers(self) -> bool:  # type: ignore[override]
         return bool(self._others.start)
 
     def step(self, local: Local, byte: int) -> Local | None:
@@ -290,7 +290,7 @@ class Members(Container):
         """Return the progress after the property of a bit, or after one that is not listed (0)."""
         over = self._ordered | bit
         if bit & self._ordered:
-            over = (bit << 1) - 1                   # and the names before it
+            over = (bit << 1) - 1  # and the names before it
         return Progress(at.left & ~over, max(0, at.need - 1), at.room - 1, at.used)
 
     def _can_end(self, at: Progress) -> bool:
@@ -302,7 +302,7 @@ class Members(Container):
     def _find_choices(self, at: Progress) -> Choices:
         missing = at.left & self._required
         first = missing & self._ordered
-        first &= -first                             # it precedes all that follow it
+        first &= -first  # it precedes all that follow it
         named = at.left & ((first << 1) - 1)
         bits = [bit for bit in self._bits if bit & named]
         if at.need or at.room < math.inf:
@@ -395,7 +395,9 @@ class Members(Container):
 
     def _read(self, name: Name, byte: int) -> Key | None:
         """Return the key after one byte of a name."""
-        if byte == QUOTE and name.escape is None:   # in a listed name, a quote may follow a backslash
+        if (
+            byte == QUOTE and name.escape is None
+        ):  # in a listed name, a quote may follow a backslash
             ended = self._ended(name)
             if ended is not None:
                 return ended

@@ -35,10 +35,10 @@ from llmppl.constraints.json.shapes import (
     intersect,
 )
 
-MAX_PAIRS = 4_000                                   # of options of a oneOf that are compared, in both orders
-MAX_OVERLAPS = 6                                    # options of a oneOf that overlap
-MAX_DEPENDENT = 6                                   # names that others depend on
-MAX_HOPS = 1_000                                    # of a $ref to a $ref
+MAX_PAIRS = 4_000  # of options of a oneOf that are compared, in both orders
+MAX_OVERLAPS = 6  # options of a oneOf that overlap
+MAX_DEPENDENT = 6  # names that others depend on
+MAX_HOPS = 1_000  # of a $ref to a $ref
 
 # The shapes of keywords that hold no schemas, by the type of the instances that they restrict.
 PLAIN: dict[str, dict[str, Callable[[Any], Shape]]] = {
@@ -65,24 +65,39 @@ PLAIN: dict[str, dict[str, Callable[[Any], Shape]]] = {
         "required": lambda names: Object(required=tuple(dict.fromkeys(names))),
     },
 }
-OWN = set().union(*PLAIN.values()) | set(           # keywords for values of one type
+OWN = set().union(*PLAIN.values()) | set(  # keywords for values of one type
     "type items prefixItems additionalItems unevaluatedItems contains uniqueItems properties patternProperties "
     "additionalProperties unevaluatedProperties propertyNames".split()
 )
 # Keywords that are left out, in this order, if the automaton is too large.
-LARGE = "multipleOf", "minimum maximum exclusiveMinimum exclusiveMaximum minLength maxLength", "pattern format", ""
-LIMITS = {                                          # remarks
+LARGE = (
+    "multipleOf",
+    "minimum maximum exclusiveMinimum exclusiveMaximum minLength maxLength",
+    "pattern format",
+    "",
+)
+LIMITS = {  # remarks
     "number": f"numbers without bounds have at most {MAX_DIGITS} digits before the point, {2 * MAX_DIGITS} as integers,"
-              f" and {MAX_FRACTION} after it; minimum and maximum would bound them",
+    f" and {MAX_FRACTION} after it; minimum and maximum would bound them",
     "string": "strings without maxLength are as long as max_tokens allows; maxLength would bound them",
-}  # fmt: skip
-SINCE = {                                           # the first drafts of keywords that draft 4 lacks
-    "const": 6, "contains": 6, "propertyNames": 6, "if": 7, "dependentRequired": 2019, "dependentSchemas": 2019,
-    "minContains": 2019, "maxContains": 2019, "unevaluatedItems": 2019, "unevaluatedProperties": 2019,
-    "$recursiveRef": 2019, "prefixItems": 2020, "$dynamicRef": 2020,
-}  # fmt: skip
+}
+SINCE = {  # the first drafts of keywords that draft 4 lacks
+    "const": 6,
+    "contains": 6,
+    "propertyNames": 6,
+    "if": 7,
+    "dependentRequired": 2019,
+    "dependentSchemas": 2019,
+    "minContains": 2019,
+    "maxContains": 2019,
+    "unevaluatedItems": 2019,
+    "unevaluatedProperties": 2019,
+    "$recursiveRef": 2019,
+    "prefixItems": 2020,
+    "$dynamicRef": 2020,
+}
 EXCLUDED = {"exclusiveMinimum": "minimum", "exclusiveMaximum": "maximum"}
-IN_PLACE = frozenset(                               # keywords that may evaluate members
+IN_PLACE = frozenset(  # keywords that may evaluate members
     "$ref $dynamicRef $recursiveRef allOf anyOf oneOf not if dependentSchemas dependencies contains".split()
 )
 
@@ -108,16 +123,18 @@ class Reader:
         self.places: list[tuple[Lazy, str]] = []
         self._is_live = is_live
         self._lazies: dict[Any, Lazy] = {}
-        self._numbers: dict[int, int] = {}          # of parts, by their ids
+        self._numbers: dict[int, int] = {}  # of parts, by their ids
         self._contents: dict[Any, int] = {}
-        self._targets = set[int]()                  # ids of schemas that a reference leads to, whose values are checked
+        self._targets = set[
+            int
+        ]()  # ids of schemas that a reference leads to, whose values are checked
 
     def lazy(self, schema: Any, place: Place) -> Lazy:
         """Return the shape of a schema, which is read on first use."""
         if isinstance(schema, bool):
             return shapes.EVERY if schema else shapes.NONE
         key: Any = id(schema), _scope(place)
-        if "oneOf" in schema:                       # options of options are compared once
+        if "oneOf" in schema:  # options of options are compared once
             key = "oneOf", self._number(schema), _scope(place)
         if key not in self._lazies:
             lazy = Lazy(lambda: Reading(self, schema, place).read(), self._note_intersection)
@@ -158,8 +175,10 @@ class Reader:
             ref = schema["$ref"]
             key = "$ref"
         else:
-            raise ValueError(f"JSON schema at {place.pointer}, {keyword!r}: {name!r} leads back to itself")
-        if id(schema) not in self._targets:         # it may be in a place that held no schema
+            raise ValueError(
+                f"JSON schema at {place.pointer}, {keyword!r}: {name!r} leads back to itself"
+            )
+        if id(schema) not in self._targets:  # it may be in a place that held no schema
             check_keywords(schema, inside.pointer.removesuffix("#"))
             self._targets.add(id(schema))
         return self.lazy(schema, inside)
@@ -168,13 +187,13 @@ class Reader:
         """Return whether two shapes may have a common value."""
         try:
             return self._is_live(shapes.both(a, b))
-        except ValueError:                          # too large to tell
+        except ValueError:  # too large to tell
             return True
 
     def read_all(self) -> None:
         """Read every schema that the ones read so far refer to."""
-        for lazy, _ in self.places:                 # grows
-            lazy.shape                              # noqa: B018
+        for lazy, _ in self.places:  # grows
+            lazy.shape  # noqa: B018
 
 
 class Reading:
@@ -215,7 +234,7 @@ class Reading:
         if "$schema" in schema and not draft_of(schema, 0):
             self._note(f"'$schema': {schema['$schema']!r} is no known draft: read as {draft}")
         for key, bound in EXCLUDED.items():
-            if isinstance(given.get(key), bool):    # as draft 4 has it
+            if isinstance(given.get(key), bool):  # as draft 4 has it
                 is_excluded = given.pop(key)
                 if is_excluded and bound in given:
                     given[key] = given[bound]
@@ -342,7 +361,9 @@ class Reading:
     def _of_kind(self, kind: str) -> Shape:
         match kind:
             case "integer" | "number":
-                return self._scalar("number", Number(integer=kind == "integer"), numbers, dict(self._given))
+                return self._scalar(
+                    "number", Number(integer=kind == "integer"), numbers, dict(self._given)
+                )
             case "string":
                 return self._scalar("string", String(), quoted, self._checked())
             case "array":
@@ -351,7 +372,9 @@ class Reading:
                 return _restricted(self._object(), "object", self._given)
         return TYPES[kind]
 
-    def _scalar(self, kind: str, whole: Shape, automaton: Callable[[Any], object], given: dict[str, Any]) -> Shape:
+    def _scalar(
+        self, kind: str, whole: Shape, automaton: Callable[[Any], object], given: dict[str, Any]
+    ) -> Shape:
         """Return the shape of numbers or strings, without the keywords that make the automaton too large."""
         for keys in LARGE:
             shape = _restricted(whole, kind, given)
@@ -359,7 +382,7 @@ class Reading:
                 if shape != whole:
                     automaton(shape)
                 break
-            except ValueError:                      # too large
+            except ValueError:  # too large
                 for key in keys.split():
                     if key in given and key in PLAIN[kind]:
                         self._leave_out(key)
@@ -415,7 +438,7 @@ class Reading:
             names = intersect(names, self._inside(self._given["propertyNames"], "propertyNames"))
             try:
                 classes(names, ())
-            except ValueError:                      # too large
+            except ValueError:  # too large
                 self._leave_out("propertyNames")
                 names = String()
         additional = self._others("additionalProperties", "unevaluatedProperties")
@@ -426,9 +449,11 @@ class Reading:
             if patterns:
                 classes(names, tuple(patterns))
             listed = {name: shapes.both(part, free.of_name(name)) for name, part in named.items()}
-        except ValueError as error:                 # wrong or too large
+        except ValueError as error:  # wrong or too large
             keyword = "patternProperties" if patterns else "propertyNames"
-            raise ValueError(f"JSON schema at {self._place.pointer}, {keyword!r}: {error}") from None
+            raise ValueError(
+                f"JSON schema at {self._place.pointer}, {keyword!r}: {error}"
+            ) from None
         if not patterns and additional is shapes.EVERY:
             return Object(listed, names=names)
         return Object(listed, (others,), names=names)
@@ -441,7 +466,7 @@ class Reading:
         """Return the shape of the members that no keyword names: that of `key` or `unevaluated`."""
         given = self._given
         if key not in given and given.get(unevaluated, True) is not True:
-            if not IN_PLACE & given.keys():         # else, it depends on the value which schemas apply
+            if not IN_PLACE & given.keys():  # else, it depends on the value which schemas apply
                 return self._part(given[unevaluated], unevaluated)
             self._leave_out(unevaluated)
         return self._part(given.get(key, True), key)

@@ -23,14 +23,19 @@ from referencing.exceptions import NoSuchResource, Unresolvable
 
 from llmppl.constraints.json.keywords import check_keywords, foreign, nodes
 
-_DRAFT4 = attrs.evolve(                                 # with true and false, which schemas in use have all the same
-    cast(Any, drafts.DRAFT6), name="draft-04",
+_DRAFT4 = attrs.evolve(  # with true and false, which schemas in use have all the same
+    cast(Any, drafts.DRAFT6),
+    name="draft-04",
     id_of=lambda each: drafts.DRAFT4.id_of(each) if isinstance(each, dict) else None,
     anchors_in=lambda spec, each: drafts.DRAFT4.anchors_in(each) if isinstance(each, dict) else [],
-)  # fmt: skip
+)
 DRAFTS: dict[int, Specification[Any]] = {
-    4: _DRAFT4, 6: drafts.DRAFT6, 7: drafts.DRAFT7, 2019: drafts.DRAFT201909, 2020: drafts.DRAFT202012,
-}  # fmt: skip
+    4: _DRAFT4,
+    6: drafts.DRAFT6,
+    7: drafts.DRAFT7,
+    2019: drafts.DRAFT201909,
+    2020: drafts.DRAFT202012,
+}
 _DRAFT = re.compile(r"json-schema\.org/draft[-/]0?([0-9]+)")
 Resources = Mapping[str, Any] | str | Path | None
 
@@ -63,12 +68,16 @@ def registry_of(schema: Any, resources: Resources, notes: list[str]) -> Registry
     if isinstance(resources, str | Path):
         folder = Path(resources).resolve()
         if not folder.is_dir():
-            raise ValueError(f"resources: there is no folder {str(resources)!r}; a mapping of URIs would work")
+            raise ValueError(
+                f"resources: there is no folder {str(resources)!r}; a mapping of URIs would work"
+            )
     elif isinstance(resources, Mapping):
         for uri, each in resources.items():
             given.append((uri.removesuffix("#"), _resource(each, draft, uri, notes)))
     elif resources is not None:
-        raise TypeError(f"resources is a mapping of URIs to schemas or a folder, not {type(resources).__name__}")
+        raise TypeError(
+            f"resources is a mapping of URIs to schemas or a folder, not {type(resources).__name__}"
+        )
 
     def retrieve(uri: str) -> Any:
         file = _file(folder, uri)
@@ -76,10 +85,12 @@ def registry_of(schema: Any, resources: Resources, notes: list[str]) -> Registry
             raise NoSuchResource(uri)
         return _resource(file.read_text(encoding="utf-8-sig"), draft, uri, notes)
 
-    make: Any = Registry                            # of attrs, which mypy does not read
+    make: Any = Registry  # of attrs, which mypy does not read
     try:
         given.append(("", DRAFTS[draft].create_resource(schema)))
-        registry: Registry[Any] = make(retrieve=retrieve).combine(REGISTRY).with_resources(given).crawl()
+        registry: Registry[Any] = (
+            make(retrieve=retrieve).combine(REGISTRY).with_resources(given).crawl()
+        )
     except (AttributeError, TypeError, ValueError) as error:
         raise ValueError(f"JSON schema: a $schema or $id inside is wrong ({error})") from None
     return registry

@@ -37,15 +37,19 @@ from llmppl.constraints.json.frames import DONE, Expansion, Frame, Key, Move
 from llmppl.constraints.json.shapes import Choice, Constants, Number, Shape, String, language
 from llmppl.constraints.masks.distances import bytes_to_accept
 
-MAX_DIGITS = 21                                     # before the point, without a bound; twice as many of an integer
-MAX_FRACTION = 22                                   # after the point, unless bounds or steps need more
-MAX_REMAINDERS = 4_000                                  # remainders of a step
-_WHOLE, _INTEGER = (rf"-?(?:0|[1-9][0-9]{{0,{digits - 1}}})" for digits in (MAX_DIGITS, 2 * MAX_DIGITS))
+MAX_DIGITS = 21  # before the point, without a bound; twice as many of an integer
+MAX_FRACTION = 22  # after the point, unless bounds or steps need more
+MAX_REMAINDERS = 4_000  # remainders of a step
+_WHOLE, _INTEGER = (
+    rf"-?(?:0|[1-9][0-9]{{0,{digits - 1}}})" for digits in (MAX_DIGITS, 2 * MAX_DIGITS)
+)
 _ANY = rf"{_WHOLE}(?:\.[0-9]{{1,{MAX_FRACTION}}})?(?:[eE][+-]?(?:[0-9]{{1,2}}|1[0-9]{{2}}|2[0-5][0-9]))?"
 TOP = Fraction(repr(sys.float_info.max))
 # spans of numbers with an exponent: without bounds those that _ANY lacks, and with bounds
-SPANS = [((Fraction("5e-324"), Fraction(f"9.{'9' * MAX_FRACTION}e-{low}")), (Fraction(10**high), TOP))
-         for low, high in ((260, 260), (5, 16))]    # fmt: skip
+SPANS = [
+    ((Fraction("5e-324"), Fraction(f"9.{'9' * MAX_FRACTION}e-{low}")), (Fraction(10**high), TOP))
+    for low, high in ((260, 260), (5, 16))
+]
 
 
 @lru_cache(128)
@@ -56,20 +60,30 @@ def numbers(shape: Number) -> DFA:
     """
     low, low_out = shape.low
     high, high_in = shape.high
-    known = [abs(Fraction(each)) for each in (low, high, *map(itemgetter(0), shape.steps)) if abs(each) != math.inf]
+    known = [
+        abs(Fraction(each))
+        for each in (low, high, *map(itemgetter(0), shape.steps))
+        if abs(each) != math.inf
+    ]
 
     def between(digits: int, most: Fraction) -> tuple[Fraction, Fraction]:
         """Return the least and the greatest number with at most so many digits after the point."""
-        return (-most if low == -math.inf else max(-most, _inwards(Fraction(low), not low_out, digits)),
-                most if high == math.inf else min(most, -_inwards(-Fraction(high), high_in, digits)))   # fmt: skip
+        return (
+            -most if low == -math.inf else max(-most, _inwards(Fraction(low), not low_out, digits)),
+            most if high == math.inf else min(most, -_inwards(-Fraction(high), high_in, digits)),
+        )
 
     found: DFA
     if known:
-        largest = Fraction(10 ** max(MAX_DIGITS * (1 + shape.integer), 1 + len(str(math.ceil(max(known))))) - 1)
+        largest = Fraction(
+            10 ** max(MAX_DIGITS * (1 + shape.integer), 1 + len(str(math.ceil(max(known))))) - 1
+        )
         digits = 0 if shape.integer else max(MAX_FRACTION, *map(num_decimals, known))
         least, most = between(digits, min(largest, TOP) if digits else largest)
-        found = numerals(math.ceil(least * 10**digits), math.floor(most * 10**digits), digits, zero=True)
-        first, last = between(0, largest)           # without a point, a number is exact
+        found = numerals(
+            math.ceil(least * 10**digits), math.floor(most * 10**digits), digits, zero=True
+        )
+        first, last = between(0, largest)  # without a point, a number is exact
         if (whole := (math.ceil(first), math.floor(last))) != (math.ceil(least), math.floor(most)):
             found = found.united_with(numerals(*whole, 0))
     else:
@@ -80,10 +94,16 @@ def numbers(shape: Number) -> DFA:
     if shape.steps or shape.integer:
         return found
     least, most = between(MAX_FRACTION + 324, TOP)
-    return found.united_with(_powers(tuple(
-        (sign, max(low, first), min(high, last)) for first, last in SPANS[known != []]
-        for sign, low, high in ((1, least, most), (-1, -most, -least)) if low <= last and first <= high
-    )))  # fmt: skip
+    return found.united_with(
+        _powers(
+            tuple(
+                (sign, max(low, first), min(high, last))
+                for first, last in SPANS[known != []]
+                for sign, low, high in ((1, least, most), (-1, -most, -least))
+                if low <= last and first <= high
+            )
+        )
+    )
 
 
 @lru_cache(64)
@@ -123,7 +143,9 @@ def _inwards(bound: Fraction, is_in: bool, digits: int) -> Fraction:
 
 def num_decimals(value: Fraction) -> int:
     """Return the number of digits after the point."""
-    return next(n for n in range(value.denominator.bit_length() + 1) if 10**n % value.denominator == 0)
+    return next(
+        n for n in range(value.denominator.bit_length() + 1) if 10**n % value.denominator == 0
+    )
 
 
 @lru_cache(16)
@@ -139,7 +161,9 @@ def _multiples(step: Fraction) -> DFA:
     if size > MAX_REMAINDERS:
         raise ValueError(f"the multiples of {step} have more than {MAX_REMAINDERS:,} remainders")
     rest = np.arange(m)
-    table = np.zeros((2 + 2 * size, 256), np.int32)     # 1 the start; before the point; after it, by the digits left
+    table = np.zeros(
+        (2 + 2 * size, 256), np.int32
+    )  # 1 the start; before the point; after it, by the digits left
     whole = 2
     after = 2 + m
     for digit in range(10):
@@ -149,7 +173,9 @@ def _multiples(step: Fraction) -> DFA:
         table[whole : whole + m, char] = whole + (rest * 10 + scaled) % m
         for left in range(1, digits + 1):
             begin = after + left * m
-            table[begin : begin + m, char] = after + (left - 1) * m + (rest + digit * pow(10, left - 1, m)) % m
+            table[begin : begin + m, char] = (
+                after + (left - 1) * m + (rest + digit * pow(10, left - 1, m)) % m
+            )
     table[after : after + m, ord("0")] = after + rest
     table[whole : whole + m, ord(".")] = after + digits * m + rest
     table[1, ord("-")] = 1
@@ -164,7 +190,7 @@ def spellings(given: Any) -> set[str]:
         return {json.dumps(given, ensure_ascii=False)}
     found = {str(given).lower()}
     value = Decimal(given)
-    if isinstance(given, Decimal) and not given:        # of both signs
+    if isinstance(given, Decimal) and not given:  # of both signs
         return found | {"0", "0.0", "-0.0"}
     if value == value.to_integral_value() and value.adjusted() < 40:
         found.add(str(int(value)))
@@ -174,18 +200,20 @@ def spellings(given: Any) -> set[str]:
     if not isinstance(given, Decimal) or math.isinf(near) or Decimal(repr(near)) != value:
         return found
     mantissa, _, power = repr(near).partition("e")
-    return found | ({f"{mantissa}e{int(power):{form}}" for form in ("d", "+d", "+03d")} if power else {mantissa})
+    return found | (
+        {f"{mantissa}e{int(power):{form}}" for form in ("d", "+d", "+03d")} if power else {mantissa}
+    )
 
 
 # ---- strings
 
 T = TypeVar("T")
-MAX_STATES = 20_000                                 # of a language that is explored
-MAX_BOUND = 1_000                                   # of the length of a string with a language
-_PAIR = r"[dD][89aAbB][0-9a-fA-F]{2}\\u[dD][c-fC-F][0-9a-fA-F]{2}"      # of surrogates
+MAX_STATES = 20_000  # of a language that is explored
+MAX_BOUND = 1_000  # of the length of a string with a language
+_PAIR = r"[dD][89aAbB][0-9a-fA-F]{2}\\u[dD][c-fC-F][0-9a-fA-F]{2}"  # of surrogates
 ESCAPE = rf'["\\/bfnrt]|u(?:[0-9a-ce-fA-CE-F][0-9a-fA-F]{{3}}|[dD][0-7][0-9a-fA-F]{{2}}|{_PAIR})'
 _ESCAPES = Regex(ESCAPE).explore()
-SPELLED = {byte: json.dumps(chr(byte))[2:-1] for byte in (*range(32), 34, 92)}      # after a backslash
+SPELLED = {byte: json.dumps(chr(byte))[2:-1] for byte in (*range(32), 34, 92)}  # after a backslash
 ESCAPED = tuple(SPELLED)
 
 
@@ -205,7 +233,9 @@ def bytes_left(dfa: DFA) -> npt.NDArray[np.float64]:
     escaped = dfa.explore(MAX_STATES).table
     plain = escaped.copy()
     plain[:, ESCAPED] = 0
-    return np.minimum(bytes_to_accept(plain, dfa.accepting), 12 * bytes_to_accept(escaped, dfa.accepting))
+    return np.minimum(
+        bytes_to_accept(plain, dfa.accepting), 12 * bytes_to_accept(escaped, dfa.accepting)
+    )
 
 
 def cut(lo: int, hi: int, at: tuple[int, ...] = ESCAPED) -> Iterator[tuple[int, int]]:
@@ -222,11 +252,16 @@ def cut(lo: int, hi: int, at: tuple[int, ...] = ESCAPED) -> Iterator[tuple[int, 
 @lru_cache(1_000)
 def _content(shape: String) -> DFA:
     """Return the texts of the strings of a shape. Raises ValueError if the automaton is too large."""
-    dfas = [language(*each[:2]) if each[2] else language(*each[:2]).complement() for each in shape.languages]
+    dfas = [
+        language(*each[:2]) if each[2] else language(*each[:2]).complement()
+        for each in shape.languages
+    ]
     if shape.least or shape.most < math.inf:
         last = "" if shape.most == math.inf else str(int(shape.most))
         if max(shape.least, int(last or 0)) > MAX_BOUND:
-            raise TooLarge("a string with a pattern or format", f"a bound of its length above {MAX_BOUND:,}")
+            raise TooLarge(
+                "a string with a pattern or format", f"a bound of its length above {MAX_BOUND:,}"
+            )
         dfas.append(Regex(f"(?s:.{{{shape.least},{last}}})"))
     if len(dfas) > 1:
         for dfa in dfas:
@@ -322,7 +357,7 @@ class Quoted(Frame):
         can_escape = False
         for lo, hi, to in self._dfa.moves(state):
             after: Key | None = (to, need, room)
-            is_first = not 0x80 <= lo < 0xC0        # byte of a character
+            is_first = not 0x80 <= lo < 0xC0  # byte of a character
             if is_first:
                 after = self._after_character(key, to)
             if after:

@@ -27,8 +27,8 @@ from llmppl.support.arguments import is_file_name, is_type, one_of
 from llmppl.support.graphs import postorder
 from llmppl.support.locks import cached_property
 
-MAX_STATES = 20_000                                 # of `automaton`
-MAX_WRITTEN = 1_000_000                             # values in a schema
+MAX_STATES = 20_000  # of `automaton`
+MAX_WRITTEN = 1_000_000  # values in a schema
 ANY_BLANKS = r"[ \n\r\t]*"
 
 
@@ -88,12 +88,18 @@ class JsonSchema(Part):
 
         self.type = schema if is_type(schema) else None
         given, self._of_type = (schema, []) if self.type is None else types.schema_of(schema)
-        self._text, self._exact = _read(given)      # numbers with a point are Decimal
+        self._text, self._exact = _read(given)  # numbers with a point are Decimal
         self.schema: Any = json.loads(json.dumps(self._exact, default=float))
         self.order = one_of("order", order, ["schema", "any"])
-        options = {"whitespace": (whitespace, BLANK), "order": (order, "schema"), "resources": (resources, None),
-                   "lenient": (lenient, False)}     # fmt: skip
-        self._options: dict[str, Any] = {name: each for name, (each, default) in options.items() if each != default}
+        options = {
+            "whitespace": (whitespace, BLANK),
+            "order": (order, "schema"),
+            "resources": (resources, None),
+            "lenient": (lenient, False),
+        }
+        self._options: dict[str, Any] = {
+            name: each for name, (each, default) in options.items() if each != default
+        }
         keywords.check_keywords(self._exact)
         wrong, notes = keywords.foreign(self._exact)
         if wrong and not lenient:
@@ -101,20 +107,26 @@ class JsonSchema(Part):
         self._notes = wrong + notes
         self._registry = references.registry_of(self._exact, resources, self._notes)
         resolver = references.resolver_of(self._exact, self._registry)
-        self._frames = Frames(spaces(ANY_BLANKS if whitespace is True else whitespace or ""), self.order == "schema")
+        self._frames = Frames(
+            spaces(ANY_BLANKS if whitespace is True else whitespace or ""), self.order == "schema"
+        )
         self._reader = reader.Reader(self._frames.is_live)
         work = WORK.set(Budget("the schema", "fewer alternatives, above all in oneOf, would work"))
         try:
             place = reader.Place("#", resolver, references.draft_of(self._exact))
             root = self._reader.lazy(self._exact, place)
-            self._reader.read_all()                 # so that every error is raised here
+            self._reader.read_all()  # so that every error is raised here
             if not self._frames.is_live(root):
                 dead = [at for part, at in self._reader.places if not self._frames.is_live(part)]
-                raise ValueError(f"JSON schema at {dead[-1] if dead else '#'}: it has no instances; every text breaks "
-                                 "a keyword, or would be infinite")     # fmt: skip
+                raise ValueError(
+                    f"JSON schema at {dead[-1] if dead else '#'}: it has no instances; every text breaks "
+                    "a keyword, or would be infinite"
+                )
             self._root = root
         except RecursionError:
-            raise ValueError("JSON schema: a way along $ref, or of parts inside each other, is too long") from None
+            raise ValueError(
+                "JSON schema: a way along $ref, or of parts inside each other, is too long"
+            ) from None
         finally:
             WORK.reset(work)
 
@@ -146,13 +158,15 @@ class JsonSchema(Part):
     def _tabled(self) -> tuple[DFA | None, str]:
         try:
             return DFA.from_table(*table(self.machine, MAX_STATES)), ""
-        except ValueError as error:                 # endless or too large
+        except ValueError as error:  # endless or too large
             return None, str(error)
 
     @property
     def unmasked(self) -> list[str]:
         """Restrictions that masks do not enforce, so that they are checked on the finished text."""
-        return self._of_type + [f"{each} is checked on the finished text" for each in self._reader.left_out]
+        return self._of_type + [
+            f"{each} is checked on the finished text" for each in self._reader.left_out
+        ]
 
     @property
     def warnings(self) -> list[str]:

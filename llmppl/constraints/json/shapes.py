@@ -21,10 +21,10 @@ from llmppl.constraints.automata.dfa import DFA
 from llmppl.constraints.automata.formats import format_language
 from llmppl.constraints.json.ecma import found
 
-MAX_OPTIONS = 2_000                                 # of one choice
-INTERSECTION_STEPS = 40                             # that an intersection costs
-WORK: ContextVar[Budget | None] = ContextVar("WORK", default=None)      # of the schema that is read
-MAX_VALUES = 64                                     # of the items of an array without repetition
+MAX_OPTIONS = 2_000  # of one choice
+INTERSECTION_STEPS = 40  # that an intersection costs
+WORK: ContextVar[Budget | None] = ContextVar("WORK", default=None)  # of the schema that is read
+MAX_VALUES = 64  # of the items of an array without repetition
 
 
 class Inexact(Exception):
@@ -41,12 +41,14 @@ class Lazy:
     `find()` returns the shape and `exact`. `note()` is called if an intersection had to be weakened.
     """
 
-    def __init__(self, find: Callable[[], tuple[Shape, bool]], note: Callable[[], None] | None = None) -> None:
+    def __init__(
+        self, find: Callable[[], tuple[Shape, bool]], note: Callable[[], None] | None = None
+    ) -> None:
         self._find = find
         self._is_busy = False
         self.exact = True
         self.note = note
-        self.intersections = dict[Lazy, Lazy]()         # with others, which live as long
+        self.intersections = dict[Lazy, Lazy]()  # with others, which live as long
         self._shape: Shape | None = None
 
     @classmethod
@@ -294,7 +296,7 @@ def _intersect_arrays(a: Array, b: Array) -> Array:
     items = tuple(both(a.item(i), b.item(i)) for i in range(num_first))
     unique = a.unique or b.unique
     counts = {(a.some, a.wanted), (b.some, b.wanted)} - {(NONE, 0)}
-    if bool(items) + unique + len(counts) > 1:      # an array has one of these
+    if bool(items) + unique + len(counts) > 1:  # an array has one of these
         raise Inexact
     some, wanted = next(iter(counts), (NONE, 0))
     return Array(*_sizes(a, b), items, both(a.rest, b.rest), unique, some, wanted)
@@ -340,10 +342,14 @@ def _other_values(values: tuple[Any, ...]) -> Iterator[Shape]:
     for word in (None, False, True):
         if key_of(word) not in keys:
             yield Constants((word,))
-    numbers: list[Fraction | float] = sorted({Fraction(value) for value in values if is_number(value)})
+    numbers: list[Fraction | float] = sorted(
+        {Fraction(value) for value in values if is_number(value)}
+    )
     for low, high in itertools.pairwise([-math.inf, *numbers, math.inf]):
         yield Number((low, True), (high, False))
-    yield String(languages=tuple(("const", value, False) for value in values if isinstance(value, str)))
+    yield String(
+        languages=tuple(("const", value, False) for value in values if isinstance(value, str))
+    )
     yield TYPES["array"]
     yield TYPES["object"]
 
@@ -425,7 +431,9 @@ def fits(value: Any, shape: Shape) -> bool:
         return False
     match shape:
         case String():
-            return all((value in language(kind, name)) == is_in for kind, name, is_in in shape.languages)
+            return all(
+                (value in language(kind, name)) == is_in for kind, name, is_in in shape.languages
+            )
         case Array():
             return _items_fit(value, shape)
         case Object():
@@ -452,7 +460,8 @@ def _members_fit(value: dict[str, Any], shape: Object) -> bool:
     if not value.keys() >= set(shape.required):
         return False
     return all(
-        fits(name, shape.names) and fits(each, shape.of_name(name).shape) for name, each in value.items()
+        fits(name, shape.names) and fits(each, shape.of_name(name).shape)
+        for name, each in value.items()
     )
 
 
@@ -460,7 +469,7 @@ def values_of(item: Lazy) -> list[Any] | None:
     """Return the different values of an item; None if they are not listed, or are many."""
     try:
         shape = item.shape
-    except Loop:                                    # it refers to a schema that is read
+    except Loop:  # it refers to a schema that is read
         return None
     if not isinstance(shape, Constants):
         return None

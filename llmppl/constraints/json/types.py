@@ -20,54 +20,86 @@ from decimal import Decimal
 from fractions import Fraction
 from typing import Any
 
-from llmppl.constraints.automata.formats import FORMATS, digits_between, either, ipv6, same_length, signed
+from llmppl.constraints.automata.formats import (
+    FORMATS,
+    digits_between,
+    either,
+    ipv6,
+    same_length,
+    signed,
+)
 from llmppl.constraints.json.ecma import matcher
 from llmppl.constraints.json.keywords import likely, nodes
 from llmppl.constraints.json.scalars import num_decimals
 from llmppl.support.arguments import is_hashable, shown
 
 Node = dict[str, Any]
-PLACES = 4                                              # of a Decimal without decimal_places
-MAX_PLACES = 18                                         # of any other
-WHOLE = 15                                          # digits of a Decimal before the point, without max_digits
-_ROUNDED: dict[str, Callable[[Any], int]] = {       # the nearest integer within a bound
-    "ge": math.ceil, "gt": lambda bound: math.floor(bound) + 1,
-    "le": math.floor, "lt": lambda bound: math.ceil(bound) - 1,
-}  # fmt: skip
+PLACES = 4  # of a Decimal without decimal_places
+MAX_PLACES = 18  # of any other
+WHOLE = 15  # digits of a Decimal before the point, without max_digits
+_ROUNDED: dict[str, Callable[[Any], int]] = {  # the nearest integer within a bound
+    "ge": math.ceil,
+    "gt": lambda bound: math.floor(bound) + 1,
+    "le": math.floor,
+    "lt": lambda bound: math.ceil(bound) - 1,
+}
 BOUNDS = tuple(_ROUNDED)
 _NUMBER = r"(?:0|[1-9][0-9]{0,17})(?:\.[0-9]{1,18})?"
 _PLAIN = rf'(?:null|true|false|-?{_NUMBER}|"[^"\\\x00-\x1f]*")'
 _OFFSET = "(?:Z|[+-](?:[01][0-9]|2[0-3]):[0-5][0-9])"
-_MOMENTS = {date: FORMATS["date"], time: FORMATS["time"], datetime: f"{FORMATS['date']}T{FORMATS['time']}"}
-_YEARS = f"{either(digits_between(0, 2739722))}Y(?:[0-9]{{1,3}}D)?|273972[3-6]Y(?:[0-9]D)?"        # of a timedelta
-_DURATION = (
-    rf"P(?:{_YEARS}|[0-9]{{1,8}}D)?(?:T(?:[0-9]{{1,2}}H)?(?:[0-9]{{1,2}}M)?(?:[0-9]{{1,2}}(?:\.[0-9]{{1,6}})?S)?)?"
-)
+_MOMENTS = {
+    date: FORMATS["date"],
+    time: FORMATS["time"],
+    datetime: f"{FORMATS['date']}T{FORMATS['time']}",
+}
+_YEARS = f"{either(digits_between(0, 2739722))}Y(?:[0-9]{{1,3}}D)?|273972[3-6]Y(?:[0-9]D)?"  # of a timedelta
+_TIME = r"T(?:[0-9]{1,2}H)?(?:[0-9]{1,2}M)?(?:[0-9]{1,2}(?:\.[0-9]{1,6})?S)?"
+_DURATION = f"P(?:{_YEARS}|[0-9]{{1,8}}D)?(?:{_TIME})?"
 _OTHER = "(?!(?:https?|wss?|ftp|file):)[a-z][a-z0-9+.-]*"
 _LETTERS = "[A-Za-z0-9]*(?:-[A-Za-z0-9]+)*"
 _PORT = either(digits_between(1, 65535))
 _HOST = rf"(?:(?:(?![-.]){_LETTERS}\.)*[A-Za-z]{_LETTERS}|{FORMATS['ipv4']})(?::{_PORT})?"
 _USER = r"(?:[A-Za-z0-9._~!$&()*+;=-]|%[0-9A-Fa-f]{2})*"
 _AFTER_HOST = r"(?:[A-Za-z0-9._~!$&()*+;=',:@/|[\]?#-]|%[0-9A-Fa-f]{2})*"
-_NETWORK = either(                                  # n + 1 bits of an address, and zeros
-    r"\.".join([either(digits_between(0, 255))] * (n // 8) + [either(map(str, range(0, 256, 128 >> n % 8)))]
-               + ["0"] * (3 - n // 8)) + f"/{n + 1}" for n in range(32)
-)  # fmt: skip
-_NETWORK_6 = either(f"{':'.join(['[0-9a-f]{1,4}'] * n)}::/{either(digits_between(16 * n, 128))}" for n in range(8))
+_NETWORK = either(  # n + 1 bits of an address, and zeros
+    r"\.".join(
+        [either(digits_between(0, 255))] * (n // 8)
+        + [either(map(str, range(0, 256, 128 >> n % 8)))]
+        + ["0"] * (3 - n // 8)
+    )
+    + f"/{n + 1}"
+    for n in range(32)
+)
+_NETWORK_6 = either(
+    f"{':'.join(['[0-9a-f]{1,4}'] * n)}::/{either(digits_between(16 * n, 128))}" for n in range(8)
+)
 _INTERFACE = FORMATS["ipv4"] + "(?:/(?:3[0-2]|[12]?[0-9]))?"
 _INTERFACE_6 = f"{ipv6()}(?:/{either(digits_between(0, 128))})?"
 _HEX = "[0-9A-Fa-f]"
 _PART = r"(?:0|[1-9][0-9]{0,20})(?:\.[0-9]{1,18})?(?:e[+-]?[0-9]{1,2})?"
-_PATTERNS = {                                       # by pydantic's formats and kinds
-    "ipvanyaddress": f"{FORMATS['ipv4']}|{ipv6()}", "ipv4interface": _INTERFACE, "ipv6interface": _INTERFACE_6,
-    "ipvanyinterface": f"{_INTERFACE}|{_INTERFACE_6}", "ipv4network": _NETWORK, "ipv6network": _NETWORK_6,
+_PATTERNS = {  # by pydantic's formats and kinds
+    "ipvanyaddress": f"{FORMATS['ipv4']}|{ipv6()}",
+    "ipv4interface": _INTERFACE,
+    "ipv6interface": _INTERFACE_6,
+    "ipvanyinterface": f"{_INTERFACE}|{_INTERFACE_6}",
+    "ipv4network": _NETWORK,
+    "ipv6network": _NETWORK_6,
     "ipvanynetwork": f"{_NETWORK}|{_NETWORK_6}",
-    "fraction": r"-?[0-9]{1,18}(?:/[1-9][0-9]{0,17})?", "complex": f"-?{_PART}(?:[+-]{_PART}j)?|-?{_PART}j",
-    **{f"uuid{n}": f"{_HEX}{{8}}-{_HEX}{{4}}-{n}{_HEX}{{3}}-[89ABab]{_HEX}{{3}}-{_HEX}{{12}}" for n in range(1, 9)},
-    **{name: f"(?:{char}{{4}})*(?:{char}[AQgw]==|{char}{{2}}[AEIMQUYcgkosw048]=)?"
-       for name, char in (("base64", "[A-Za-z0-9+/]"), ("base64url", "[A-Za-z0-9_-]"))},
-}  # fmt: skip
-_BYTES = {"hex": {"pattern": f"^(?:{_HEX}{{2}})*$"}, "base64": {"pattern": f"^{_PATTERNS['base64url']}$"}}
+    "fraction": r"-?[0-9]{1,18}(?:/[1-9][0-9]{0,17})?",
+    "complex": f"-?{_PART}(?:[+-]{_PART}j)?|-?{_PART}j",
+    **{
+        f"uuid{n}": f"{_HEX}{{8}}-{_HEX}{{4}}-{n}{_HEX}{{3}}-[89ABab]{_HEX}{{3}}-{_HEX}{{12}}"
+        for n in range(1, 9)
+    },
+    **{
+        name: f"(?:{char}{{4}})*(?:{char}[AQgw]==|{char}{{2}}[AEIMQUYcgkosw048]=)?"
+        for name, char in (("base64", "[A-Za-z0-9+/]"), ("base64url", "[A-Za-z0-9_-]"))
+    },
+}
+_BYTES = {
+    "hex": {"pattern": f"^(?:{_HEX}{{2}})*$"},
+    "base64": {"pattern": f"^{_PATTERNS['base64url']}$"},
+}
 _SPACES = r"\t-\r \x85\xa0\u1680\u2000-\u200a\u2028\u2029\u202f\u205f\u3000"
 _KINDS = {r"\d": r"\p{Nd}", r"\w": r"\p{L}\p{Mn}\p{Mc}\p{Nd}\p{Nl}\p{Pc}", r"\s": _SPACES}
 _TRIMMED = rf"^(?:[^{_SPACES}](?:[\s\S]*[^{_SPACES}])?)?$"
@@ -115,10 +147,10 @@ def _made(kind: Any) -> tuple[Any, dict[str, Any], list[str]]:
             f"a constraint cannot be the type {shown(kind)}: {why}. A pydantic model, a dataclass, a TypedDict, "
             "Literal[...], an Enum, int, list[...] and the like would work; for other texts Regex(...) or Grammar(...)"
         ) from None
-    for _, node in nodes(schema):                   # pydantic closes objects after their fields are read
+    for _, node in nodes(schema):  # pydantic closes objects after their fields are read
         if node.get("type") == "object":
             node.setdefault("additionalProperties", False)
-        for key in node.keys() & {*BOUNDS, "multiple_of"}:          # of a Union, or after a validator
+        for key in node.keys() & {*BOUNDS, "multiple_of"}:  # of a Union, or after a validator
             keyword = likely(key, node)
             if keyword:
                 node[keyword] = node.pop(key)
@@ -150,7 +182,9 @@ def _type_schema() -> Any:
             name = node.get("format", kind)
             if kind.startswith("function-"):
                 self._warn_of_validator(schema["function"]["function"])
-            if kind in ("model", "dataclass") and (schema.get("custom_init") or schema.get("post_init")):
+            if kind in ("model", "dataclass") and (
+                schema.get("custom_init") or schema.get("post_init")
+            ):
                 self._warn(f"'__init__' or '__post_init__' of {schema['cls'].__name__!r}")
             if kind == "chain" or callable(schema.get("discriminator")):
                 self._warn(f"pydantic's {kind!r} schema")
@@ -168,7 +202,9 @@ def _type_schema() -> Any:
             name = getattr(getattr(function, "func", function), "__qualname__", repr(function))
             module = str(getattr(function, "__module__", ""))
             is_masked = module.startswith(("pydantic.", "ipaddress", "typing", "operator"))
-            if not is_masked or name.startswith(("ByteSize", "EncodedStr", "PathType", "import", "apply_known")):
+            if not is_masked or name.startswith(
+                ("ByteSize", "EncodedStr", "PathType", "import", "apply_known")
+            ):
                 self._warn(f"the validator {name!r}")
 
         def tagged_union_schema(self, schema: Any) -> Node:
@@ -189,13 +225,13 @@ def _type_schema() -> Any:
             most = WHOLE
             if digits is not None:
                 most = max(digits - (places or 0), 0)
-            if not most:                            # pydantic refuses 0, too
+            if not most:  # pydantic refuses 0, too
                 self._warn(f"'max_digits' {digits}")
             if step is not None:
                 exact = Fraction(str(step))
                 decimals = num_decimals(exact)
                 places = decimals if places is None else min(places, decimals)
-                if exact * 10**decimals != 1:       # not every number of so many places
+                if exact * 10**decimals != 1:  # not every number of so many places
                     self._warn(f"'multiple_of' {step}")
             if not bounds and digits is None and places is None:
                 return _text(rf"-?{_NUMBER}(?:E[+-]?[0-9]{{1,2}})?")
@@ -272,7 +308,7 @@ def _type_schema() -> Any:
             bounds = _bounds(schema)
             if bounds and kind is not date:
                 self._warn("the bound of a date or time")
-            if schema.get("now_op"):                # two days apart, whatever the time zone
+            if schema.get("now_op"):  # two days apart, whatever the time zone
                 two_days = timedelta(days=2)
                 if schema["now_op"] == "past":
                     bounds["le"] = date.today() - two_days
@@ -311,7 +347,7 @@ def _type_schema() -> Any:
         def enum_schema(self, schema: Any) -> Node:
             node = super().enum_schema(schema)
             members = schema["members"]
-            if issubclass(schema["cls"], enum.Flag) and len(members) <= 10:        # 2**10 combinations
+            if issubclass(schema["cls"], enum.Flag) and len(members) <= 10:  # 2**10 combinations
                 unions = {0}
                 for flag in members:
                     unions |= {each | flag.value for each in unions}
@@ -322,7 +358,9 @@ def _type_schema() -> Any:
             """Return the choices of a node that pydantic reads from JSON."""
             given = node["enum"] if "enum" in node else [node["const"]]
             known = []
-            reads = SchemaValidator({key: each for key, each in schema.items() if key not in ("ref", "serialization")})
+            reads = SchemaValidator(
+                {key: each for key, each in schema.items() if key not in ("ref", "serialization")}
+            )
             for value in given:
                 with contextlib.suppress(ValueError):
                     reads.validate_json(to_json(value))
@@ -333,7 +371,7 @@ def _type_schema() -> Any:
 
         def set_schema(self, schema: Any) -> Node:
             node = super().set_schema(schema)
-            if node.get("minItems", 0) < 2:         # pydantic merges equal elements
+            if node.get("minItems", 0) < 2:  # pydantic merges equal elements
                 node.pop("uniqueItems", None)
             return node
 
@@ -354,7 +392,9 @@ def _type_schema() -> Any:
             if "const" in names:
                 listed = [names["const"]]
             if listed:
-                words = [each if isinstance(each, str) else to_json(each).decode() for each in listed]
+                words = [
+                    each if isinstance(each, str) else to_json(each).decode() for each in listed
+                ]
                 node["propertyNames"] = {"enum": words}
             elif names.get("type") == "integer" and "multipleOf" not in names:
                 most = 10**18
@@ -378,6 +418,7 @@ def _in_ecma(pattern: str) -> str:
 
     Raises ValueError for a complement inside of a class.
     """
+
     def converted(token: re.Match[str]) -> str:
         text = token[0]
         if text[0] == "[":
@@ -424,7 +465,7 @@ def readable(kind: Any) -> Any:
             is_marked = typing.get_origin(hint) in (typing.Required, typing.NotRequired)
             bare = readable(typing.get_args(hint)[0] if is_marked else hint)
             fields[name] = bare if name in kind.__required_keys__ else typing.NotRequired[bare]
-        return TypedDict(kind.__name__, fields)     # type: ignore[operator]
+        return TypedDict(kind.__name__, fields)  # type: ignore[operator]
     origin = typing.get_origin(kind)
     if origin in (None, typing.Literal):
         return kind
@@ -432,4 +473,4 @@ def readable(kind: Any) -> Any:
     new = tuple(map(readable, inner))
     if new == inner:
         return kind
-    return typing.Union[new] if origin.__module__ == "types" else origin[new]       # noqa: UP007
+    return typing.Union[new] if origin.__module__ == "types" else origin[new]  # noqa: UP007

@@ -113,7 +113,9 @@ def table(machine: Machine, limit: int) -> tuple[npt.NDArray[np.int32], Bools, i
             row[bytes] = numbers[target]
         rows.append(row)
         if len(rows) > limit:
-            raise TooLarge("the schema", f"more than {limit:,} states", "fewer or shorter parts would work")
+            raise TooLarge(
+                "the schema", f"more than {limit:,} states", "fewer or shorter parts would work"
+            )
     accepting = [state is not None and state.accepts for state in numbers.keys_in_order]
     return np.stack(rows), np.array(accepting), 1
 

@@ -105,7 +105,9 @@ class Pair:
         """Return True if a text may end in a state, or the state is known as live."""
         return self.accepts(state) or self._live.get(state, False)
 
-    def _search(self, start: Place, alone: Bools, is_goal: Callable[[Place], bool]) -> tuple[list[Place], bool]:
+    def _search(
+        self, start: Place, alone: Bools, is_goal: Callable[[Place], bool]
+    ) -> tuple[list[Place], bool]:
         """Return the states on a way to a goal, none if the search gives up; or all states and True if none is one."""
         order = itertools.count()
         todo = [(0.0, 0, next(order), start)]  # seeming length, -depth, order, state

@@ -349,7 +349,9 @@ class Special(Part):
     def __init__(self, token: str | int) -> None:
         is_id = isinstance(token, int) and not isinstance(token, bool) and token >= 0
         if not is_id and not (isinstance(token, str) and token):
-            raise TypeError(f"Special takes the text of a special token, or its id, not {arguments.shown(token)}")
+            raise TypeError(
+                f"Special takes the text of a special token, or its id, not {arguments.shown(token)}"
+            )
         if is_id:
             token = int(token)  # a Token has a repr of its own
         self.token = token
@@ -453,7 +455,9 @@ class Concatenation(Part):
         names = [name for part in self.parts for name in part.names]
         if len(set(names)) < len(names):
             twice = sorted({name for name in names if names.count(name) > 1})
-            raise ValueError(f"{self!r}: two parts are named {twice[0]!r}; the value of a text has one of each name")
+            raise ValueError(
+                f"{self!r}: two parts are named {twice[0]!r}; the value of a text has one of each name"
+            )
 
     def __repr__(self) -> str:
         return " + ".join(in_brackets(part) for part in self.parts)
@@ -567,7 +571,9 @@ def if_not_too_large(find: Callable[[], Any]) -> Any:
         return None
 
 
-def as_automaton(part: Concatenation | Union | Intersection | Repetition, automata: Sequence[Any]) -> Any:
+def as_automaton(
+    part: Concatenation | Union | Intersection | Repetition, automata: Sequence[Any]
+) -> Any:
     """Return a composition of automata as one that reads the values of its parts.
 
     It is the part itself if one of the automata is None, or if the result is too large.
@@ -723,7 +729,9 @@ class Intersection(Part):
 
     @cached_property
     def automaton(self) -> Any:
-        return if_not_too_large(lambda: self.combined([self.first.automaton, self.second.automaton]))
+        return if_not_too_large(
+            lambda: self.combined([self.first.automaton, self.second.automaton])
+        )
 
     @property
     def warnings(self) -> list[str]:
@@ -732,7 +740,9 @@ class Intersection(Part):
             how = f"a search of at most {MAX_SEARCHED} states finds an end"
             if self.is_opaque:
                 how = "its ends are not planned"
-            lines.append(f"{self!r} is no automaton: {how}, and a text may turn out to have none, and die")
+            lines.append(
+                f"{self!r} is no automaton: {how}, and a text may turn out to have none, and die"
+            )
         return lines
 
 

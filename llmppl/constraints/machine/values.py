@@ -133,7 +133,9 @@ class Reader:
         """Return the readings of pieces that follow each other, one for each part."""
         return self._read_in_a_row(lambda number: parts[number], len(parts), len(parts), begin, end)
 
-    def read_times(self, part: Part, least: int, most: float, begin: int, end: int) -> list[Reading] | None:
+    def read_times(
+        self, part: Part, least: int, most: float, begin: int, end: int
+    ) -> list[Reading] | None:
         """Return the readings of `least` to `most` pieces of one part; empty pieces only if they are needed."""
         return self._read_in_a_row(lambda number: part, least, most, begin, end)
 

@@ -68,7 +68,7 @@ class PrecomputedIndex(Shared):
     ['a', 'ab']
     """
 
-    index: Any                                      # the TokenIndex
+    index: Any  # the TokenIndex
     states: list[State]
     accepting: Bools
     masks: list[PackedMask]
@@ -105,7 +105,9 @@ def build(index: Any, max_states: int) -> PrecomputedIndex:
     row_of = np.zeros(0, np.int32)
     for numbers, found, changes in walks(graph, index.trie, queue):
         begin, ids, ends = found
-        last: dict[tuple[int, bool], tuple[Ints, PackedMask]] = {}      # by size: neighbours are often equal
+        last: dict[
+            tuple[int, bool], tuple[Ints, PackedMask]
+        ] = {}  # by size: neighbours are often equal
         for number, a, b in zip(numbers.tolist(), begin.tolist(), begin[1:].tolist(), strict=False):
             states.append(graph.state(number))
             accepting.append(bool(recognizer.accepts(states[-1])))
@@ -119,21 +121,29 @@ def build(index: Any, max_states: int) -> PrecomputedIndex:
         row_of[queue[0]] = 0
         targets = found.states[changes]
         new, first = np.unique(targets[row_of[targets] < 0], return_index=True)
-        new = new[np.argsort(first)]                # in the order in which they are found
+        new = new[np.argsort(first)]  # in the order in which they are found
         row_of[new] = np.arange(len(queue), len(queue) + new.size)
         queue += new.tolist()
         if len(queue) > max_states:
-            raise ValueError(f"more than {max_states} states are reached: the language may have infinitely many")
+            raise ValueError(
+                f"more than {max_states} states are reached: the language may have infinitely many"
+            )
         nexts.append(row_of[ends].astype(small))
         sizes.append(np.diff(begin))
     return PrecomputedIndex(
-        index, states, np.array(accepting), masks, np.cumsum(np.concatenate(sizes)), np.concatenate(nexts)
+        index,
+        states,
+        np.array(accepting),
+        masks,
+        np.cumsum(np.concatenate(sizes)),
+        np.concatenate(nexts),
     )
 
-MAX_MEMO = 1 << 16                                  # distances that are kept for states without a table
-MAX_WORK = 12_000_000                               # of the searches of one call, at 100 to 250 ns each
-MAX_WALKED = 50_000_000                             # tokens that the searches in one table read
-FEW = 30                                            # states that Python treats faster than numpy
+
+MAX_MEMO = 1 << 16  # distances that are kept for states without a table
+MAX_WORK = 12_000_000  # of the searches of one call, at 100 to 250 ns each
+MAX_WALKED = 50_000_000  # tokens that the searches in one table read
+FEW = 30  # states that Python treats faster than numpy
 
 Floats = npt.NDArray[np.float64]
 
@@ -141,10 +151,10 @@ Floats = npt.NDArray[np.float64]
 class _Bounds(NamedTuple):
     """Bounds of the distances of all states, and the edges of the states that were read."""
 
-    is_read: Bools                                  # (S,)
-    edges: Ints                                     # (E,): 2^32 source + target, ascending
-    low: Floats                                     # (S,)
-    high: Floats                                    # (S,)
+    is_read: Bools  # (S,)
+    edges: Ints  # (E,): 2^32 source + target, ascending
+    low: Floats  # (S,)
+    high: Floats  # (S,)
 
 
 class TableDistances:
@@ -156,7 +166,9 @@ class TableDistances:
         self._num_walked = 0
 
     def of(self, index: Any, state: State, most: float = math.inf) -> float:
-        low, high = self._decided(index, np.array([state]), lambda low, high: (low == high) | (low > most))
+        low, high = self._decided(
+            index, np.array([state]), lambda low, high: (low == high) | (low > most)
+        )
         return high.item() if low == high else math.inf
 
     def within(self, index: Any, state: State, ends: Ints, n: float) -> Bools:
@@ -207,7 +219,9 @@ class TableDistances:
                 break
         joined = np.sort(np.concatenate(edges))
         begins = np.where(is_read & ~index.recognizer.accepting, np.inf, bounds.low)
-        return _Bounds(is_read, joined, _least_steps(joined, begins), _least_steps(joined, bounds.high))
+        return _Bounds(
+            is_read, joined, _least_steps(joined, begins), _least_steps(joined, bounds.high)
+        )
 
 
 _TARGET = (1 << 32) - 1
@@ -235,10 +249,12 @@ def _bounds(index: Any) -> _Bounds:
 
 def bytes_to_accept(table: Ints, accepting: Bools) -> Floats:
     """Return the least number of bytes from each state to one that accepts: (S,), inf if there is no path."""
-    runs = np.ones(table.shape, bool)                   # neighbouring bytes mostly lead to the same state
+    runs = np.ones(table.shape, bool)  # neighbouring bytes mostly lead to the same state
     np.not_equal(table[:, 1:], table[:, :-1], out=runs[:, 1:])
     source, byte = np.nonzero(runs & (table > 0))
-    return _least_steps((source << 32) + table[source, byte], np.where(accepting[: len(table)], 0, np.inf))
+    return _least_steps(
+        (source << 32) + table[source, byte], np.where(accepting[: len(table)], 0, np.inf)
+    )
 
 
 def _least_steps(edges: Ints, distance: Floats) -> Floats:
@@ -298,14 +314,20 @@ class SearchDistances:
 
     def __init__(self, turn: Lock) -> None:
         self._lock = turn
-        self._memo: dict[State, tuple[float, bool]] = {}        # a distance, and whether it is no lower bound only
-        self._next: dict[State, tuple[State, ...]] = {}         # states after one token, shared by all searches
-        self._failed: dict[State, str] = {}                     # errors of searches
-        self.work = 0                                           # of this call
+        self._memo: dict[
+            State, tuple[float, bool]
+        ] = {}  # a distance, and whether it is no lower bound only
+        self._next: dict[
+            State, tuple[State, ...]
+        ] = {}  # states after one token, shared by all searches
+        self._failed: dict[State, str] = {}  # errors of searches
+        self.work = 0  # of this call
 
     def within(self, index: Any, state: State, ends: Ints, n: float) -> Bools:
         targets, where = np.unique(ends, return_inverse=True)
-        states = [index.graph.state(target) for target in targets.tolist()]    # before a search renews the graph
+        states = [
+            index.graph.state(target) for target in targets.tolist()
+        ]  # before a search renews the graph
         self.work = 0
         return np.array([self.also(index, target, n) <= n for target in states], bool)[where]
 
@@ -331,7 +353,9 @@ class SearchDistances:
         if state not in self._next:
             known = len(index.graph.states)
             ends = index.walk(state)[1]
-            bounded(self._next)[state] = tuple(index.graph.state(end) for end in np.unique(ends).tolist())
+            bounded(self._next)[state] = tuple(
+                index.graph.state(end) for end in np.unique(ends).tolist()
+            )
             self.work += ends.size + 1000 + sum(map(self.cost, index.graph.states[known:]))
         return self._next[state]
 

@@ -30,7 +30,12 @@ from llmppl.constraints.constraint import (
     TabledRecognizer,
     VocabularyLike,
 )
-from llmppl.constraints.masks.distances import PrecomputedIndex, SearchDistances, TableDistances, build
+from llmppl.constraints.masks.distances import (
+    PrecomputedIndex,
+    SearchDistances,
+    TableDistances,
+    build,
+)
 from llmppl.constraints.masks.mask_store import MaskStore, PackedMask
 from llmppl.constraints.vocabulary.native_walk import beside_of, native_trie
 from llmppl.constraints.vocabulary.text import bytes_of
@@ -40,12 +45,12 @@ from llmppl.support import arguments
 from llmppl.support.graphs import Memo
 from llmppl.support.locks import Lock, locked
 
-MAX_STEPS = 1 << 16                                 # steps in the memo
-MAX_WITHIN = 4096                                   # results of `mask_within` in the memo
-MOST = sys.float_info.max                           # a finite distance at most; a dead end has inf
-MAX_GAP_SEARCH = 200                                # states that the check of `__init__` visits at most
-MAX_RANGES = 8                                          # runs of bytes that errors show
-MAX_BYTES = 24                                          # bytes of a text that errors show
+MAX_STEPS = 1 << 16  # steps in the memo
+MAX_WITHIN = 4096  # results of `mask_within` in the memo
+MOST = sys.float_info.max  # a finite distance at most; a dead end has inf
+MAX_GAP_SEARCH = 200  # states that the check of `__init__` visits at most
+MAX_RANGES = 8  # runs of bytes that errors show
+MAX_BYTES = 24  # bytes of a text that errors show
 
 
 class _End:
@@ -61,7 +66,7 @@ class _End:
     def __repr__(self) -> str:
         return "END"
 
-    def __reduce__(self) -> str:                    # copies and pickles are the same object
+    def __reduce__(self) -> str:  # copies and pickles are the same object
         return "END"
 
 
@@ -102,7 +107,10 @@ class TokenIndex(Index):
     end: State = END
 
     def __init__(
-        self, recognizer: Recognizer | TabledRecognizer, vocab: VocabularyLike, constraint: Any = None
+        self,
+        recognizer: Recognizer | TabledRecognizer,
+        vocab: VocabularyLike,
+        constraint: Any = None,
     ) -> None:
         if not all(hasattr(recognizer, name) for name in ("start", "step", "accepts")):
             given = f"{arguments.shown(recognizer, 60)} of type {type(recognizer).__name__}"
@@ -125,7 +133,9 @@ class TokenIndex(Index):
         self._begin()
         self._masks: Memo[State, PackedMask] = Memo(self._find, self.graph.room)
         if self.start is None or (self.start == 0 and isinstance(self.graph, TableGraph)):
-            raise ValueError(f"{self.name} accepts no string at all: widen it, or drop one of its parts")
+            raise ValueError(
+                f"{self.name} accepts no string at all: widen it, or drop one of its parts"
+            )
         _check_spellable(self)
 
     def _begin(self) -> None:
@@ -181,7 +191,7 @@ class TokenIndex(Index):
             If `state` is recognised as a state of another index.
         """
         found = self._masks[state]
-        mask = found.mask                           # read once: another thread may drop it
+        mask = found.mask  # read once: another thread may drop it
         if mask is None:
             return self.store.unpack(found)
         found.recent = True
@@ -309,7 +319,11 @@ class TokenIndex(Index):
     @locked
     def _advance(self, key: tuple[State, int]) -> State:
         state, token = key
-        data = self.trie.tokens[token] if 0 <= arguments.integer("token", token) < len(self.trie.tokens) else b""
+        data = (
+            self.trie.tokens[token]
+            if 0 <= arguments.integer("token", token) < len(self.trie.tokens)
+            else b""
+        )
         found = None
         if state is not END:
             state = self.graph.checked(state)
@@ -347,7 +361,9 @@ def _check_spellable(index: TokenIndex) -> None:
     where = ""
     if stuck:
         where = f": no token fits where {expected(stuck, False)}"
-    raise ValueError(f"{index.name}: no sequence of tokens of this vocabulary spells a string that it accepts{where}")
+    raise ValueError(
+        f"{index.name}: no sequence of tokens of this vocabulary spells a string that it accepts{where}"
+    )
 
 
 def reaches_end(index: TokenIndex, after: Callable[[State], list[State]]) -> bool:
@@ -378,7 +394,9 @@ def refusal(index: Any, state: State, token: int) -> ValueError:
     """Return the error of a token that may not follow a state."""
     tokens = index.trie.tokens
     if not 0 <= token < len(tokens):
-        return ValueError(f"token {token} is not in this vocabulary, whose ids are 0 to {len(tokens) - 1}")
+        return ValueError(
+            f"token {token} is not in this vocabulary, whose ids are 0 to {len(tokens) - 1}"
+        )
     data = tokens[token]
     name = f"token {int(token)} ({_in_words(index, token)})"
     if state is END:

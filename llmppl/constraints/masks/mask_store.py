@@ -16,7 +16,7 @@ import numpy.typing as npt
 from llmppl.constraints.constraint import Bools, Ints
 from llmppl.support.locks import Lock, locked
 
-MASK_BYTES = 1 << 26                                # of kept arrays; all other masks are bits or ids
+MASK_BYTES = 1 << 26  # of kept arrays; all other masks are bits or ids
 
 
 class PackedMask:
@@ -32,9 +32,9 @@ class PackedMask:
         self.key = key
         self.recent = False
         self.mask: Bools | None = None
-        self.ref: Any = None                        # weak reference to the array that was last returned
+        self.ref: Any = None  # weak reference to the array that was last returned
 
-    def __reduce__(self) -> tuple[type[PackedMask], tuple[bytes]]:      # without its array
+    def __reduce__(self) -> tuple[type[PackedMask], tuple[bytes]]:  # without its array
         return PackedMask, (self.key,)
 
 
@@ -47,7 +47,7 @@ class MaskStore:
         self._lock = turn
         self._by_key: dict[bytes, PackedMask] = {}
         self._kept: deque[PackedMask] = deque()
-        self.nbytes = 0                             # of all kept arrays
+        self.nbytes = 0  # of all kept arrays
 
     def __getstate__(self) -> dict[str, Any]:
         return self.__dict__ | {"_kept": deque(), "nbytes": 0}
@@ -111,7 +111,7 @@ class MaskStore:
     def _keep(self, found: PackedMask, mask: Bools) -> Bools:
         """Keep an array; drop the oldest ones that were not used since the last check while MASK_BYTES is exceeded."""
         mask.flags.writeable = False
-        if isinstance(mask.base, np.ndarray):           # the bits that the array views as bools
+        if isinstance(mask.base, np.ndarray):  # the bits that the array views as bools
             mask.base.flags.writeable = False
         if found.mask is None:
             found.mask = mask
