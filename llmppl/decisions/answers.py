@@ -9,8 +9,10 @@ below 0: d is the mean distance from the likeliest level, and u that of the unif
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+import operator
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
+from itertools import chain
 from typing import Any
 
 from llmppl.decisions.joint import Joint
@@ -76,8 +78,13 @@ class Answer(Probabilities):
         self.features: Any = None  # of the state, for a calibration
 
     @property
+    def vector(self) -> list[float]:
+        """Probabilities in the order of the question."""
+        return [share.probability for share in self.in_order]
+
+    @property
     def probabilities(self) -> dict[Any, float]:
-        return {share.value: share.probability for share in self.in_order}
+        return dict(zip(self.question.values, self.vector, strict=True))
 
     @property
     def bounds(self) -> dict[Any, tuple[float, ...]]:
@@ -93,7 +100,7 @@ class Answer(Probabilities):
 
     @property
     def confidence(self) -> float:
-        probabilities = [share.probability for share in self.in_order]
+        probabilities = self.vector
         num = len(probabilities)
         if num == 1:
             return 1.0
@@ -113,9 +120,7 @@ class Answer(Probabilities):
         places = [
             value if type(value) is int else i for i, value in enumerate(self.question.values)
         ]
-        return math.fsum(
-            place * share.probability for place, share in zip(places, self.in_order, strict=True)
-        )
+        return math.fsum(map(operator.mul, places, self.vector))
 
 
 def marginals(asked: Mapping[str, Question], joint: Joint) -> dict[str, Answer]:
@@ -200,7 +205,10 @@ class Decision(TableView, Mapping[str, Answer]):
     def joint(self) -> Probabilities | None:
         if self._joint is None:
             return None
-        return self._joint.table({name: answer.question for name, answer in self.items()})
+        return self._joint.table(self._asked())
+
+    def _asked(self) -> dict[str, Question]:
+        return {name: answer.question for name, answer in self.items()}
 
     def given(self, known: Mapping[str, Any] | None = None, **more: Any) -> Decision:
         """Return the decision given some answers: `decision.given(queue="billing")`, or a dict for other names.
@@ -215,7 +223,7 @@ class Decision(TableView, Mapping[str, Answer]):
         for name, value in {**(known or {}), **more}.items():
             places[names.index(name)] = self[name].question.index(value)
         joint = self._joint.given(places)
-        answers = marginals({name: answer.question for name, answer in self.items()}, joint)
+        answers = marginals(self._asked(), joint)
         return Decision(self.state, answers, self._questions, joint=joint, abstain=self.abstain)
 
     @property
@@ -250,12 +258,10 @@ class Decision(TableView, Mapping[str, Answer]):
     # ---- as a table
 
     def _header(self) -> str:
-        shown = one_line(self.state)
-        return (
-            f"Decision({shown}): no answer: {one_line(self.error)}"
-            if self.error
-            else f"Decision({shown})"
-        )
+        header = f"Decision({one_line(self.state)})"
+        if self.error:
+            header += f": no answer: {one_line(self.error)}"
+        return header
 
     def _table(self) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:
         rows = list[tuple[str, ...]]()
@@ -285,13 +291,16 @@ class Decisions(TableView, list[Decision]):
 
     def records(self) -> list[dict[str, Any]]:
         """Return a dict for each state, question and answer."""
-        return [{"state": each.state, **row} for each in self for row in each.records()]
+        rows = []
+        for each in self:
+            rows += [{"state": each.state, **row} for row in each.records()]
+        return rows
 
     def _header(self) -> str:
         return f"{len(self)} decisions"
 
     def _table(self) -> tuple[list[str], list[list[str]]]:
-        names = [*dict.fromkeys(name for each in self for name in each)]
+        names = [*dict.fromkeys(chain(*self))]
         rows = []
         for each in self:
             row = [f"{one_line(answer.best)} {answer.probability:.3f}" for answer in each.values()]
@@ -310,10 +319,11 @@ def _data(answer: Answer) -> dict[str, Any]:
         "type": question.kind,
         "question": question.text,
         "names": [*question.names],
+        "values": encode([*question.values], str),
+        "shares": [[*share[1:]] for share in answer.in_order],
+        "log_mass": answer.log_mass,
+        "spread": answer.spread,
     }
-    data["values"] = encode([*question.values], str)
-    data["shares"] = [[*share[1:]] for share in answer.in_order]
-    data |= {"log_mass": answer.log_mass, "spread": answer.spread}
     if answer.raw is not answer:
         data["raw"] = [[*share[1:]] for share in answer.raw.in_order]
     return data
@@ -328,15 +338,11 @@ def loaded(data: Mapping[str, Any], state: Any, questions: Questions | None = No
         if questions is not None:
             question = questions.asked[name]
 
-        def shares(rows: Iterable[Sequence[float]], of: Question = question) -> list[Share]:
-            return [Share(value, *row) for value, row in zip(of.values, rows, strict=True)]
-
+        measured = each["log_mass"], each["spread"]
         raw = None
         if "raw" in each:
-            raw = Answer(question, shares(each["raw"]), each["log_mass"], each["spread"])
-        answers[name] = Answer(
-            question, shares(each["shares"]), each["log_mass"], each["spread"], raw
-        )
+            raw = Answer(question, question.shares(each["raw"]), *measured)
+        answers[name] = Answer(question, question.shares(each["shares"]), *measured, raw)
     rest = {name: data[name] for name in KEPT}
     joint = Joint(**data["joint"]) if "joint" in data else None
     return Decision(state, answers, questions, joint=joint, **rest)

@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Mapping, Sequence
+from itertools import chain
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -174,8 +175,7 @@ class Asking:
             sums.append(
                 [Sums(texts, context, NO_RULE, canonical=False) for context in each.contexts]
             )
-        everything = [one for of in sums for one in of]
-        sum_up(everything, self.tolerance, self.most, limit or self._limit())
+        sum_up([*chain(*sums)], self.tolerance, self.most, limit or self._limit())
         answers = dict[Any, Answer]()
         for each, of in zip(asked, sums, strict=True):
             answers[each.key] = self._answer(each.name, of)
@@ -195,7 +195,7 @@ class Asking:
                 state = with_answers(text, before, places)
                 asked.append(Asked(places, name, self._contexts(name, state)))
             answers = self.read(asked, limit).values()
-            rows = [[share.probability for share in answer.in_order] for answer in answers]
+            rows = [answer.vector for answer in answers]
             joint = joint.followed(rows, min(answer.log_mass for answer in answers))
             before.append(question)
         return joint
@@ -218,7 +218,7 @@ class Asking:
             Asked(i, name, self._contexts(name, text, draft)) for i, draft in enumerate(drafts)
         ]
         answers = self.read(asked, limit).values()
-        rows = np.array([[share.probability for share in answer.in_order] for answer in answers])
+        rows = np.array([answer.vector for answer in answers])
         means = rows.mean(0).tolist()
         errors: list[Any] = [None] * len(means)  # of one draft
         if num > 1:
@@ -232,19 +232,20 @@ class Asking:
         """Return the mean of the probabilities over the orders of the options."""
         question = self.questions.asked[name]
         choices = [each.choice(question.values, question.names) for each in sums]
-        rows = np.array([[each.share(value)[1:4] for value in question.values] for each in choices])
-        means, spread = rows.mean(0), float(np.ptp(rows[:, :, 0], axis=0).max())
-        shares = [
-            Share(value, *row) for value, row in zip(question.values, means.tolist(), strict=True)
-        ]
-        answer = Answer(question, shares, min(each.log_mass for each in choices), spread)
+        rows = list[Any]()
+        for each in choices:
+            rows.append([each.share(value)[1:4] for value in question.values])
+        means = np.mean(rows, axis=0)
+        spread = float(np.ptp(rows, axis=0)[:, 0].max())
+        log_mass = min(each.log_mass for each in choices)
+        answer = Answer(question, question.shares(means.tolist()), log_mass, spread)
         if self.wants_features:
             answer.features = sketch(sums[0].start.log_probs())  # of a row that is cached
         if self.calibration is None or name not in self.calibration.maps:
             return answer
         calibrated = self.calibration.apply(name, means[:, 0].tolist(), answer.features)
-        shares = [Share(value, p) for value, p in zip(question.values, calibrated, strict=True)]
-        return Answer(question, shares, answer.log_mass, spread, raw=answer)
+        shares = question.shares(zip(calibrated, strict=True))
+        return Answer(question, shares, log_mass, spread, raw=answer)
 
 
 def _orders(question: Question, rotations: int) -> list[list[int]]:

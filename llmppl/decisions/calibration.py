@@ -69,11 +69,7 @@ class Map:
 
     def __call__(self, log_probs: Floats, features: Floats) -> Floats:
         """Return (n, K) log-probabilities for (n, K) log-probabilities and (n, SKETCH) features."""
-        scores = (
-            self.bias + self.scale * log_probs
-            if self.scale
-            else np.tile(self.bias, (len(features), 1))
-        )
+        scores = self.bias + self.scale * log_probs
         if self.weights.size:
             scores = scores + (features - self.center) / self.width @ self.weights.T
         return normalised(scores)
@@ -322,8 +318,9 @@ class Calibration(TableView):
         rows = list[tuple[str, ...]]()
         for name, of in self.receipt["questions"].items():
             before, after = of["before"], of["after"]
-            pairs = [(before[key], after[key]) for key in ("brier", "log_loss", "ece")]
-            cells = [f"{value:.3f}" for pair in pairs for value in pair]
+            cells = []
+            for key in ("brier", "log_loss", "ece"):
+                cells += [f"{before[key]:.3f}", f"{after[key]:.3f}"]
             said = f"{name}: {of['map']}"
             if of.get("answers") == 1:
                 said += " (all labels are one answer)"
@@ -373,10 +370,9 @@ def calibration_of(
     maps = dict[str, Map]()
     receipts = dict[str, Any]()
     for name, of in readings.items():
-        log_probs = log_of([each.probabilities for each in of])
-        features = np.array([each.features for each in of])
-        places = np.array([each.place for each in of])
-        maps[name], receipts[name] = fitted(log_probs, features, places, kinds)
+        probabilities, features, places = zip(*of, strict=True)
+        found = fitted(log_of(probabilities), np.array(features), np.array(places), kinds)
+        maps[name], receipts[name] = found
     if not maps:
         names = ", ".join(setting["questions"])
         raise ValueError(f"no state has a label of a question: {names}")
@@ -401,11 +397,8 @@ def fitted(
     best = min(losses, key=lambda kind: losses[kind])
 
     def measured(kind: str) -> dict[str, Any]:
-        outcomes = [
-            Outcome(p, label)
-            for p, label in zip(np.exp(held[kind]).tolist(), labels.tolist(), strict=True)
-        ]
-        return measures(outcomes)._asdict()
+        outcomes = map(Outcome, np.exp(held[kind]).tolist(), labels.tolist())
+        return measures([*outcomes])._asdict()
 
     receipt = {
         "map": best,

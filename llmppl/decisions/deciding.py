@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from itertools import chain
 from typing import Any, Literal, TypedDict, Unpack, overload
 
 from llmppl.decisions.answers import Decision, Decisions, loaded
@@ -190,7 +191,7 @@ def fit_calibration(
     asking = Asking(lm, questions_of(questions), {**DEFAULTS, **how})
     asking.wants_features = True
     items = with_labels("labelled", labelled)
-    shown_states = {text for examples in asking.examples.values() for text, _ in examples}
+    shown_states = {text for text, _ in chain(*asking.examples.values())}
     for state, _ in items:
         if shown_states and text_of_state(state) in shown_states:
             raise ValueError(
@@ -206,8 +207,7 @@ def fit_calibration(
         for name, label in labels.items():
             answer = decision[name]
             place = asking.questions.asked[name].index(label)
-            probabilities = [share.probability for share in answer.in_order]
-            reading = Reading(probabilities, answer.features, place)
+            reading = Reading(answer.vector, answer.features, place)
             readings.setdefault(name, []).append(reading)
     return calibration_of(asking.setting(), readings, kinds)
 

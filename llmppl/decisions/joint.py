@@ -33,13 +33,9 @@ class Joint:
             return self
         order = sorted(range(len(self.places)), key=lambda i: -self.weights[i])
         rest = self.rest + math.fsum(self.weights[i] for i in order[most:])
-        kept = order[:most]
-        return replace(
-            self,
-            places=[self.places[i] for i in kept],
-            weights=[self.weights[i] for i in kept],
-            rest=rest,
-        )
+        places = [self.places[i] for i in order[:most]]
+        weights = [self.weights[i] for i in order[:most]]
+        return replace(self, places=places, weights=weights, rest=rest)
 
     def followed(self, answers: Sequence[Sequence[float]], log_mass: float) -> Joint:
         """Return the distribution with one more question: the probabilities of its answers after each combination."""

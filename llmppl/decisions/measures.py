@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
+from itertools import chain
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -64,9 +65,9 @@ class Outcome(NamedTuple):
 
 def measures(outcomes: Sequence[Outcome], seed: int = 0) -> Measures:
     """Return the measures of some outcomes, at least one."""
-    right = np.array([each.is_right for each in outcomes])
-    confidences = np.array([each.confidence for each in outcomes])
-    briers = np.array([each.brier for each in outcomes])
+    right = _column(outcomes, "is_right")
+    confidences = _column(outcomes, "confidence")
+    briers = _column(outcomes, "brier")
     rng = np.random.default_rng(seed)
     drawn = [ece(confidences, rng.random(len(right)) < confidences) for _ in range(DRAWS)]
     root = math.sqrt(len(outcomes))
@@ -76,7 +77,7 @@ def measures(outcomes: Sequence[Outcome], seed: int = 0) -> Measures:
         float(right.std() / root),
         float(briers.mean()),
         float(briers.std() / root),
-        float(np.mean([each.log_loss for each in outcomes])),
+        float(_column(outcomes, "log_loss").mean()),
         ece(confidences, right),
         float(np.mean(drawn)),
         float(np.quantile(drawn, 0.95)),
@@ -97,6 +98,10 @@ def _bins(confidences: Floats) -> list[NDArray[np.bool_]]:
     return [places == i for i in np.unique(places)]
 
 
+def _column(outcomes: Sequence[Outcome], name: str) -> Any:
+    return np.array([getattr(each, name) for each in outcomes])
+
+
 class CalibrationReport(TableView):
     """Measures of decisions against labels: a table, in a notebook with a reliability diagram.
 
@@ -115,7 +120,7 @@ class CalibrationReport(TableView):
     def __init__(self, outcomes: Mapping[str, Sequence[Outcome]]) -> None:
         self.outcomes = dict(outcomes)
         if len(outcomes) > 1:
-            self.outcomes["all"] = [each for of in outcomes.values() for each in of]
+            self.outcomes["all"] = [*chain(*outcomes.values())]
         self.measures = {name: measures(of) for name, of in self.outcomes.items()}
 
     def records(self) -> list[dict[str, Any]]:
@@ -140,8 +145,8 @@ class CalibrationReport(TableView):
     def to_svg(self, name: str | None = None) -> str:
         """Return the reliability diagram of a question, by default of all: accuracy by probability, a dot a bin."""
         of = self.outcomes[name or [*self.outcomes][-1]]
-        confidences = np.array([each.confidence for each in of])
-        right = np.array([each.is_right for each in of])
+        confidences = _column(of, "confidence")
+        right = _column(of, "is_right")
         dots = list[str]()
         for chosen in _bins(confidences):
             x, y = 30 + 160 * confidences[chosen].mean(), 170 - 160 * right[chosen].mean()
@@ -164,10 +169,8 @@ class CalibrationReport(TableView):
         heads = "question", "items", "accuracy", "Brier", "log loss", "ECE", "floor", "95 %"
         rows = list[tuple[str, ...]]()
         for name, of in self.measures.items():
-            accuracy, brier = (
-                f"{of.accuracy:.3f} +- {of.accuracy_se:.3f}",
-                f"{of.brier:.3f} +- {of.brier_se:.3f}",
-            )
+            accuracy = f"{of.accuracy:.3f} +- {of.accuracy_se:.3f}"
+            brier = f"{of.brier:.3f} +- {of.brier_se:.3f}"
             errors = (f"{x:.3f}" for x in (of.log_loss, of.ece, of.ece_floor, of.ece_band))
             rows.append((name, str(of.n), accuracy, brier, *errors))
         return heads, rows
@@ -213,8 +216,7 @@ def calibration_report(decisions: Iterable[Decision], labels: Iterable[Any]) -> 
         for name, label in right.items():
             answer = decision[name]
             place = answer.question.index(label)
-            probabilities = [share.probability for share in answer.in_order]
-            found.setdefault(name, []).append(Outcome(probabilities, place))
+            found.setdefault(name, []).append(Outcome(answer.vector, place))
     if not found:
         raise ValueError("there is no label: give a dict of the right answers for each decision")
     return CalibrationReport(found)

@@ -116,7 +116,8 @@ def as_context(lm: CachedTransformer, turns: Sequence[Mapping[str, str]]) -> Con
         return lm.chat(turns)
     lines = list[str]()
     for turn in turns:
-        lines.append(
-            turn["content"] if turn["role"] == "user" else f"Answer: {turn['content'].strip()}"
-        )
+        line = turn["content"]
+        if turn["role"] != "user":
+            line = f"Answer: {line.strip()}"
+        lines.append(line)
     return lm.context("\n\n".join([*lines, "Answer:"]), special=False)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import enum
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal, NamedTuple, get_type_hints
 
@@ -16,7 +16,7 @@ from pydantic import TypeAdapter
 
 from llmppl.constraints.json.closed import MAX_LEVELS, closed_values, parts_of, resolved
 from llmppl.constraints.json.types import readable
-from llmppl.report.probabilities import key_of
+from llmppl.report.probabilities import Share, key_of
 from llmppl.support.arguments import is_type, shown, text
 
 Kind = Literal["predicate", "choice", "score"]
@@ -55,6 +55,10 @@ class Question:
         raise ValueError(
             f"{shown(value)} is no answer to {self.text!r}, which has {shown([*self.values])}"
         )
+
+    def shares(self, rows: Iterable[Sequence[float]]) -> list[Share]:
+        """Return the probabilities of the answers: each row has the fields of a Share after its value."""
+        return [Share(value, *row) for value, row in zip(self.values, rows, strict=True)]
 
 
 def choice(question: str, options: Any) -> Question:

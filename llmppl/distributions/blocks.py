@@ -139,9 +139,8 @@ class ArrayTable(Table):
     ) -> None:
         self.array = array
         self.mask = mask
-        self.nbytes = array.nbytes + 16 * (
-            (len(array) - 1) // BLOCK
-        )  # plus two sums for each further block
+        # plus two sums for each further block
+        self.nbytes = array.nbytes + 16 * ((len(array) - 1) // BLOCK)
         self._base = base
         self._top = top
 
@@ -214,7 +213,9 @@ class ArrayTable(Table):
             np.copyto(row[: len(values)], values, where=self.mask[inside])
 
     def at(self, index: int) -> float:
-        return float(self.array[index]) if self.mask is None or self.mask[index] else -math.inf
+        if self.mask is None or self.mask[index]:
+            return float(self.array[index])
+        return -math.inf
 
     def whole(self, log_scale: float = 0.0) -> Floats:
         log_weights: Floats = np.subtract(self.array, log_scale, dtype=np.float64)
@@ -224,9 +225,9 @@ class ArrayTable(Table):
         return log_weights
 
     def masked(self, mask: Mask) -> ArrayTable:
-        return ArrayTable(
-            self.array, mask if self.mask is None else self.mask & mask, self._base or self
-        )
+        if self.mask is not None:
+            mask = self.mask & mask
+        return ArrayTable(self.array, mask, self._base or self)
 
 
 class PutTable(Table):
@@ -279,7 +280,9 @@ class PutTable(Table):
 
     def masked(self, mask: Mask) -> Table:
         base = self.base.masked(mask)
-        return PutTable(base, self.index, self.log_weight) if mask[self.index] else base
+        if not mask[self.index]:
+            return base
+        return PutTable(base, self.index, self.log_weight)
 
 
 @functools.lru_cache(maxsize=64)
@@ -377,9 +380,8 @@ def _draw_places(uniforms: Floats, log_weights: Floats, rows: Ints) -> Ints:
     tops = log_weights.max(axis=1, keepdims=True)
     cumulated = np.exp(log_weights - tops).cumsum(axis=1)
     totals = cumulated[:, -1]
-    last = (cumulated < totals[:, None]).sum(
-        axis=1
-    )  # the last place of positive weight, whatever the rounding
+    # the last place of positive weight, whatever the rounding
+    last = (cumulated < totals[:, None]).sum(axis=1)
     targets = uniforms * totals[rows]
     places: Ints = np.minimum((cumulated[rows] <= targets[:, None]).sum(axis=1), last[rows])
     return places
@@ -445,6 +447,6 @@ def _by_owner(tables: Sequence[Table], rows: Ints) -> list[tuple[Any, Ints]]:
 def above(cumulated: Floats, target: float) -> int:
     """Return the first index whose cumulated weight exceeds `target`. Its weight is positive, whatever the rounding."""
     index = int(cumulated.searchsorted(target, side="right"))
-    return (
-        index if index < len(cumulated) else int(cumulated.searchsorted(cumulated[-1], side="left"))
-    )
+    if index < len(cumulated):
+        return index
+    return int(cumulated.searchsorted(cumulated[-1]))

@@ -177,11 +177,9 @@ class Finite(Distribution[T_co]):
         self.support = support
         self._parents = tuple(parents)
         self._compute: Any = log_weights
-        self._table = (
-            None
-            if callable(log_weights)
-            else self._table_of(np.asarray(log_weights, dtype=np.float64))
-        )
+        self._table: Table | None = None
+        if not callable(log_weights):
+            self._table = self._table_of(np.asarray(log_weights, dtype=np.float64))
         self._log_weights: Floats | None = None
         self._log_probs: Floats | None = None
         self._describe: Callable[[], str] | None = None
@@ -196,7 +194,9 @@ class Finite(Distribution[T_co]):
         return self._table
 
     def _table_of(self, found: Floats | Table) -> Table:
-        return found if isinstance(found, Table) else ArrayTable(weighable(self, found))
+        if isinstance(found, Table):
+            return found
+        return ArrayTable(weighable(self, found))
 
     def log_weights(self) -> Floats:
         """Return (n,) float64 log-weights, not normalised."""
@@ -215,8 +215,14 @@ class Finite(Distribution[T_co]):
         return self._log_probs
 
     def log_prob(self, value: Any) -> float:
-        logs = [self.log_prob_at(index) for index in self.indices(value)]
-        return logs[0] if len(logs) == 1 else float(np.logaddexp.reduce(logs, initial=-math.inf))
+        return self.log_prob_of(self.indices(value))
+
+    def log_prob_of(self, indices: Sequence[int]) -> float:
+        """Return the log of the total probability of the values at some places of the support."""
+        if len(indices) == 1:
+            return self.log_prob_at(indices[0])
+        logs = [*map(self.log_prob_at, indices)]
+        return float(np.logaddexp.reduce(logs, initial=-math.inf))
 
     def indices(self, value: Any) -> Sequence[int]:
         """Return the places of `value` in the support; none if it is not there."""
@@ -228,7 +234,9 @@ class Finite(Distribution[T_co]):
     def log_prob_at(self, index: int) -> float:
         """Return the log-probability of the value at `index` of the support."""
         log_weight = self.table().at(index)
-        return log_weight if log_weight == -math.inf else log_weight - self.log_total()
+        if log_weight > -math.inf:
+            log_weight -= self.log_total()
+        return log_weight
 
     def sample(self, rng: np.random.Generator) -> T_co:
         if self.log_total() == -math.inf:
@@ -239,7 +247,7 @@ class Finite(Distribution[T_co]):
         self,
         compute: Callable[[], Floats | Table],
         describe: Callable[[], str],
-        parents: Sequence[Finite[Any]] | None = None,
+        parents: Sequence[Finite[Any]] = (),
         *,
         key: Hashable = None,
     ) -> Finite[T_co]:
@@ -250,9 +258,9 @@ class Finite(Distribution[T_co]):
         """
         if self._derived is None:
             self._derived = WeakValueDictionary()
-        found = None if key is None else self._derived.get(key)
+        found = self._derived.get(key)
         if found is None:
-            found = self._like(compute, [self] if parents is None else parents)
+            found = self._like(compute, parents or [self])
             found._describe = describe
             if key is not None:
                 self._derived[key] = found
@@ -301,9 +309,9 @@ class Finite(Distribution[T_co]):
         def compute() -> Floats:
             log_weights = self.log_weights()
             top = log_weights.max()
-            return (
-                (log_weights - top) / temperature if top > -np.inf else log_weights
-            )  # -inf - -inf would be NaN
+            if top > -np.inf:  # -inf - -inf would be NaN
+                log_weights = (log_weights - top) / temperature
+            return log_weights
 
         return self.derive(
             compute, lambda: f"{self!r}.tempered({temperature:g})", key=("t", temperature)
@@ -343,11 +351,9 @@ class Finite(Distribution[T_co]):
         return self.derive(compute, lambda: f"{self!r}.min_p({p:g})", key=("min_p", p))
 
     def __repr__(self) -> str:
-        return (
-            self._describe()
-            if self._describe is not None
-            else f"Finite({len(self.support)} values)"
-        )
+        if self._describe is None:
+            return f"Finite({len(self.support)} values)"
+        return self._describe()
 
 
 class RejectionProposal(Proposal[T_co]):
@@ -395,21 +401,15 @@ class RejectionProposal(Proposal[T_co]):
                 return self.support[index], log_weight - self.dist.log_total()
             # all weights that did not underflow were rejected: draw from the others, relative to their largest
             untested = np.ones(len(table), dtype=np.bool_)
-            untested[
-                [index for index, accepted in list(self._accepted.items()) if not accepted]
-            ] = False
+            for index, accepted in list(self._accepted.items()):
+                untested[index] = accepted
             rest = table.masked(untested)
             if rest.log_total == -math.inf:
                 lacks = "satisfies the predicate" if self.calls else "has positive probability"
                 raise Impossible(f"no value of {self.dist!r} {lacks}")
 
     def log_measure(self, value: Any) -> float:
-        indices = [index for index in self.dist.indices(value) if self._accepts(index)]
-        return float(
-            np.logaddexp.reduce(
-                [self.dist.log_prob_at(index) for index in indices], initial=-math.inf
-            )
-        )
+        return self.dist.log_prob_of([*filter(self._accepts, self.dist.indices(value))])
 
     def log_measures(self, most: float = math.inf) -> Floats:
         """Return (n,) float64, read-only: log mu of each value, or of the `most` probable accepted ones and -inf.
@@ -511,7 +511,9 @@ class Rule(Shared):
         return f"Rule({', '.join(f'{name}={value!r}' for name, value in self._parts())})"
 
     def __call__(self, dist: Finite[T_co]) -> Finite[T_co]:
-        return [dist, *(result for _, result in self.stages(dist))][-1]
+        for _, result in self.stages(dist):
+            dist = result
+        return dist
 
     def _parts(self) -> list[tuple[str, Any]]:
         """Return the names and values of the active parts, in order."""
@@ -529,10 +531,10 @@ class Rule(Shared):
 
     def excluded_by(self, dist: Finite, value: Any) -> str | None:
         """Return the first part that gives `value` probability 0, as "top_k=40"; None if no part does."""
-        return next(
-            (name for name, result in self.stages(dist) if result.log_prob(value) == -math.inf),
-            None,
-        )
+        for name, result in self.stages(dist):
+            if result.log_prob(value) == -math.inf:
+                return name
+        return None
 
 
 NO_RULE = Rule()

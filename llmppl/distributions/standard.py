@@ -54,7 +54,9 @@ class Categorical(Finite[T_co]):
             raise TypeError(
                 f"Categorical: values must be a list, in the order of probs, not {arguments.shown(values)}"
             )
-        support: Sequence[Any] = range(len(array)) if values is None else tuple(values)
+        support: Sequence[Any] = range(len(array))
+        if values is not None:
+            support = tuple(values)
         if len(support) != len(array):
             raise ValueError(
                 f"Categorical got {len(array)} probabilities for {len(support)} values"
@@ -121,7 +123,9 @@ class Uniform(Finite[T_co]):
         if not low:
             raise ValueError("Uniform wants one value or more, not an empty sequence")
         support = listed("Uniform", low)
-        super().__init__(tuple(support) if high is None else support, np.zeros(len(support)))
+        if high is None:
+            support = tuple(support)
+        super().__init__(support, np.zeros(len(support)))
 
     def __repr__(self) -> str:
         if isinstance(self.support, range):
@@ -147,12 +151,13 @@ class Geometric(Distribution[int]):
     def __init__(self, p: float, max_value: int | None = None) -> None:
         self.p = arguments.probability("Geometric: p", p, above_0=True)
         self.max_value = arguments.optional_count("Geometric: max_value", max_value, least=0)
-        self.support = None if max_value is None else listed("Geometric", range(max_value + 1))
-        self._last = math.inf if max_value is None else max_value
+        self._last = math.inf
+        if self.max_value is not None:
+            self._last = self.max_value
+            self.support = listed("Geometric", range(self.max_value + 1))
         self._log_fail = math.log1p(-self.p) if self.p < 1.0 else -math.inf
-        self._mass = -math.expm1(
-            (self._last + 1) * self._log_fail
-        )  # P(n <= max_value) without the bound
+        # P(n <= max_value) without the bound
+        self._mass = -math.expm1((self._last + 1) * self._log_fail)
 
     def sample(self, rng: np.random.Generator) -> int:
         if self.p == 1.0:
@@ -169,7 +174,9 @@ class Geometric(Distribution[int]):
         return math.log(self.p / self._mass) + (n * self._log_fail if n else 0.0)
 
     def __repr__(self) -> str:
-        return f"Geometric({self.p:g}{'' if self.max_value is None else f', max_value={self.max_value}'})"
+        if self.max_value is None:
+            return f"Geometric({self.p:g})"
+        return f"Geometric({self.p:g}, max_value={self.max_value})"
 
 
 class Delta(Distribution[T_co]):
@@ -251,14 +258,16 @@ def product(*dists: Finite[T], powers: Sequence[float] | None = None) -> Finite[
     -1.6094
     """
     first = _same_support("product", dists)
-    given = [1.0] * len(dists) if powers is None else powers
-    numbers = [arguments.number("product: each of the powers", power) for power in given]
+    numbers = [1.0] * len(dists)
+    suffix = ""
+    if powers is not None:
+        numbers = [arguments.number("product: each of the powers", power) for power in powers]
+        suffix = f", powers=[{', '.join(f'{power:g}' for power in numbers)}]"
     if len(numbers) != len(dists) or not any(numbers):
         raise ValueError(
             f"product: powers has a number for each of {len(dists)} distributions, and not all 0"
         )
     parts = [(power, dist) for power, dist in zip(numbers, dists, strict=True) if power]
-    suffix = f", powers=[{', '.join(f'{power:g}' for power in numbers)}]" * (powers is not None)
     return first.derive(
         lambda: _powered(parts),
         lambda: f"product({', '.join(map(repr, dists))}{suffix})",
@@ -306,7 +315,9 @@ def mixture(dists: Sequence[Finite[T]], weights: ArrayLike) -> Finite[T]:
 def _same_support(name: str, dists: Sequence[Finite[T]]) -> Finite[T]:
     """Return the first distribution. TypeError or ValueError unless all are Finite and over the same values."""
     if isinstance(dists, Proposal) or not all(isinstance(dist, Finite) for dist in dists):
-        each = "product(*distributions)" if name == "product" else "mixture(distributions, weights)"
+        each = "mixture(distributions, weights)"
+        if name == "product":
+            each = "product(*distributions)"
         raise TypeError(
             f"{name} wants distributions with finite support, {each}, not {arguments.shown(dists)}"
         )

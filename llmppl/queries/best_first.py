@@ -113,12 +113,12 @@ class Space:
     def starts(self) -> list[Start]:
         """Return the prefix strings with their log-probabilities, in one round."""
         starts = [*map(self.start, self.compiled.prefixes)]
+        num_given = int(not self.counts_first)
 
         def score(i: int) -> None:
             context = starts[i].context
-            given = context.tokens[: 0 if self.counts_first else 1]
-            log_prob = context.log_prob_since(reduce(operator.add, given, self.lm.at(())))
-            starts[i] = starts[i]._replace(log_prob=log_prob)
+            given = self.lm.at(context.tokens[:num_given])
+            starts[i] = starts[i]._replace(log_prob=context.log_prob_since(given))
 
         names = [f"prefix {start.prefix!r}" for start in starts]
         Runtime().run([partial(score, i) for i in range(len(starts))], names)
@@ -126,11 +126,9 @@ class Space:
 
     def root(self, start: Start) -> Node:
         """Return the node after a prefix."""
-        after = (
-            self.canonical.after(start.context.tokens)
-            if self.only_canonical and self.canonical
-            else None
-        )
+        after = None
+        if self.only_canonical and self.canonical:
+            after = self.canonical.after(start.context.tokens)
         return Node(start, start.context, self.indices[start.part.follow], start.part.start, after)
 
     # ---- children
@@ -140,19 +138,21 @@ class Space:
 
         They are zeros where they are not needed, and for the first token of a context, unless it counts.
         """
-        dists = []
-        for node, need in zip(nodes, needed, strict=True):
-            known = node.depth or len(node.context) or self.counts_first
-            dists.append(node.context.next_token() if need and known else None)
-        return [
-            np.zeros(len(self.lm.vocab)) if dist is None else self.rule(dist).log_probs()
-            for dist in dists
-        ]
+        dists = {}
+        for i, (node, need) in enumerate(zip(nodes, needed, strict=True)):
+            if need and (node.depth or len(node.context) or self.counts_first):
+                dists[i] = node.context.next_token()
+        rows: list[Floats] = [np.zeros(len(self.lm.vocab))] * len(nodes)
+        for i, dist in dists.items():
+            rows[i] = self.rule(dist).log_probs()
+        return rows
 
     def inside(self, node: Node) -> Ints:
         """Return the tokens after a node that stay in the language, without eos."""
         ids = node.masks.allowed(node.state)
-        return ids[~np.isin(ids, self.lm.vocab.eos_ids)] if node.masks.accepts(node.state) else ids
+        if node.masks.accepts(node.state):
+            ids = ids[~np.isin(ids, self.lm.vocab.eos_ids)]
+        return ids
 
     def allowed(self, node: Node) -> Ints:
         """Return the tokens after a node that are searched; none if the model's context is full."""
@@ -163,15 +163,20 @@ class Space:
         ):
             return np.zeros(0, np.int64)
         ids = self.inside(node)
-        return ids if node.canonical is None else ids[self.canonical.mask(node.canonical)[ids]]
+        if node.canonical is not None:
+            ids = ids[self.canonical.mask(node.canonical)[ids]]
+        return ids
 
     def child(self, node: Node, token: int, log_prob: float, noise: float = 0.0) -> Node:
+        canonical = node.canonical
+        if canonical is not None:
+            canonical = self.canonical.advance(canonical, token)
         return Node(
             node.start,
             node.context + token,
             node.masks,
             node.masks.advance(node.state, token),
-            None if node.canonical is None else self.canonical.advance(node.canonical, token),
+            canonical,
             node.log_prob + log_prob,
             noise,
             node.data + self.lm.vocab.tokens[token],
@@ -185,8 +190,10 @@ class Space:
         text = node.data.decode()
         ignored = self.compiled.ignored
         start = node.start
-        if not self.only_canonical or (ignored is not None and text in ignored):
-            return ignored is None or text not in ignored
+        if ignored is not None and text in ignored:
+            return False
+        if not self.only_canonical:
+            return True
         own = self.lm.context(start.prefix + text, special=self.special)
         if start.prefix or not text:
             return own == node.context
@@ -210,20 +217,13 @@ class Space:
         start = node.start
         text = Text(start.prefix.encode() + node.data)
         tokens = tuple(node.context.tokens[len(start.context) :])
-        upper = log_prob if upper is None else upper
+        log_joint = start.log_prob + log_prob
+        if upper is None:
+            upper = log_prob
         edits = (
             self.compiled.alignments[start.part, node.data] if self.compiled.edits.max_cost else ()
         )
-        return Match(
-            text,
-            start.prefix,
-            tokens,
-            log_prob,
-            upper,
-            start.log_prob + log_prob,
-            log_weight,
-            edits,
-        )
+        return Match(text, start.prefix, tokens, log_prob, upper, log_joint, log_weight, edits)
 
 
 @lru_cache(2)
@@ -322,9 +322,8 @@ class Search:
         self.order = order
         self.batch = batch
         self.max_expansions = max_expansions
-        self.expansions = self.fruitful = (
-            0  # next-token distributions, and those before the last match
-        )
+        self.expansions = 0  # next-token distributions
+        self.fruitful = 0  # those before the last match
         self.heap: list[Item] = []
         self.bound: StringBound | None = None
         self.found_mass = 0.0  # of all matches, each token sequence counted by itself
@@ -348,7 +347,9 @@ class Search:
     def _item(
         self, kind: int, node: Node, token: int | None, log_prob: float, cost: float | None = None
     ) -> Item:
-        data = node.data if token is None else node.data + self.space.lm.vocab.tokens[token]
+        data = node.data
+        if token is not None:
+            data += self.space.lm.vocab.tokens[token]
         if cost is None:
             cost = -(node.start.base + node.log_prob + log_prob)
         return Item(
@@ -373,22 +374,19 @@ class Search:
     def expand(self) -> None:
         """Expand the best nodes of the heap, up to `batch` of them, in one round."""
         space = self.space
-        items = self._pop_batch()
-        nodes = [item.open(space) for item in items]
-        allowed = [space.allowed(node) for node in nodes]
-        accepts = [
-            item.kind is TOKEN and space.accepts(node)
-            for item, node in zip(items, nodes, strict=True)
-        ]
-        needed = [
-            ids.size > 0 or (ends and space.end != "prefix")
-            for ids, ends in zip(allowed, accepts, strict=True)
-        ]
+        opened = []
+        nodes = []
+        needed = []
+        for item in self._pop_batch():
+            node = item.open(space)
+            ids = space.allowed(node)
+            ends = item.kind is TOKEN and space.accepts(node)
+            opened.append((item, ids, ends))
+            nodes.append(node)
+            needed.append(ids.size > 0 or (ends and space.end != "prefix"))
         self.expansions += sum(needed)
         rows = space.log_probs(nodes, needed)
-        for item, node, ids, ends, log_probs in zip(
-            items, nodes, allowed, accepts, rows, strict=True
-        ):
+        for (item, ids, ends), node, log_probs in zip(opened, nodes, rows, strict=True):
             if self.bound is not None:
                 self.bound.put(item, remove=True)
             ending = space.ending(node, log_probs) if ends else -math.inf
@@ -461,10 +459,10 @@ class Search:
         barren = self.expansions - self.fruitful
         if barren < MAX_BARREN_EXPANSIONS:
             return False
+        kind = "further match" if self.fruitful else "match"
         raise ValueError(
-            f"no {'further ' * bool(self.fruitful)}match in {barren:,} expansions; further matches have probability "
-            f"{self.open_mass():.2g} at most, all together. To search on, give a larger max_expansions. A rule or "
-            "max_tokens leave less to search"
+            f"no {kind} in {barren:,} expansions; further matches have probability {self.open_mass():.2g} at most, "
+            "all together. To search on, give a larger max_expansions. A rule or max_tokens leave less to search"
         )
 
     # ---- matches
@@ -499,9 +497,6 @@ class Search:
 
     def strings(self, tolerance: float) -> Iterator[Match]:
         """Yield every string once, with the sum over its token sequences."""
-        if self.space.only_canonical:  # one token sequence each
-            yield from self.sequences()
-            return
         self.bound = StringBound()
         for item in self.heap:
             self.bound.put(item)
@@ -514,8 +509,7 @@ class Search:
                     heapq.heappush(
                         ready, (-(item.node.start.base + match.log_prob_upper), item.number, match)
                     )
-            best = self.bound.root.best if self.heap else -math.inf
-            if ready and best <= -ready[0][0]:
+            if ready and self.bound.root.best <= -ready[0][0]:
                 self.fruitful = self.expansions
                 yield heapq.heappop(ready)[2]
             elif self.given_up():
@@ -607,8 +601,4 @@ class DistinctSearch(Search):
 
     def strings(self, tolerance: float) -> Iterator[Match]:
         """Yield every string once; the first spelling has the maximum of all its spellings."""
-        return (
-            self.sequences()
-            if self.space.only_canonical
-            else self.summed(self.matched(), tolerance)
-        )
+        return self.summed(self.matched(), tolerance)

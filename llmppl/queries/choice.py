@@ -10,8 +10,10 @@ from __future__ import annotations
 
 import itertools
 import math
+import operator
 from bisect import bisect_left
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import reduce
 from typing import Any, Literal, NamedTuple, TypedDict, Unpack, get_args, overload
 
 import numpy as np
@@ -74,7 +76,7 @@ class Choice(Probabilities):
         self._texts = dict(zip(map(key_of, self.options), texts, strict=True))
         self.log_mass = log_mass
         self.log_mass_upper = upper
-        mass = math.exp(self.log_mass)
+        mass = math.exp(log_mass)
         header = f"Choice({len(shares)} options)"
         if mass < SELDOM:
             shown = f"{mass:.2g}" if mass else f"exp({self.log_mass:.0f})"
@@ -88,7 +90,7 @@ class Choice(Probabilities):
     @property
     def width(self) -> float:
         """Largest distance between the bounds of a probability."""
-        return max(high - low for low, high in (share.interval for share in self.shares))
+        return max(float(np.ptp(share.interval)) for share in self.shares)
 
 
 class Choices(TableView, list[Choice]):
@@ -109,26 +111,28 @@ class Choices(TableView, list[Choice]):
 
     def records(self) -> list[dict[str, Any]]:
         """Return a dict for each prompt and option: the prompt, and the option's text, probability and bounds."""
-        return [
-            {
-                "prompt": prompt,
-                "text": choice.text_of(share.value),
-                **share._asdict(),
-                "log_mass": choice.log_mass,
-            }
-            for prompt, choice in zip(self.prompts, self, strict=True)
-            for share in choice.shares
-        ]
+        rows = []
+        for prompt, choice in zip(self.prompts, self, strict=True):
+            for share in choice.shares:
+                rows.append(
+                    {
+                        "prompt": prompt,
+                        "text": choice.text_of(share.value),
+                        **share._asdict(),
+                        "log_mass": choice.log_mass,
+                    }
+                )
+        return rows
 
     def _header(self) -> str:
         return f"{len(self)} choices"
 
     def _table(self) -> tuple[list[str], list[list[str]]]:
         options = self[0].options if self else []
-        rows = [
-            [*(str(choice.share(each)) for each in options), one_line(prompt)]
-            for prompt, choice in zip(self.prompts, self, strict=True)
-        ]
+        rows = []
+        for prompt, choice in zip(self.prompts, self, strict=True):
+            shares = [str(choice.share(option)) for option in options]
+            rows.append([*shares, one_line(prompt)])
         return [*map(one_line, options), "prompt"], rows
 
 
@@ -199,9 +203,8 @@ def choose(
     given: dict[str, Any] = _DEFAULTS | how
     end = arguments.one_of("end", given["end"], ENDS)
     rule = arguments.function("rule", given["rule"], "Rule(top_k=40)")
-    canonical = (
-        arguments.one_of("tokenization", given["tokenization"], get_args(Spelling)) == "canonical"
-    )
+    spelling = arguments.one_of("tokenization", given["tokenization"], get_args(Spelling))
+    canonical = spelling == "canonical"
     tolerance = arguments.probability("tolerance", given["tolerance"])
     max_expansions = arguments.count("max_expansions", given["max_expansions"], least=0)
     labels, listed = _labelled(options)
@@ -284,7 +287,8 @@ class Sums:
         self.found: Floats = np.full(len(texts.data), -np.inf)
         self.open = dict[Context, _Open]()
         self.expansions = 0
-        self._ends = {[*self._path(tokens)][-1][0] for tokens in texts.own} if canonical else None
+        ends = {reduce(operator.add, tokens, start) for tokens in texts.own}
+        self._ends = ends if canonical else None
         self._reach(start, 0.0, b"")
 
     def own(self) -> Iterator[tuple[Sums, Context]]:
@@ -309,9 +313,8 @@ class Sums:
     def unsure(self, tolerance: float, max_expansions: int) -> list[tuple[Sums, Context]]:
         """Return the fewest sequences without which the rest is small enough, up to a number for each option."""
         likely = sorted(self.open, key=lambda context: self.open[context].log_prob)
-        rest = np.logaddexp.accumulate(
-            [-np.inf, *(self.open[context].log_prob for context in likely)]
-        )
+        log_probs = [self.open[context].log_prob for context in likely]
+        rest = np.logaddexp.accumulate([-np.inf, *log_probs])
         enough = logsumexp(self.found) + (math.log(tolerance) if tolerance else -math.inf)
         number = min(int((rest > enough).sum()), max_expansions * self.found.size - self.expansions)
         self.expansions += number
@@ -391,7 +394,8 @@ def sum_up(sums: Sequence[Sums], tolerance: float, max_expansions: int, limit: L
     if reached:
         raise TimeoutError(_late(reached, max(len(each.texts.data) for each in sums)))
     while not reached:
-        unsure = [item for each in sums for item in each.unsure(tolerance, max_expansions)]
+        lists = [each.unsure(tolerance, max_expansions) for each in sums]
+        unsure = [*itertools.chain(*lists)]
         if not unsure:
             break
         reached = _expand(unsure, limit)
@@ -426,8 +430,10 @@ def _warn_of_bounds(
     if max(widths, default=0.0) <= wide:
         return
     worst = int(np.argmax(widths))
-    best, *others = (share.interval for share in choices[worst].shares)
-    order = ", which leaves their order open" if any(high > best[0] for _, high in others) else ""
+    (least, _), *others = (share.interval for share in choices[worst].shares)
+    order = ""
+    if any(high > least for _, high in others):
+        order = ", which leaves their order open"
     warn(
         f"the probabilities of the options after {str(contexts[worst].text)[-40:]!r} are known "
         f"to within {widths[worst]:.2g} only{order}, over all tokenisations. "

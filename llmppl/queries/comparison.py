@@ -298,7 +298,7 @@ def compare(
             'compare takes two sides, or a mapping from their names, as {"men": ..., "women": ...}; '
             "lists of choices after the same templates may be more than two"
         )
-    (of_a, num_a), (of_b, num_b) = (_side(name, side) for name, side in sides.items())
+    (of_a, num_a), (of_b, num_b) = itertools.starmap(_side, sides.items())
 
     def rank(text: str) -> tuple[float, str]:
         joint = of_a.get(text, 0) / (num_a or 1) + of_b.get(text, 0) / (num_b or 1)
@@ -350,6 +350,7 @@ def _paired(sides: Mapping[str, Choices], draws: int, rng: np.random.Generator) 
             f"each side has one choice for each template, at least two; they have {lengths}"
         )
     options = [share.value for share in first[0].shares]
+    rows = []
     for name, choices in sides.items():
         for number, choice in enumerate(choices):
             _check_exact(f"{name}[{number}]", choice)
@@ -357,10 +358,8 @@ def _paired(sides: Mapping[str, Choices], draws: int, rng: np.random.Generator) 
                 raise ValueError(
                     f"{name}[{number}] has other options than the first choice: {[*choice]}"
                 )
-    groups = [
-        [[choice[option] for option in options] for choice in choices] for choices in sides.values()
-    ]
-    probabilities = np.array(groups).swapaxes(0, 1)
+            rows.append([choice[option] for option in options])
+    probabilities = np.reshape(rows, (len(sides), len(first), -1)).swapaxes(0, 1)
     p, drawn = _relabelled(probabilities, draws, rng)
     tv = float(_spread(probabilities.mean(axis=0)))
     return PairedComparison((*sides,), (*options,), probabilities, tv, p, drawn)
@@ -385,7 +384,9 @@ def _relabelled(probabilities: Array, draws: int, rng: np.random.Generator) -> t
         for template, pick in zip(probabilities[1:], picks[begin : begin + size].T, strict=True):
             sums = sums + template[orders[pick]]
         as_large += int((_spread(sums) >= least).sum())
-    return (as_large / len(picks), 0) if exact else ((1 + as_large) / (1 + draws), draws)
+    if exact:
+        return as_large / len(picks), 0
+    return (1 + as_large) / (1 + draws), draws
 
 
 def _spread(means: Array) -> Any:
@@ -415,7 +416,9 @@ def _side(name: str, given: Side) -> tuple[dict[str, float], int | None]:
         raise TypeError(
             f"{name} is the str {given!r}; samples are strings in a list, as in [{given!r}]"
         )
-    counts = Counter(given) if isinstance(given, Mapping) else Counter(map(_text, given))
+    if not isinstance(given, Mapping):
+        given = map(_text, given)
+    counts = Counter(given)
     for text, times in counts.items():
         arguments.text(f"{name}: each string", text)
         arguments.count(

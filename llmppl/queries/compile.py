@@ -85,13 +85,14 @@ class Branch:
         """Yield the texts that may follow, without edits, the shortest first; none of a language that is large."""
         with contextlib.suppress(TooLarge):
             whole = self.unedited.explore(MAX_PLANNED_STATES)
-            yield from _from_state(
-                whole, self.start if self.follow is self.unedited else whole.start
-            ).enumerate()
+            start = self.start if self.follow is self.unedited else whole.start
+            yield from _from_state(whole, start).enumerate()
 
     def size(self) -> str:
         """Describe the prefix strings, and the size of the language after them."""
-        shown = " | ".join(map(repr, self.prefixes[:2])) + " | ..." * (len(self.prefixes) > 2)
+        shown = " | ".join(map(repr, self.prefixes[:2]))
+        if len(self.prefixes) > 2:
+            shown += " | ..."
         try:
             follow = self.follow.explore(MAX_PLANNED_STATES)
         except ValueError:
@@ -116,12 +117,18 @@ class Compiled:
     @cached_property
     def prefixes(self) -> dict[str, Branch]:
         """Branch of each prefix string."""
-        return {text: part for part in self.parts for text in part.prefixes}
+        found = dict[str, Branch]()
+        for part in self.parts:
+            found |= dict.fromkeys(part.prefixes, part)
+        return found
 
     def continues(self) -> bool:
         """Return True if some match begins another."""
-        follows = (_from_state(part.follow, part.start).explore() for part in self.parts)
-        return any(follow.table[follow.accepting].any() for follow in follows)
+        for part in self.parts:
+            follow = _from_state(part.follow, part.start).explore()
+            if follow.table[follow.accepting].any():
+                return True
+        return False
 
 
 def compile_query(
@@ -148,7 +155,8 @@ def compile_query(
         if given.is_empty():
             raise ValueError(f"{name} matches no text at all")
     regions = dict(edits) if isinstance(edits, Mapping) else {"suffix": edits}
-    before, after = (_edits(regions.pop(region, 0)) for region in ("prefix", "suffix"))
+    before = _edits(regions.pop("prefix", 0))
+    after = _edits(regions.pop("suffix", 0))
     if regions:
         raise ValueError(f'edits by region are {{"prefix": ..., "suffix": ...}}, not {edits!r}')
     unwanted = None if ignore is None else _language(ignore, "ignore")
@@ -217,7 +225,9 @@ def _language(language: Language, name: str) -> DFA:
 
 
 def _edits(edits: int | Edits) -> Edits:
-    return edits if isinstance(edits, Edits) else Edits(count("edits", edits, least=0))
+    if isinstance(edits, Edits):
+        return edits
+    return Edits(count("edits", edits, least=0))
 
 
 def _from_state(language: DFA, state: int) -> DFA:

@@ -56,16 +56,19 @@ class Match:
         return str(self.text)
 
     def __repr__(self) -> str:
-        weight = f", log_weight={self.log_weight:.3f}" * bool(self.log_weight)
-        edits = f", {len(self.edits)} edits" * bool(self.edits)
-        return f"Match({str(self.text)!r}, log_prob={self.log_prob:.3f}, {len(self.tokens)} tokens{weight}{edits})"
+        said = f"{str(self.text)!r}, log_prob={self.log_prob:.3f}, {len(self.tokens)} tokens"
+        if self.log_weight:
+            said += f", log_weight={self.log_weight:.3f}"
+        if self.edits:
+            said += f", {len(self.edits)} edits"
+        return f"Match({said})"
 
     def as_dict(self) -> dict[str, Any]:
         """Return the match as a dict for JSON; tokens as ids."""
         return {
             **vars(self),
             "text": str(self.text),
-            "tokens": [int(token) for token in self.tokens],
+            "tokens": [*map(int, self.tokens)],
             "edits": [edit._asdict() for edit in self.edits],
         }
 
@@ -90,7 +93,8 @@ class MatchList(TableView, list[Match]):
         return [match.as_dict() for match in self]
 
     def _header(self) -> str:
-        return f"{len(self)} match{'es' * (len(self) != 1)}{self.note}"
+        noun = "match" if len(self) == 1 else "matches"
+        return f"{len(self)} {noun}{self.note}"
 
     def _table(self) -> tuple[list[str], Rows]:
         """Return heads and rows; columns of weights and edits only if some match has them."""
@@ -102,7 +106,10 @@ class MatchList(TableView, list[Match]):
         if any(match.edits for match in self):
             columns["edits"] = lambda match: str(len(match.edits))
         columns |= {"tokens": lambda match: str(len(match.tokens)), "text": one_line}
-        return list(columns), [[show(match) for show in columns.values()] for match in self]
+        rows = []
+        for match in self:
+            rows.append([show(match) for show in columns.values()])
+        return list(columns), rows
 
 
 class Matches(Iterator[Match]):
@@ -129,9 +136,8 @@ class Matches(Iterator[Match]):
         self._search = search
         self._before = replace(lm.stats)
         self.num_matches = 0
-        self._bar = Bar(
-            progress, None, lambda matches: matches, "match"
-        )  # its text is read again and again
+        # its text is read again and again
+        self._bar = Bar(progress, None, lambda matches: matches, "match")
 
     def __next__(self) -> Match:
         with self._bar as show:  # shown only during the search
@@ -145,8 +151,10 @@ class Matches(Iterator[Match]):
         """Return the next `n` matches, or fewer if there are no more."""
         found = MatchList(itertools.islice(self, count("n", n, least=0)))
         if len(found) < n and self._search is not None:
-            limit = f": max_expansions was reached; others have probability {self._search.open_mass():.2g} at most"
-            found.note = ": there are no others" if self.complete else limit
+            found.note = ": there are no others"
+            if not self.complete:
+                most = f"{self._search.open_mass():.2g} at most"
+                found.note = f": max_expansions was reached; others have probability {most}"
         return found
 
     @property

@@ -44,9 +44,7 @@ class Extraction(TableView):
         return f"Extraction of {one_line(repr(self.suffix))}"
 
     def _table(self) -> tuple[list[str], Rows]:
-        within = f"within {self.edits} edits"
-        if self.edits == 1:
-            within = "within 1 edit"
+        within = f"within {arguments.plural(self.edits, 'edit')}"
         rows = []
         for name, p in ("verbatim", self.verbatim), (within, self.near):
             tries = dict.fromkeys(f"{n:,}" for n in p.tries(0.5))

@@ -10,6 +10,7 @@ import inspect
 import itertools
 import math
 import operator
+import os
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import KW_ONLY, dataclass, fields, replace
 from itertools import repeat
@@ -229,7 +230,9 @@ class Query:
         optional_count("max_expansions", max_expansions)
         search = kind(self.space, order, count("batch", batch), max_expansions)
         search.add_all()
-        matches = search.sequences() if results == "tokens" else search.strings(tolerance)
+        matches = search.strings(tolerance)
+        if results == "tokens" or self.space.only_canonical:  # each string has one sequence
+            matches = search.sequences()
         return Matches(self.lm, matches, progress, search)
 
     def samples(
@@ -260,9 +263,7 @@ class Query:
         particles = count("particles", particles)
         uniform = prefixes == "uniform"
         texts = [*self.compiled.prefixes]
-        drawn_evenly = (
-            [self.space.start(texts[rng.integers(len(texts))])] for _ in itertools.count()
-        )
+        drawn_evenly = ([self.space.start(texts[rng.integers(len(texts))])] for _ in repeat(None))
         starts = drawn_evenly if uniform else repeat(self.space.starts())
         drawn = samples(self.space, starts, particles, rng, local=local, normalise=uniform)
         return Matches(self.lm, drawn, progress)
@@ -304,14 +305,22 @@ class Query:
         for start in starts:
             search.add(start._replace(log_prob=start.log_prob - log_total))
         rng = generator(given.get("seed"), given.get("rng"))
-        limits = {name: given.get(name) for name in ("timeout", "budget", "progress")}
-        return bounded(search, tolerance, particles, runs, rng, **limits)
+        return bounded(
+            search,
+            tolerance,
+            particles,
+            runs,
+            rng,
+            timeout=given.get("timeout"),
+            budget=given.get("budget"),
+            progress=given.get("progress"),
+        )
 
     def plan(self) -> str:
         """Describe the compiled query; the language model reads nothing but prefixes."""
-        lines = ["ignored strings are left out during the search"] * (
-            self.compiled.ignored is not None
-        )
+        lines = []
+        if self.compiled.ignored is not None:
+            lines.append("ignored strings are left out during the search")
         for part in self.compiled.parts:
             root = self.space.root(self.space.start(part.prefixes[0]))
             num_tokens = f"{self.space.allowed(root).size} of {len(self.lm.vocab)} tokens"
@@ -399,10 +408,9 @@ def _query(
 ) -> tuple[Query, dict[str, Any]]:
     """Return the query of a short form, and the options of its answer."""
     check_options(name, options, known.__annotations__)
-    own = {key: value for key, value in options.items() if key in _DEFAULTS}
-    return Query(lm, pattern, **own), {
-        key: value for key, value in options.items() if key not in own
-    }
+    rest = dict(options)
+    own = {key: rest.pop(key) for key in options if key in _DEFAULTS}
+    return Query(lm, pattern, **own), rest
 
 
 def warn_of_seam(
@@ -415,23 +423,23 @@ def warn_of_seam(
     """
     looked = [*itertools.islice(texts, MAX_LOOKED)]
     own = lm.context(prefix).tokens
+    if not prefix:
+        return
     joined = []
-    for text in looked if prefix else ():
+    for text in looked:
         with contextlib.suppress(ValueError):  # the model cannot read it
-            whole = lm.context(prefix + text).tokens
-            same = next(
-                (n for n, (a, b) in enumerate(zip(own, whole, strict=False)) if a != b), len(own)
-            )
-            if same < len(own):
-                joined.append(
-                    (text, b"".join(token.bytes for token in own[:same]).decode(errors="ignore"))
-                )
+            same = os.path.commonprefix([own, lm.context(prefix + text).tokens])
+            if len(same) < len(own):
+                kept = b"".join(token.bytes for token in same)
+                joined.append((text, kept.decode(errors="ignore")))
     several = len(looked) < MAX_LOOKED or len(joined) > MAX_LOOKED / 2
     if joined and not several:
         return
-    suspects = looked[:3] if ask else []
+    suspects = []
     if joined:
         suspects = [joined[0][0]]
+    elif ask:
+        suspects = looked[:3]
     lacking = next((text for text in suspects if _lacks_blank(lm, prefix, text)), "")
     if lacking:
         warn(
@@ -448,12 +456,7 @@ def warn_of_seam(
 
 def _lacks_blank(lm: CachedTransformer, prefix: str, text: str) -> bool:
     """Return True if the model expects a text with a blank before it, and the two do not continue one word."""
-    if (
-        not (prefix and text)
-        or prefix[-1].isspace()
-        or text[0].isspace()
-        or (prefix[-1] + text[0]).isdigit()
-    ):
+    if not text or prefix[-1].isspace() or text[0].isspace() or (prefix[-1] + text[0]).isdigit():
         return False
     start = lm.context(prefix)
     begin = text[:MAX_BEGIN]
@@ -487,8 +490,10 @@ class Certificate:
 
     def __str__(self) -> str:
         text = "end of text" if self.token == EOS else repr(str(self.token))
-        reason = f"  excluded by {self.excluded_by}" if self.excluded_by else ""
-        return f"{text:>20}  p {math.exp(self.log_prob):.3g}  rank {self.rank}{reason}"
+        line = f"{text:>20}  p {math.exp(self.log_prob):.3g}  rank {self.rank}"
+        if self.excluded_by:
+            line += f"  excluded by {self.excluded_by}"
+        return line
 
 
 class Explanation(tuple[Certificate, ...]):

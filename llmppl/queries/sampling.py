@@ -16,10 +16,9 @@ from __future__ import annotations
 import html
 import math
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
 
 import numpy as np
 
@@ -103,7 +102,8 @@ class Sampled(Model):
         log_measure = float(np.logaddexp.reduce(dist.log_probs()[ids], initial=ending))
         self.score(log_measure)
         drawn = bool(self.sample(Bernoulli(math.exp(ending - log_measure))))
-        self.log_prob += ending if drawn else 0.0
+        if drawn:
+            self.log_prob += ending
         return drawn
 
     def match(self, log_weight: float) -> Match:
@@ -127,7 +127,9 @@ def samples(
 
     def count(step: Step) -> None:
         nonlocal steps
-        steps = 0 if step.num_finished else steps + len(step.candidates)
+        steps += len(step.candidates)
+        if step.num_finished:
+            steps = 0
         if steps >= MAX_BARREN_STEPS:
             raise ValueError(
                 f"no sample finished in {steps:,} steps of samples; the last ones have {step.index:,} tokens. "
@@ -182,7 +184,7 @@ class Probability:
     limit: str = ""
 
     def __repr__(self) -> str:
-        of = ", of the shortest matches" * self.shortest
+        of = ", of the shortest matches" if self.shortest else ""
         if math.isnan(self.estimate):
             estimate = "not estimated"
             if self.limit:
@@ -201,12 +203,16 @@ class Probability:
         """Return the least and the largest number of texts one of which is in the language with this `chance`."""
         if not 0 < arguments.number("chance", chance) < 1:
             raise ValueError(f"chance is {chance!r}; it is between 0 and 1, as 0.5 is")
-        log_missed = [-math.inf if p == 1 else math.log1p(-p) for p in (self.upper, self.lower)]
-        least, most = (
-            math.ceil(max(1.0, math.log1p(-chance) / log)) if log else math.inf
-            for log in log_missed
-        )
-        return least, most
+        return _tries(self.upper, chance), _tries(self.lower, chance)
+
+
+def _tries(p: float, chance: float) -> float:
+    """Return the number of texts one of which is in a language of probability `p` with this `chance`."""
+    if p == 0.0:
+        return math.inf
+    if p == 1.0:
+        return 1
+    return math.ceil(max(1.0, math.log1p(-chance) / math.log1p(-p)))
 
 
 def bounded(
@@ -244,10 +250,9 @@ def bounded(
         shares = [0.0] * runs
         if left > 0.0 and runs:
             shares.clear()
-            options = {"budget": limit.budget and max(1, limit.budget // runs)}
-            run = partial(
-                _share, Remainder(search), particles, time.perf_counter() + limit.timeout, options
-            )
+            end = time.perf_counter() + limit.timeout
+            budget = limit.budget and max(1, limit.budget // runs)
+            run = partial(_share, Remainder(search), particles, end, budget)
             calls = [(partial(run, stream), f"run {i}") for i, stream in enumerate(rng.spawn(runs))]
             for share, cut in Runtime().each(calls, max(1, TOGETHER // particles)):
                 shares.append(share)
@@ -264,7 +269,7 @@ def _share(
     program: Remainder,
     particles: int,
     end: float,
-    options: Mapping[str, Any],
+    budget: int | None,
     rng: np.random.Generator,
 ) -> tuple[float, str]:
     """Return an unbiased estimate of the share of the unsearched mass that is in the language.
@@ -273,7 +278,13 @@ def _share(
     """
     seconds = max(end - time.perf_counter(), 1e-9) if end < math.inf else None
     drawn = smc_standard(
-        program, particles, rng=rng, max_steps=MAX_STEPS, progress=False, timeout=seconds, **options
+        program,
+        particles,
+        rng=rng,
+        max_steps=MAX_STEPS,
+        progress=False,
+        timeout=seconds,
+        budget=budget,
     )
     if drawn.limit:
         return math.nan, drawn.limit
