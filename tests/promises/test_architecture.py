@@ -74,7 +74,7 @@ MAX_WALK = 1.1                                          # times the moves that d
 # comprehensions in 1,000 code lines, code lines above 100 characters. A commit that raises one says why, beside it.
 # The aims are 200,000 tokens in all, and 9.5 tokens in a line of each folder.
 CEILINGS = {
-    "llmppl": (277_398, 9.1, 23, 41, 244),
+    "llmppl": (277_277, 9.1, 22, 39, 241),
     "llmppl/.": (10_387, 9.1, 18, 71, 3),
     "llmppl/cli": (5_701, 7.3, 28, 22, 2),
     "llmppl/constraints": (3_935, 8.4, 22, 18, 14),
@@ -84,8 +84,8 @@ CEILINGS = {
     "llmppl/constraints/machine": (14_972, 9.6, 18, 30, 5),
     "llmppl/constraints/masks": (6_307, 9.5, 22, 17, 5),
     "llmppl/constraints/vocabulary": (16_330, 9.5, 16, 25, 11),
-    "llmppl/decisions": (13_227, 9.8, 12, 71, 14),
-    "llmppl/distributions": (8_186, 9.2, 36, 31, 8),
+    "llmppl/decisions": (13_110, 9.7, 9, 54, 14),
+    "llmppl/distributions": (8_182, 9.1, 15, 24, 7),
     "llmppl/inference": (21_049, 9.4, 25, 73, 11),
     "llmppl/inference/resuming": (2_191, 8.1, 15, 30, 6),
     "llmppl/lm": (13_267, 9.4, 23, 54, 21),
@@ -93,7 +93,7 @@ CEILINGS = {
     "llmppl/lm/engines": (18_315, 9.6, 38, 45, 20),
     "llmppl/models": (16_232, 8.1, 28, 18, 30),
     "llmppl/native": (700, 8.5, 49, 13, 0),
-    "llmppl/queries": (18_402, 9, 31, 44, 24),
+    "llmppl/queries": (18_402, 8.9, 20, 33, 22),
     "llmppl/report": (6_649, 8.7, 36, 78, 6),
     "llmppl/serving": (13_042, 9.1, 30, 31, 3),
     "llmppl/support": (9_588, 8.6, 24, 33, 4),
