@@ -247,7 +247,8 @@ def show(title: str, particles: Particles[Any], as_json: bool) -> None:
             typer.echo(json.dumps({"text": str(p), "log_weight": log_w, "weight": w, "cut": p.cut}))
         return
     lines = [
-        f"{w:6.3f}  {log_w:10.2f}  {printable(str(p))}{' [cut]' * p.cut}" for p, log_w, w in rows
+        f"{w:6.3f}  {log_w:10.2f}  {printable(str(p))}{' [cut]' if p.cut else ''}"
+        for p, log_w, w in rows
     ]
     total = (
         f"log Z-hat {particles.log_ml:z.2f}, ess {particles.ess:.1f} of {len(particles)} particles"

@@ -81,10 +81,10 @@ def _matches(pattern: str, given: Given) -> Matches:
 
 def _edited(edits: Any) -> str:
     """Return the edits of a match in brackets, for the end of its line."""
-    shown = "; ".join(
-        f"{edit.kind} at {edit.place}: {edit.wanted!r} -> {edit.found!r}" for edit in edits
-    )
-    return f"  [{shown}]" if shown else ""
+    if not edits:
+        return ""
+    shown = [f"{edit.kind} at {edit.place}: {edit.wanted!r} -> {edit.found!r}" for edit in edits]
+    return f"  [{'; '.join(shown)}]"
 
 
 @command("regex", "grammar", "json_schema", "special")

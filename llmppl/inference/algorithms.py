@@ -7,11 +7,10 @@ from __future__ import annotations
 
 import functools
 import inspect
-import itertools
 import math
 import os
 from collections import defaultdict
-from collections.abc import Callable, Hashable, Iterable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Generic, Literal, TypedDict, TypeVar, Unpack
@@ -75,11 +74,8 @@ def _run(
     algorithm: Callable[..., Any], model: M, expand: Expand, select: Select, options: RunOptions
 ) -> Particles[M]:
     check_options(algorithm.__name__, options, inspect.signature(algorithm).parameters)
-    seed = options.get("seed")
-    rng = options.get("rng")
     on_step = options.get("on_step")
     path = options.get("checkpoint")
-    progress = options.get("progress")
     max_steps = optional_count("max_steps", options.get("max_steps"))
     for option, default in _OF_CHECKPOINT.items():
         given = options.get(option, default)
@@ -87,7 +83,14 @@ def _run(
             raise ValueError(
                 f'{option}={given!r} is of a checkpoint: give its path, as in checkpoint="run.ckpt"'
             )
-    run = SMC(model, expand, select, seed=seed, rng=rng, power=options.get("power", 1.0))
+    run = SMC(
+        model,
+        expand,
+        select,
+        seed=options.get("seed"),
+        rng=options.get("rng"),
+        power=options.get("power", 1.0),
+    )
     limit = Limit(
         run.runtime,
         options.get("timeout"),
@@ -101,7 +104,7 @@ def _run(
     with ExitStack() as stack:
         if path is not None:
             observers.append(stack.enter_context(Checkpoint(path, run, model, options)))
-        show = stack.enter_context(Bar(progress, max_steps, describe))
+        show = stack.enter_context(Bar(options.get("progress"), max_steps, describe))
         observers.append(lambda run, record, candidates: show(run.t, run.population))
         return run.run(max_steps=max_steps, observers=observers, limit=limit)
 
@@ -287,17 +290,11 @@ class Repeats(Generic[M]):
 
     def to_pandas(self) -> pandas.DataFrame:
         """Return a data frame with a row for each run."""
-        columns = {
-            name: [getattr(run, name) for run in self.runs]
-            for name in ("log_ml", "log_ml_se", "ess")
-        }
-        return frame(
-            {
-                "run": range(len(self.runs)),
-                **columns,
-                "num_particles": [len(run) for run in self.runs],
-            }
-        )
+        rows = []
+        for i, run in enumerate(self.runs):
+            figures = {"log_ml": run.log_ml, "log_ml_se": run.log_ml_se, "ess": run.ess}
+            rows.append({"run": i, **figures, "num_particles": len(run)})
+        return frame(rows)
 
     def __repr__(self) -> str:
         error = "" if self.log_ml_se is None else f" +- {self.log_ml_se:.2g}"
@@ -305,17 +302,15 @@ class Repeats(Generic[M]):
         alive = self.log_mls[self.log_mls > -np.inf]
         if alive.size > 1:
             spread = f"mean {np.mean(alive):.2f}, standard deviation {np.std(alive, ddof=1):.2g}"
-            lines += [
+            lines.append(
                 f"log Z-hat of a run: {spread}, from {np.min(alive):.2f} to {np.max(alive):.2f}"
-            ]
+            )
         if alive.size < len(self.runs):
-            lines += [f"all particles died in {len(self.runs) - alive.size} runs"]
-        if own := [
-            particles.log_ml_se for particles in self.runs if particles.log_ml_se is not None
-        ]:
-            lines += [
-                f"standard error by a single run's own estimate: median {np.median(own):.2g} of {len(own)} runs"
-            ]
+            lines.append(f"all particles died in {len(self.runs) - alive.size} runs")
+        own = [run.log_ml_se for run in self.runs if run.log_ml_se is not None]
+        if own:
+            median = f"median {np.median(own):.2g} of {len(own)} runs"
+            lines.append(f"standard error by a single run's own estimate: {median}")
         return "\n".join([*lines, str(self.stats)])
 
 
@@ -451,34 +446,26 @@ class Tuning(TableView, dict[tuple[int, int], Repeats[Any]]):
         """Return a dict for each N and K."""
         return [dict(zip(TUNED, row, strict=True)) for row in self._rows()]
 
-    def _rows(self) -> list[tuple[float, ...]]:
-        return [
-            (
-                *size,
-                float(np.mean(runs.log_mls)),
-                runs.spread,
-                sum(run.ess for run in runs.runs) / len(runs.runs),
-                runs.stats.tokens / len(runs.runs),
-                runs.stats.seconds / len(runs.runs),
-            )
-            for size, runs in self.items()
-        ]
+    def _rows(self) -> Iterator[tuple[float, ...]]:
+        for size, repeats in self.items():
+            R = len(repeats.runs)
+            mean = float(np.mean(repeats.log_mls))
+            ess = sum(run.ess for run in repeats.runs) / R
+            tokens = repeats.stats.tokens / R
+            yield *size, mean, repeats.spread, ess, tokens, repeats.stats.seconds / R
 
     def _header(self) -> str:
-        best = (
-            "no size has"
-            if self.cheapest is None
-            else "N={}, K={} is the cheapest size with".format(*self.cheapest)
-        )
+        best = "no size has"
+        if self.cheapest is not None:
+            best = "N={}, K={} is the cheapest size with".format(*self.cheapest)
         return f"Tuning: {best} a spread of at most {self.tolerance:g}"
 
     def _table(self) -> tuple[Sequence[str], list[list[str]]]:
-        return TUNED, [
-            "{} {} {:.2f} {:.2g} {:.1f} {:.0f} {:.2g}".format(*row).split() for row in self._rows()
-        ]
+        form = "{} {} {:.2f} {:.2g} {:.1f} {:.0f} {:.2g}"
+        return TUNED, [form.format(*row).split() for row in self._rows()]
 
     def _bars(self) -> list[list[tuple[float, ...]]]:
-        mean, spread = np.array(self._rows())[:, 2:4].T
+        mean, spread = np.array([*self._rows()])[:, 2:4].T
         known = np.isfinite(mean)
         spread[~known] = 0.0
         ends = mean - np.min(mean - spread, where=known, initial=np.inf) + spread * [[0], [-1], [1]]
@@ -519,10 +506,10 @@ def tune(
     stream = generator(seed)
     count("R", R, 2)
     positive("tolerance", tolerance)
-    sizes = [
-        (count("N", n), count("K", k))
-        for n, k in itertools.product(np.ravel(N).tolist(), np.ravel(K).tolist())
-    ]
+    sizes = []
+    for n in np.ravel(N).tolist():
+        for k in np.ravel(K).tolist():
+            sizes.append((count("N", n), count("K", k)))
 
     def measured(n: int, k: int) -> Repeats[Any]:
         before()

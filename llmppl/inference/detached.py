@@ -68,9 +68,8 @@ def detach(particle: Any) -> SavedParticle:
     attributes = {}
     for name, value in getattr(particle, "__dict__", {}).items():
         if not name.startswith("_") and name not in _OTHER:
-            with contextlib.suppress(
-                TypeError, RecursionError
-            ):  # it is of another type, or contains itself
+            # it is of another type, or contains itself
+            with contextlib.suppress(TypeError, RecursionError):
                 attributes[name] = plain(value)
     if not particle.cut and hasattr(type(particle), "parsed"):
         parsed = particle.parsed
@@ -83,11 +82,8 @@ def detach(particle: Any) -> SavedParticle:
 
 def data_of(value: Any) -> Any:
     """Return a parsed value as plain data: a dataclass as a dict, other objects as pydantic writes them in JSON."""
-    value = (
-        dataclasses.asdict(value)
-        if dataclasses.is_dataclass(value) and not isinstance(value, type)
-        else value
-    )
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        value = dataclasses.asdict(value)
     try:
         return plain(value)
     except TypeError:
@@ -100,7 +96,8 @@ def plain(value: Any) -> Any:
     A token becomes its id, a context the tuple of its ids, a member of an enum its value, and an object of a subclass
     one of the built-in base.
     """
-    value = value.value if isinstance(value, Enum) else value
+    if isinstance(value, Enum):
+        value = value.value
     if value is None or type(value) in DATES or isinstance(value, np.generic):
         return value
     if isinstance(value, str) and isinstance(value, Shared):

@@ -12,14 +12,14 @@ from typing import Any, Generic, TypeVar
 
 from llmppl.inference.detached import detach
 from llmppl.inference.expansion import Branch
-from llmppl.inference.particles import Death, Particles, deaths_of
+from llmppl.inference.particles import Death, Particles, deaths_of, marked
 from llmppl.inference.population import Models
 from llmppl.inference.run import Limit, Warnings, check_model, cut, start_particles
 from llmppl.models.choices import StopAtChoice
 from llmppl.models.model import Model
 from llmppl.report.progress import Bar, finished
 from llmppl.report.tables import TableView, one_line
-from llmppl.support.arguments import count, optional_count
+from llmppl.support.arguments import count, optional_count, plural
 from llmppl.support.runtime import Runtime
 
 M = TypeVar("M", bound=Model)
@@ -70,9 +70,13 @@ def enumerate_exact(model: M, max_steps: int | None = None, *, power: float = 1.
         done += [state for state in states if state.finished]
         outcomes = _step(runtime, states, "enumerate_exact", f"an outcome at step {t}")
         deaths += deaths_of(t, outcomes)
-        alive = [particle for particle in outcomes if particle.log_weight > -math.inf]
-        done += [particle for particle in alive if particle.finished]
-        states = [particle for particle in alive if not particle.finished]
+        states = []
+        for particle in outcomes:
+            if particle.log_weight > -math.inf:
+                if particle.finished:
+                    done.append(particle)
+                else:
+                    states.append(particle)
         watch.step(t, Models(outcomes), any(particle.finished for particle in outcomes))
     cut(states)
     return Particles(done + states, stats=runtime.stats, deaths=deaths)
@@ -98,14 +102,15 @@ def _step(
         batch = todo[first:]
         todo = todo[:first]
         runtime.run([branch.run for branch in batch], [name] * len(batch))
-        ended += [branch.particle for branch in batch if not branch.suspended]
-        suspended = [branch for branch in batch if branch.suspended]
-        best = (
-            heapq.nlargest(N, suspended, lambda branch: branch.particle.log_weight)
-            if N
-            else suspended
-        )
-        for branch in best:
+        suspended = []
+        for branch in batch:
+            if branch.suspended:
+                suspended.append(branch)
+            else:
+                ended.append(branch.particle)
+        if N:
+            suspended = heapq.nlargest(N, suspended, lambda branch: branch.particle.log_weight)
+        for branch in suspended:
             todo += branch.children()
             if N is None and len(ended) + len(todo) > MAX_OUTCOMES:
                 raise ValueError(
@@ -144,7 +149,7 @@ class Beam(Generic[M]):
         return {"text": str(self), "log_joint": self.log_joint, "cut": self.particle.cut}
 
     def __repr__(self) -> str:
-        return f"Beam({self.log_joint:.2f}, {str(self)!r}{', cut' * self.particle.cut})"
+        return f"Beam({self.log_joint:.2f}, {str(self)!r}{', cut' if self.particle.cut else ''})"
 
 
 class NoBeam(ValueError):
@@ -180,13 +185,10 @@ class Beams(TableView, list[Beam[M]]):
         return [beam.as_dict() for beam in self]
 
     def _header(self) -> str:
-        return f"{len(self)} beam{'s' * (len(self) != 1)}"
+        return plural(len(self), "beam")
 
     def _table(self) -> tuple[list[str], list[list[str]]]:
-        rows = [
-            [f"{beam.log_joint:.2f}", one_line(beam) + " [cut]" * beam.particle.cut]
-            for beam in self
-        ]
+        rows = [[f"{beam.log_joint:.2f}", marked(one_line(beam), beam.particle)] for beam in self]
         return ["log joint", "text"], rows
 
 
@@ -238,6 +240,7 @@ def beam_search(
     runs = start_particles(model, [StopAtChoice(asker="beam_search")])
     watch = Warnings(bounded=max_steps is not None)
     limit = Limit(runtime, timeout, budget)
+    reached = ""
     bar = Bar(
         progress,
         max_steps,
@@ -245,24 +248,22 @@ def beam_search(
     )
     with bar as show, limit:
         while any(not run.finished for run in runs) and t != max_steps:
-            if t and limit.reached(Models(runs).texts):
+            if t:
+                reached = limit.reached(Models(runs).texts)
+            if reached:
                 break
             t += 1
             stepped = _step(runtime, runs, "beam_search", f"a beam at step {t}", N, K)
             ended = [run for run in runs if run.finished] + stepped
             watch.step(t, Models(ended), any(run.finished for run in ended))
-            runs = heapq.nlargest(
-                N, [run for run in ended if run.log_weight > -math.inf], lambda run: run.log_weight
-            )
+            alive = [run for run in ended if run.log_weight > -math.inf]
+            runs = heapq.nlargest(N, alive, lambda run: run.log_weight)
             if not runs:
-                raise NoBeam(
-                    f"has died by step {t}, the last of {ended[-1].death or 'weight zero'}", N, K
-                )
+                last = ended[-1].death or "weight zero"
+                raise NoBeam(f"has died by step {t}, the last of {last}", N, K)
             show(t, runs)
-    active = any(not run.finished for run in runs)
     cut(runs)
-    beams = Beams(
-        Beam(run.log_weight, run) for run in heapq.nlargest(N, runs, lambda run: run.log_weight)
-    )
-    beams.limit = limit.reached(Models(runs).texts) if active and t != max_steps else ""
+    best = heapq.nlargest(N, runs, lambda run: run.log_weight)
+    beams = Beams(Beam(run.log_weight, run) for run in best)
+    beams.limit = reached
     return beams

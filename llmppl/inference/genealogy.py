@@ -36,6 +36,7 @@ from numpy.typing import NDArray
 
 from llmppl.distributions import logsumexp
 from llmppl.report.tables import TableView, chart
+from llmppl.support.arguments import plural
 
 Floats = NDArray[np.float64]
 Indices = NDArray[np.int64]
@@ -46,6 +47,7 @@ UNSEEN = 3.0  # weight of an unseen family over that of a seen one
 ROUNDING = 1e-20  # of a relative variance
 FIGURES = "index", "ess", "log_ml", "num_unique_ancestors", "num_finished", "num_dead"
 HEADS = "step", "ess", "log Z-hat", "ancestors", "finished", "dead"
+figures_of = operator.attrgetter(*FIGURES)
 
 
 def _none() -> Any:
@@ -128,26 +130,25 @@ class StepRecords(TableView, tuple[StepRecord, ...]):
         over = f"over {len(self)} steps<br>"
         ess = chart("ess", [step.ess for step in self], low=0.0)
         log_ml = chart("log Z-hat", [step.log_ml for step in self])
-        lines = f"<div>lineages {over}{chart('lineages', self.lineages.tolist(), low=0.0)}</div>"
-        lines *= bool(self[-1].ancestors.size)  # else the record has figures alone
-        return (
-            f'<div style="display: flex; flex-wrap: wrap; gap: 4px 24px"><div>ess {over}{ess}</div>'
-            f"<div>log Z-hat {over}{log_ml}</div>{lines}</div>"
-        )
+        charts = f"<div>ess {over}{ess}</div><div>log Z-hat {over}{log_ml}</div>"
+        if self[-1].ancestors.size:  # else the record has figures alone
+            lineages = chart("lineages", self.lineages.tolist(), low=0.0)
+            charts += f"<div>lineages {over}{lineages}</div>"
+        return f'<div style="display: flex; flex-wrap: wrap; gap: 4px 24px">{charts}</div>'
 
     def records(self) -> list[dict[str, Any]]:
         """Return a dict of figures for each step."""
-        return [{name: getattr(step, name) for name in FIGURES} for step in self]
+        return [dict(zip(FIGURES, figures_of(step), strict=True)) for step in self]
 
     def _header(self) -> str:
-        return f"{len(self)} step{'s' * (len(self) != 1)}"
+        return plural(len(self), "step")
 
     def _table(self) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:
-        counts = operator.attrgetter("num_unique_ancestors", "num_finished", "num_dead")
-        rows = [
-            (step.index, f"{step.ess:.1f}", f"{step.log_ml:z.2f}", *counts(step)) for step in self
-        ]
-        return HEADS, [tuple(map(str, row)) for row in rows]
+        rows = []
+        for step in self:
+            index, ess, log_ml, *counts = figures_of(step)
+            rows.append((str(index), f"{ess:.1f}", f"{log_ml:z.2f}", *map(str, counts)))
+        return HEADS, rows
 
 
 def record_step(
@@ -185,11 +186,10 @@ def log_ml_error(records: Sequence[StepRecord]) -> tuple[float | None, str]:
     se^2 = v + (v / 2)^2 + (UNSEEN / (m + 2))^2  with  v = V (1 + 4 / n), for the estimate V of Var(Z-hat) / Z-hat^2,
     its n units, and the smallest effective number m of families that an expansion or an earlier selection has left.
     """
-    if not records or records[-1].log_survivors.size == 0:
-        return (
-            None,
-            "all particles died" if records else "the program was finished before its first step",
-        )
+    if not records:
+        return None, "the program was finished before its first step"
+    if records[-1].log_survivors.size == 0:
+        return None, "all particles died"
     drawn = any((record.copies > 0).any() or (record.log_kept < 0).any() for record in records)
     if drawn and all(record.parents.size == 1 for record in records):
         return None, "there was one candidate at every step, and nothing to compare it with"
@@ -199,11 +199,11 @@ def log_ml_error(records: Sequence[StepRecord]) -> tuple[float | None, str]:
             None,
             f"chance chose nearly all of the weight at step {index}: `repeat` shows the error",
         )
-    estimates = relative_variance(records, 1.0), relative_variance(records, MIN_FAMILIES)
-    variance = max(each[0] for each in estimates)
-    units = min(each[1] for each in estimates)
-    v = variance * (1 + 4 / units) if variance > ROUNDING else 0.0
-    return math.sqrt(v + v * v / 4 + (UNSEEN / (estimates[0][2] + 2)) ** 2), ""
+    to_end, units_to_end, families = relative_variance(records, 1.0)
+    variance, units, _ = relative_variance(records, MIN_FAMILIES)
+    variance = max(variance, to_end)
+    v = variance * (1 + 4 / min(units, units_to_end)) if variance > ROUNDING else 0.0
+    return math.sqrt(v + v * v / 4 + (UNSEEN / (families + 2)) ** 2), ""
 
 
 def _kept_by_chance(step: StepRecord) -> float:
@@ -256,8 +256,8 @@ def relative_variance(
         inverse_families = kept + np.sum((unsure * (1 - unsure_first)[groups]) * later.share**2)
         families = _fewer(families, kept if holds is None else inverse_families)
         if inverse_families * min_families > 1 + 1e-9 and t < len(records) - 1:
-            seen = seen + np.sum(later.seen)
-            squares = squares + np.sum(later.squares)
+            seen += np.sum(later.seen)
+            squares += np.sum(later.squares)
             later = _Influence(_shares(log_weights))
         deviations = _deviations_of_runs(unsure, later.influence, starts, groups, step.copies)
         of_start = _sums(groups, starts, first.size)
@@ -281,10 +281,9 @@ class _Influence:
 
     def __init__(self, shares: Floats, holds: NDArray[np.bool_] | None = None) -> None:
         self.changes = holds is None  # True if changes by later events count
-        self.influence: Floats = (
-            shares if holds is None else shares * (holds - np.sum(shares[holds]))
-        )
-        self.share: Floats = shares
+        self.influence = self.share = shares
+        if holds is not None:
+            self.influence = shares * (holds - np.sum(shares[holds]))
         self.seen: Floats = np.zeros_like(shares)
         self.squares: Floats = np.zeros_like(shares)
 
@@ -333,19 +332,20 @@ def tail_shape(log_weights: Floats) -> float:
     """
     n = log_weights.size
     size = int(min(n / 5, 3 * math.sqrt(n)))
-    weights = np.sort(np.exp(log_weights - np.max(log_weights, initial=-math.inf)))
-    tail = weights[n - size :] - weights[n - size - 1] if size >= 5 else np.empty(0)
-    if not tail.size or not tail[size // 4] > 1e-12 * tail[-1]:
-        return math.nan  # few weights, or equal ones
+    if size < 5:
+        return math.nan
+    weights = np.sort(np.exp(log_weights - np.max(log_weights)))
+    tail = weights[n - size :] - weights[n - size - 1]
+    if not tail[size // 4] > 1e-12 * tail[-1]:  # equal weights
+        return math.nan
     grid = 30 + int(math.sqrt(size))
     b = 1 - np.sqrt(grid / (np.arange(1, grid + 1) - 0.5))
     b = b / (3 * tail[size // 4]) + 1 / tail[-1]
     k = np.mean(np.log1p(-b[:, None] * tail), axis=1)
     log_likelihood = size * (np.log(-b / k) - k - 1)
     b_hat = np.sum(b * _shares(log_likelihood))
-    return float(
-        (size * np.mean(np.log1p(-b_hat * tail)) + 5) / (size + 10)
-    )  # with ten observations of 0.5
+    shape = np.mean(np.log1p(-b_hat * tail))
+    return float((size * shape + 5) / (size + 10))  # with ten observations of 0.5
 
 
 def _fewer(families: float, squares: float) -> float:

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import ast
 import html
+import itertools
 import re
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -29,7 +30,7 @@ from llmppl.models.model import Model
 from llmppl.report import Recorder, html_page
 from llmppl.report.probabilities import Probabilities, Share, key_of
 from llmppl.report.tables import TableView, frame, html_table, one_line, text_table, without_middle
-from llmppl.support.arguments import count, function, generator, name_of, optional_count, shown
+from llmppl.support.arguments import count, function, generator, name_of, plural, shown
 from llmppl.support.locks import cached_property
 from llmppl.support.options import no_attribute
 from llmppl.support.runtime import Stats
@@ -112,12 +113,14 @@ class Particles(Shared, Sequence[P]):
         limit: str = "",
     ) -> None:
         everyone = list(particles)
+        alive = []
         for i, particle in enumerate(everyone):
             if not particle.log_weight < np.inf:  # or it is NaN
                 raise ValueError(
                     f"particle {i} has log weight {particle.log_weight}; it is finite, or -inf if dead"
                 )
-        alive = [i for i, particle in enumerate(everyone) if particle.log_weight > -np.inf]
+            if particle.log_weight > -np.inf:
+                alive.append(i)
         self._places = sorted(alive, key=lambda i: -everyone[i].log_weight)  # of each in the run
         self._particles = [everyone[i] for i in self._places]
         self.log_weights: NDArray[np.float64] = np.array(
@@ -169,7 +172,7 @@ class Particles(Shared, Sequence[P]):
 
     @property
     def texts(self) -> list[str]:
-        return [str(particle) for particle in self]
+        return [*map(str, self)]
 
     def by_text(self) -> dict[str, float]:
         """Return the different texts, each with the sum of the normalised weights of its particles, largest first."""
@@ -199,15 +202,15 @@ class Particles(Shared, Sequence[P]):
         name, values = self._column(key)
         grouped = self._grouped(values)
         header = f"{name}: {len(grouped)} values of {len(self)} particles, ess {self.ess:.1f}"
+        shares = [Share(values[group[0]], p) for p, group in grouped]
         if self.steps and self.log_ml_se is None:
-            unknown = [Share(values[group[0]], p, 0.0, 1.0) for p, group in grouped]
-            return Probabilities(unknown, f"{header}\n{self.log_ml_se_reason}")
-        errors = [self._se(group) for _, group in grouped[:MAX_ERRORS]]
-        errors += [None] * (len(grouped) - len(errors))
-        shares = [
-            Share(values[group[0]], p, se=se)
-            for (p, group), se in zip(grouped, errors, strict=True)
-        ]
+            header += f"\n{self.log_ml_se_reason}"
+            shares = [share._replace(lower=0.0, upper=1.0) for share in shares]
+        elif self.steps:
+            for i, (_, group) in enumerate(grouped[:MAX_ERRORS]):
+                holds = np.zeros(self.steps[-1].log_survivors.size, bool)
+                holds[[self._places[member] for member in group]] = True
+                shares[i] = shares[i]._replace(se=probability_error(self.steps, holds))
         return Probabilities(shares, header)
 
     def _column(self, key: str | Callable[[Any], Any]) -> tuple[str, list[Any]]:
@@ -217,24 +220,21 @@ class Particles(Shared, Sequence[P]):
             parent = str(key)
             while value_of(self[0], parent) is NO_VALUE:
                 parent = re.sub(r"(\A|[.\[])[^.\[]*\Z", "", parent)
-            names = sorted(name for name in vars(self[0]) if not name.startswith("_"))
-            has = f"{parent} = {shown(value_of(self[0], parent))}" if parent else ", ".join(names)
+            has = f"{parent} = {shown(value_of(self[0], parent))}"
+            if not parent:
+                names = sorted(name for name in vars(self[0]) if not name.startswith("_"))
+                has = ", ".join(names)
             raise AttributeError(f"no particle has {key!r}: the first one has {has}")
-        return "answers" if key is answer_of else key if isinstance(key, str) else name_of(
-            key
-        ), values
-
-    def _se(self, group: list[int]) -> float | None:
-        """Return the standard error of the probability of some particles; None if these are no random sample."""
-        if not self.steps:
-            return None
-        holds = np.zeros(self.steps[-1].log_survivors.size, bool)
-        holds[[self._places[i] for i in group]] = True
-        return probability_error(self.steps, holds)
+        name = "answers"
+        if key is not answer_of:
+            name = key if isinstance(key, str) else name_of(key)
+        return name, values
 
     def field(self, path: str) -> Probabilities:
         """Return the posterior probability of each value of a field of the parsed texts: `field("pets[0].kind")`."""
-        return self.by(f"parsed{'' if path.startswith('[') else '.'}{path}")
+        if not path.startswith("["):
+            path = "." + path
+        return self.by("parsed" + path)
 
     def answers(self) -> Probabilities:
         """Return the posterior probability of each parsed value, or of each text if nothing is parsed.
@@ -248,21 +248,15 @@ class Particles(Shared, Sequence[P]):
 
         The keys are those of `by`, such as "mood" or "parsed.age". A particle without the value has None there.
         """
-        cut = [particle.cut for particle in self]
-        columns = dict(map(self._column, keys))
-        more = {
-            name: [None if value is NO_VALUE else value for value in column]
-            for name, column in columns.items()
+        columns: dict[str, Any] = {
+            "text": self.texts,
+            "weight": self.weights,
+            "log_weight": self.log_weights,
+            "cut": [particle.cut for particle in self],
         }
-        return frame(
-            {
-                "text": self.texts,
-                "weight": self.weights,
-                "log_weight": self.log_weights,
-                "cut": cut,
-                **more,
-            }
-        )
+        for name, column in map(self._column, keys):
+            columns[name] = [None if value is NO_VALUE else value for value in column]
+        return frame(columns)
 
     def to_arviz(
         self, *keys: str | Callable[[Any], Any], draws: int = 1000, seed: int | None = None
@@ -278,20 +272,18 @@ class Particles(Shared, Sequence[P]):
         except ImportError:
             raise ImportError("to_arviz needs ArviZ: pip install arviz") from None
         chosen, _ = systematic(generator(seed), self.log_weights, count("draws", draws))
-        values = {
-            name: np.array([column])[:, chosen] for name, column in map(self._column, keys or ["s"])
-        }
+        values = {}
+        for name, column in map(self._column, keys or ["s"]):
+            values[name] = np.array([column])[:, chosen]
         groups = {"posterior": values, "sample_stats": {"particle": chosen[None]}}
-        return (
-            arviz.from_dict(groups)
-            if int(arviz.__version__.split(".")[0])
-            else arviz.from_dict(**groups)
-        )
+        if arviz.__version__.startswith("0."):
+            return arviz.from_dict(**groups)
+        return arviz.from_dict(groups)
 
     def __getstate__(self) -> dict[str, Any]:
         return {
             **vars(self),
-            "_particles": [detach(particle) for particle in self],
+            "_particles": [*map(detach, self)],
             "_recorder": None,
         }
 
@@ -311,21 +303,21 @@ class Particles(Shared, Sequence[P]):
         It is the sum of their probabilities over Z-hat: too large if Z-hat is too small. None if a particle was saved,
         or drew from `self.rng` without `sample`.
         """
-        if any(isinstance(particle, SavedParticle) for particle in self):
-            return None
-        paths = [[item for step in particle.choices for item in step] for particle in self]
-        if not all(isinstance(item, Choice) for path in paths for item in path):
-            return None
-        scored = zip(paths, log_joints(self), self, strict=True)
-        runs = {
-            key_of(tuple(item[0] for item in path)): p._power_ * log_joint
-            for path, log_joint, p in scored
-        }
-        return (
-            min(1.0, float(np.exp(np.logaddexp.reduce([*runs.values()]) - self.log_ml)))
-            if runs
-            else 0.0
-        )
+        paths = []
+        for particle in self:
+            if isinstance(particle, SavedParticle):
+                return None
+            path = [*itertools.chain(*particle.choices)]
+            if not all(isinstance(item, Choice) for item in path):
+                return None
+            paths.append(key_of([item[0] for item in path]))
+        runs = {}
+        for key, log_joint, particle in zip(paths, log_joints(self), self, strict=True):
+            runs[key] = particle._power_ * log_joint
+        if not runs:
+            return 0.0
+        share = np.exp(np.logaddexp.reduce([*runs.values()]) - self.log_ml)
+        return min(1.0, float(share))
 
     @property
     def lineages(self) -> NDArray[np.int64]:
@@ -335,17 +327,20 @@ class Particles(Shared, Sequence[P]):
     @property
     def doubts(self) -> list[str]:
         """Reasons not to trust averages over the weights; empty if none is known. A printed result shows them."""
+        if self._accuracy is _unknown:
+            return []
         found = []
-        k = tail_shape(self.log_weights)
-        if len(self) >= MIN_DOUBTED and self.ess < FEW and self._accuracy is not _unknown:
-            found.append(f"one of {len(self)} particles has {self.weights[0]:.0%} of the weight")
-        if k > MAX_SHAPE and self._accuracy is not _unknown:
+        where = 'docs/inference.md, "Weights that are not to be trusted"'
+        if len(self) >= MIN_DOUBTED and self.ess < FEW:
             found.append(
-                f"the largest weights have a heavy tail, k-hat {k:.2f} (above {MAX_SHAPE})"
+                f"one of {len(self)} particles has {self.weights[0]:.0%} of the weight: {where}"
             )
-        return [
-            f'{each}: docs/inference.md, "Weights that are not to be trusted"' for each in found
-        ]
+        k = tail_shape(self.log_weights)
+        if k > MAX_SHAPE:
+            found.append(
+                f"the largest weights have a heavy tail, k-hat {k:.2f} (above {MAX_SHAPE}): {where}"
+            )
+        return found
 
     @property
     def likeliest(self) -> P:
@@ -377,14 +372,12 @@ class Particles(Shared, Sequence[P]):
         rng: np.random.Generator | None = None,
     ) -> P | list[P]:
         """Draw one particle by weight, or a list of `n` independent draws. ValueError if no particle is left."""
-        n = optional_count("n", n, least=0)
+        if n is None:
+            return self.sample(1, seed=seed, rng=rng)[0]
+        n = count("n", n, least=0)
         self._need_one()
-        rng = generator(seed, rng)
-        drawn = [
-            self._particles[i]
-            for i in rng.choice(len(self), size=1 if n is None else n, p=self.weights)
-        ]
-        return drawn[0] if n is None else drawn
+        drawn = generator(seed, rng).choice(len(self), size=n, p=self.weights)
+        return [self._particles[i] for i in drawn]
 
     @overload
     def expect(self, f: Callable[[P], float]) -> float: ...
@@ -402,12 +395,11 @@ class Particles(Shared, Sequence[P]):
             raise TypeError(
                 f"f must be a function of a particle, as lambda p: p.s == 'yes' is, not {shown(f)}"
             )
-        values = [f(particle) for particle in self]
+        values = [*map(f, self)]
         try:
             array = np.asarray(values)
-            mean = np.tensordot(
-                self.weights, np.asarray(array, dtype=np.result_type(array, np.float64)), axes=1
-            )
+            array = np.asarray(array, dtype=np.result_type(array, np.float64))
+            mean = np.tensordot(self.weights, array, axes=1)
         except (TypeError, ValueError):
             raise TypeError(
                 f"expect averages numbers, or arrays of one shape, and f returned {shown(values[0])}: for texts there "
@@ -422,26 +414,32 @@ class Particles(Shared, Sequence[P]):
         owns the effects of twists, deaths, selection and the choice of candidates. ValueError if no particle is left.
         """
         self._need_one()
-        statements = dict.fromkeys(name for particle in self for name in particle.attribution)
-        means = {
-            name: float(self.weights @ [p.attribution.get(name, 0.0) for p in self])
-            for name in statements
-        }
+        means = dict[str, float]()
+        for particle in self:
+            means |= particle.attribution
+        for name in means:
+            means[name] = float(self.weights @ [p.attribution.get(name, 0.0) for p in self])
         return dict(sorted(means.items(), key=lambda item: -abs(item[1])))
 
     def __repr__(self) -> str:
-        table = (
-            [*self.doubts, "", *text_table(HEADS, self._rows())] if len(self) else [self._causes()]
-        )
-        stats = [] if self.stats is None else ["", str(self.stats)]
-        return "\n".join([self._header(), *table, *stats])
+        lines = [self._header()]
+        if len(self):
+            lines += [*self.doubts, "", *text_table(HEADS, self._rows())]
+        else:
+            lines.append(self._causes())
+        if self.stats is not None:
+            lines += ["", str(self.stats)]
+        return "\n".join(lines)
 
     def _repr_html_(self) -> str:
         """Return the same for a notebook, with charts of the steps."""
-        totals = [[(weight,)] for weight, _ in self._folded()]
-        causes = f"<p>{html.escape(self._causes())}</p>"
-        table = html_table(HEADS, self._rows(), totals) if len(self) else causes
-        stats = "" if self.stats is None else f"<pre>{html.escape(str(self.stats))}</pre>"
+        table = f"<p>{html.escape(self._causes())}</p>"
+        if len(self):
+            totals = [[(weight,)] for weight, _ in self._folded()]
+            table = html_table(HEADS, self._rows(), totals)
+        stats = ""
+        if self.stats is not None:
+            stats = f"<pre>{html.escape(str(self.stats))}</pre>"
         header = "<br>".join(map(html.escape, [*self._header().split("\n"), *self.doubts]))
         return f"<p>{header}</p>{self.steps.charts()}{table}{stats}"
 
@@ -449,25 +447,25 @@ class Particles(Shared, Sequence[P]):
         error = "" if self.log_ml_se is None else f" +- {self.log_ml_se:.2g}"
         header = f"Particles({len(self)} of positive weight, log_ml={self.log_ml:z.2f}{error}, ess={self.ess:.1f})"
         texts = len(set(self.texts))
-        first = int(self.lineages[0]) if len(self.steps) > 1 else 0
-        counts = f"\n{texts} different text{'s' * (texts != 1)}" * bool(texts)
-        return header + counts + f", {first} ancestor{'s' * (first != 1)} at step 1" * bool(first)
+        if texts:
+            header += f"\n{plural(texts, 'different text')}"
+        if len(self.steps) > 1 and self.lineages[0]:
+            header += f", {plural(self.lineages[0], 'ancestor')} at step 1"
+        return header
 
     def _folded(self) -> list[tuple[float, list[int]]]:
         return self._grouped((str(particle), particle.cut) for particle in self)
 
     def _rows(self) -> list[tuple[str, str, str]]:
         """Return weight, log-weight and text of the particles of each text, the heaviest text first."""
-        return [
-            (
-                f"{weight:.3f}",
-                f"{self.log_ml + np.log(weight):z.2f}",
-                one_line(self[first])
-                + " [cut]" * self[first].cut
-                + f" [x{1 + len(others)}]" * bool(others),
-            )
-            for weight, (first, *others) in self._folded()
-        ]
+        rows = []
+        for weight, group in self._folded():
+            first = self[group[0]]
+            text = marked(one_line(first), first)
+            if len(group) > 1:
+                text += f" [x{len(group)}]"
+            rows.append((f"{weight:.3f}", f"{self.log_ml + np.log(weight):z.2f}", text))
+        return rows
 
     def _need_one(self) -> None:
         if not len(self):
@@ -478,12 +476,16 @@ class Particles(Shared, Sequence[P]):
             return "none has a positive weight, and no death was recorded"
         rows = self.deaths.by_reason()
         last = self.deaths[-1].step
-        causes = [
-            f"{count} of {self.deaths.number}{f' at step {steps}' * (steps != str(last))}: {reason}"
-            for count, steps, reason in rows[:MAX_REASONS]
-        ]
-        others = sum(count for count, _, _ in rows[MAX_REASONS:])
-        return f"all died by step {last}: {'; '.join(causes + [f'{others} for other reasons'] * bool(others))}"
+        causes = []
+        for number, steps, reason in rows[:MAX_REASONS]:
+            dead = f"{number} of {self.deaths.number}"
+            if steps != str(last):
+                dead += f" at step {steps}"
+            causes.append(f"{dead}: {reason}")
+        others = sum(number for number, _, _ in rows[MAX_REASONS:])
+        if others:
+            causes.append(f"{others} for other reasons")
+        return f"all died by step {last}: {'; '.join(causes)}"
 
 
 # ---- values of a particle
@@ -517,8 +519,7 @@ def value_of(particle: object, key: str | Callable[[Any], Any]) -> Any:
             if part is None or (part.end() < len(rest) and _has(value, rest)):
                 return _member(value, rest)
             name, index = part.groups()
-            place = name or ast.literal_eval(index)
-            value = _member(value, place) if isinstance(place, str) else value[place]
+            value = _member(value, name or ast.literal_eval(index))
             rest = rest[part.end() :]
     except (AttributeError, LookupError, TypeError, ValueError, SyntaxError):
         return NO_VALUE
@@ -529,17 +530,24 @@ def _has(value: Any, name: str) -> bool:
     return name in value if isinstance(value, Mapping) else hasattr(value, name)
 
 
-def _member(value: Any, name: str) -> Any:
-    return value[name] if isinstance(value, Mapping) else getattr(value, name)
+def _member(value: Any, place: str | int) -> Any:
+    if isinstance(place, str) and not isinstance(value, Mapping):
+        return getattr(value, place)
+    return value[place]
 
 
 def answer_of(particle: Any) -> Any:
     """Return the parsed value of a particle, or its text."""
-    value = NO_VALUE if particle.cut else value_of(particle, "parsed")
-    if value is not NO_VALUE:
-        return value
-    text = str(particle)
-    return text + " [cut]" if particle.cut else text
+    if not particle.cut:
+        value = value_of(particle, "parsed")
+        if value is not NO_VALUE:
+            return value
+    return marked(str(particle), particle)
+
+
+def marked(text: str, particle: Any) -> str:
+    """Return a text of a particle, with the mark " [cut]" if the particle is cut."""
+    return f"{text} [cut]" if particle.cut else text
 
 
 # ---- deaths: the reasons why particles got weight zero, counted by step and reason
@@ -568,7 +576,9 @@ class Death:
     @property
     def example(self) -> str:
         """The reason, and the text if there is one."""
-        return self.reason + (f", one with the text {one_line(self.text)!r}" if self.text else "")
+        if not self.text:
+            return self.reason
+        return f"{self.reason}, one with the text {one_line(self.text)!r}"
 
 
 class Deaths(TableView, tuple[Death, ...]):
@@ -591,9 +601,8 @@ class Deaths(TableView, tuple[Death, ...]):
         return f"Deaths({self.number} particles)"
 
     def _table(self) -> tuple[tuple[str, ...], list[tuple[str, str, str]]]:
-        return DEATH_HEADS, [
-            (str(count), steps, reason) for count, steps, reason in self.by_reason()
-        ]
+        rows = [(str(number), steps, reason) for number, steps, reason in self.by_reason()]
+        return DEATH_HEADS, rows
 
     @property
     def number(self) -> int:
@@ -618,13 +627,12 @@ class Deaths(TableView, tuple[Death, ...]):
 
 def deaths_of(step: int, particles: Iterable[Any]) -> Deaths:
     """Return the deaths among particles, those of log-weight -inf. The parts of long texts are bounded, as a run is."""
-    dead = [particle for particle in particles if particle.log_weight == -np.inf]
-    reasons = [without_middle(particle.death or "weight zero", MAX_REASON) for particle in dead]
-    texts = {
-        reason: particle._drawn_text_[-MAX_END:]
-        for reason, particle in [*zip(reasons, dead, strict=True)][::-1]
-    }
-    return Deaths(
-        Death(step, reason, count, texts[reason])
-        for reason, count in Counter(reasons).most_common()
-    )
+    counts = Counter[str]()
+    texts = dict[str, str]()
+    for particle in particles:
+        if particle.log_weight == -np.inf:
+            reason = without_middle(particle.death or "weight zero", MAX_REASON)
+            counts[reason] += 1
+            texts.setdefault(reason, particle._drawn_text_[-MAX_END:])
+    common = counts.most_common()
+    return Deaths(Death(step, reason, count, texts[reason]) for reason, count in common)

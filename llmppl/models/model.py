@@ -538,8 +538,11 @@ class Model:
         return self.s
 
     def __repr__(self) -> str:
-        state = "cut" if self.cut else "finished" if self.finished else "active"
-        state = "dead" if self.log_weight == -math.inf else state
+        state = "active"
+        if self.finished:
+            state = "cut" if self.cut else "finished"
+        if self.log_weight == -math.inf:
+            state = "dead"
         return f"<{type(self).__name__} {str(self)!r} log_weight={self.log_weight:.4g} {state}>"
 
 

@@ -635,10 +635,10 @@ class Infilling(Program):
         for _ in range(length):
             dist = self.next_token(self.context)
             allowed = dist.masked(dist.support.not_eos)
-            greedy = is_greedy(self.rule)
-            token = self.sample(
-                self.rule(allowed) if greedy else dist, proposal=None if greedy else allowed
-            )
+            if is_greedy(self.rule):
+                token = self.sample(self.rule(allowed))
+            else:
+                token = self.sample(dist, proposal=allowed)
             self.s += token
             self.context += token
         fragment, *self.fragments = self.fragments  # type: ignore[assignment]
@@ -745,10 +745,11 @@ class PromptIntersection(Program):
         proposal = product(first, *others) if whole else first
         if self.before_min_tokens():
             proposal = proposal.masked(first.support.not_eos)
-        if greedy := is_greedy(self.rule):
+        if is_greedy(self.rule):
             first = proposal = self.rule(proposal)
+            others = []
         token = self.sample(first, proposal=None if proposal is first else proposal)
-        for other in [] if greedy else others:
+        for other in others:
             self.observe(other, token)
         if self.append(token):
             self.contexts = [context + token for context in self.contexts]

@@ -106,15 +106,14 @@ class Guide(Shared):
         self.parse: Callable[[Any], Any] = getattr(self.index, "parse", str)
         if not self.reads_tokens:
             self.parse = getattr(own, "parse", self.parse)
-        self.start: Any = getattr(self.index, "start", None)
+        self.start = getattr(self.index, "start", None)
         self.fits = getattr(self.index, "fits", None)
         self._given = max_tokens is not None
         self._plans_from = sys.maxsize if self._given else NEAR  # tokens left
         self.late: float = math.inf if self._given else MORE_TOKENS
         if least is not None and self.index is not None and max_tokens is None:
-            shortest = (cached_shortest if arguments.is_hashable(self.index) else _shortest)(
-                self.index
-            )
+            find = cached_shortest if arguments.is_hashable(self.index) else _shortest
+            shortest = find(self.index)
             self.late = max(shortest, least) + LATE
             if shortest < math.inf and complete is not False:
                 self.max_tokens = max(int(shortest), least) + MORE_TOKENS
@@ -133,21 +132,21 @@ class Guide(Shared):
         is_far = bound > self._plans_from  # the shortest text would take longer to find
         if index is None or is_far or index.mask_within(index.start, bound).any():
             return bound
-        shortest = index.tokens_to_accept(
-            index.start, 4 * bound
-        )  # the question of an error is bounded
-        takes = f", the shortest takes {shortest} tokens" * (shortest < math.inf)
-        raise ValueError(
-            f"{self.name}: no text ends within {self.bound}{takes}: "
-            "give room, or complete=False to cut it there"
-        )
+        # the question of an error is bounded
+        shortest = index.tokens_to_accept(index.start, 4 * bound)
+        said = f"{self.name}: no text ends within {self.bound}"
+        if shortest < math.inf:
+            said += f", the shortest takes {shortest} tokens"
+        raise ValueError(f"{said}: give room, or complete=False to cut it there")
 
     @property
     def name(self) -> str:
         """Short name of the constraint."""
         index = self.index
+        if self.function is not None:
+            return arguments.name_of(self.function)
         if index is None:
-            return "the text" if self.function is None else arguments.name_of(self.function)
+            return "the text"
         made_from = getattr(index, "constraint", None) or getattr(index, "recognizer", index)
         made_from = getattr(made_from, "constraint", made_from)
         name = repr(made_from)
@@ -164,16 +163,19 @@ class Guide(Shared):
     def bound(self) -> str:
         """Bound on the tokens, in words."""
         if self.max_tokens is not None and self.max_tokens <= self.room:
-            return f"max_tokens={self.max_tokens}" + ", the default" * (not self._given)
-        return f"the {self.room:g} token{'s' * (self.room != 1)} that the model can read after the prompt"
+            return f"max_tokens={self.max_tokens}{'' if self._given else ', the default'}"
+        tokens = "token" if self.room == 1 else "tokens"
+        return f"the {self.room:g} {tokens} that the model can read after the prompt"
 
     @property
     def demands(self) -> list[str]:
         """Names of the restrictions that the masks express."""
-        plans_its_end = self.must_end_by < math.inf and self._given
-        return [self.name] * (self.index is not None) + [
-            f"an end within {self.bound}"
-        ] * plans_its_end
+        names = []
+        if self.index is not None:
+            names.append(self.name)
+        if self._given and self.must_end_by < math.inf:
+            names.append(f"an end within {self.bound}")
+        return names
 
     def draw(
         self,
@@ -193,8 +195,8 @@ class Guide(Shared):
         proposal: Any = dist
         for mask in (*self.masks(state, num_tokens), *more.values()):
             proposal = proposal.masked(mask)
-        greedy = rule is not NO_RULE and is_greedy(rule)
-        if self.index is not None and self.fits is not None:
+        greedy = is_greedy(rule)
+        if self.fits is not None:
             accepted = proposal.where(functools.partial(self.fits, state))
             proposal = proposal.masked(accepted.log_measures(1) > -math.inf) if greedy else accepted
         if greedy:
@@ -224,8 +226,10 @@ class Guide(Shared):
         left = self.must_end_by - num_tokens
         if self.index is not None and self.fits is None:
             with mask_timer():
-                far = left > self._plans_from
-                yield self.index.mask(state) if far else self.index.mask_within(state, left)
+                if left > self._plans_from:
+                    yield self.index.mask(state)
+                else:
+                    yield self.index.mask_within(state, left)
         if left == 0:
             yield self.vocab.only_eos
 
@@ -258,8 +262,9 @@ class Guide(Shared):
 
     def fails(self, text: str) -> str:
         """Return why the text so far does not satisfy the constraint, a function; "" if it does."""
-        holds = self.function is None or arguments.truth("constraint", self.function, text)
-        return "" if holds else f"{self.name} is false of the text"
+        if self.function is None or arguments.truth("constraint", self.function, text):
+            return ""
+        return f"{self.name} is false of the text"
 
 
 class Extent(Guide):
@@ -303,11 +308,9 @@ class Extent(Guide):
         """Return True if the span ends with `text`: `until` holds, and the constraint accepts it."""
         if self.index is not None and not self.index.accepts(state):
             return False
-        over = (
-            self.index is not None
-            if self.until is None
-            else arguments.truth("until", self.until, text)
-        )
+        over = self.index is not None
+        if self.until is not None:
+            over = arguments.truth("until", self.until, text)
         return over and not self.refusal(read)
 
 
@@ -345,7 +348,8 @@ def _index_of(constraint: Any, vocab: Vocabulary) -> Index | None:
     """Return the index of a constraint. It is cached, because a step needs it again and again."""
     if constraint is None:
         return None
-    constraint = tuple(constraint) if isinstance(constraint, list) else constraint
+    if isinstance(constraint, list):
+        constraint = tuple(constraint)
     is_constant = isinstance(constraint, Shared | tuple) or arguments.is_type(constraint)
     find = cached_index_of if is_constant and arguments.is_hashable(constraint) else index_of
     return find(constraint, vocab)
@@ -380,6 +384,7 @@ def open_path(text: str) -> str:
             levels[-1][1:] = levels[-1][1] + 1, ""
         else:
             levels[-1][2] = levels[-1][2] or part.strip('"')
-    return "".join(
-        f"[{at}]" if bracket == "[" else f".{name}" for bracket, at, name in levels
-    ).strip(".")
+    path = ""
+    for bracket, at, name in levels:
+        path += f"[{at}]" if bracket == "[" else f".{name}"
+    return path.strip(".")

@@ -36,9 +36,10 @@ def page(recording: Recording) -> str:
     '<!DOCTYPE html>'
     """
     steps = recording.steps
-    statements = dict.fromkeys(
-        name for step in steps for c in step.candidates for name in c.attribution
-    )
+    statements = dict[str, float]()
+    for step in steps:
+        for candidate in step.candidates:
+            statements |= candidate.attribution
     statement_ids = dict(zip(statements, itertools.count()))
     death_ids: dict[str | None, int] = dict(zip(recording.deaths(), itertools.count()))
     attributes = [*filter(functools.partial(_differs, steps), steps[-1].candidates[0].values)]
@@ -98,11 +99,13 @@ def show(recording: Recording) -> None:
 
 def _differs(steps: Sequence[RecordedStep], name: str) -> bool:
     """Return True if the particles that a step keeps, and that go on, may have different values of an attribute."""
-    values = [
-        {c.values.get(name) for c in step.candidates if c.copies and not c.finished}
-        for step in steps
-    ]
-    return max(map(len, values)) > 1 and len(set().union(*values)) <= MAX_COLOURS
+    everywhere = set[str | None]()
+    differs = False
+    for step in steps:
+        values = {c.values.get(name) for c in step.candidates if c.copies and not c.finished}
+        differs |= len(values) > 1
+        everywhere |= values
+    return differs and len(everywhere) <= MAX_COLOURS
 
 
 def _step(
@@ -114,15 +117,14 @@ def _step(
     """Return a step for the script. Numbers are rounded, since nothing is computed from them."""
     before = normalised([c.log_weight for c in step.candidates])
     after = normalised([c.log_weight_after for c in step.candidates])
-    return {
-        "ess": round(step.ess, 2),
-        "logMl": _number(step.log_ml),
-        "candidates": [
+    candidates = []
+    for c, share, share_after in zip(step.candidates, before, after, strict=True):
+        kept = c.text[: c.keep].encode("utf-16-le", "surrogatepass")
+        candidates.append(
             [
                 -1 if c.parent is None else c.parent,
                 c.text[c.keep :],
-                len(c.text[: c.keep].encode("utf-16-le", "surrogatepass"))
-                // 2,  # in units of JavaScript
+                len(kept) // 2,  # in units of JavaScript
                 _number(c.log_weight),
                 float(f"{share:.4g}"),
                 c.copies,
@@ -134,8 +136,11 @@ def _step(
                 [[statements[name], round(log_w, 3)] for name, log_w in c.attribution.items()],
                 [c.values.get(name, "") for name in attributes],
             ]
-            for c, share, share_after in zip(step.candidates, before, after, strict=True)
-        ],
+        )
+    return {
+        "ess": round(step.ess, 2),
+        "logMl": _number(step.log_ml),
+        "candidates": candidates,
     }
 
 

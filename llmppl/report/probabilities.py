@@ -36,10 +36,9 @@ class Share(NamedTuple):
     @property
     def interval(self) -> tuple[float, ...]:
         """Certain bounds, or one standard error to each side within 0 and 1; empty without either."""
-        p = self.probability
-        bounds = (self.lower, self.upper)
-        ends = bounds if self.se is None else (max(p - self.se, 0.0), min(p + self.se, 1.0))
-        return tuple(end for end in ends if end is not None)
+        if self.se is not None:
+            return max(self.probability - self.se, 0.0), min(self.probability + self.se, 1.0)
+        return tuple(bound for bound in (self.lower, self.upper) if bound is not None)
 
     def __str__(self) -> str:
         """Return the probability with its standard error or bounds, where they show.
@@ -48,12 +47,16 @@ class Share(NamedTuple):
         `UNSURE` without the probability.
         """
         p = self.probability
-        text = f"{p:.3f}" if p >= CERTAIN or not p else f"{p:.1e}"
+        text = f"{p:.3f}"
+        if 0 < p < CERTAIN:
+            text = f"{p:.1e}"
         low, high = self.interval or (p, p)
-        if self.se is None and (low, high) == (0.0, 1.0):
-            return f"{text} (error unknown)"
         if self.se is None:
-            return f"{text} ({low:.3f} to {high:.3f})" if high - low > CERTAIN else text
+            if (low, high) == (0.0, 1.0):
+                return f"{text} (error unknown)"
+            if high - low > CERTAIN:
+                return f"{text} ({low:.3f} to {high:.3f})"
+            return text
         if self.se > UNSURE:
             return f"unknown ({low:.2f} to {high:.2f})"
         if self.se > min(p, 1 - p):
@@ -115,9 +118,8 @@ class Probabilities(TableView, Mapping[Any, float]):
         return [share._asdict() for share in self.shares]
 
     def _table(self) -> tuple[tuple[str, str], list[tuple[str, str]]]:
-        return ("probability", "value"), [
-            (str(share), one_line(repr(share.value))) for share in self.shares
-        ]
+        rows = [(str(share), one_line(repr(share.value))) for share in self.shares]
+        return ("probability", "value"), rows
 
     def _bars(self) -> list[list[tuple[float, ...]]]:
         return [[(share.probability, *share.interval)] for share in self.shares]
@@ -131,7 +133,7 @@ def key_of(value: Any) -> Hashable:
     if isinstance(value, str) and not isinstance(value, enum.Enum):
         return str, value
     if isinstance(value, Mapping):
-        return kind, frozenset((key_of(name), key_of(each)) for name, each in value.items())
+        return kind, frozenset(map(key_of, value.items()))
     if isinstance(value, Set):
         return kind, frozenset(map(key_of, value))
     if isinstance(value, list | tuple):

@@ -36,14 +36,12 @@ class Bar:
         self._line: Any = None
         self._text = ""
         self._written_at = 0.0
-        self._next_line = (
-            time.monotonic() + FIRST_LINE
-            if lines and progress is None and not running()
-            else math.inf
-        )
-        if not (
-            sys.stderr.isatty() and not running() if progress is None else progress
-        ):  # bars of tasks would mix
+        self._next_line = math.inf
+        if progress is None and not running():  # bars of tasks would mix
+            progress = sys.stderr.isatty()
+            if lines:
+                self._next_line = time.monotonic() + FIRST_LINE
+        if not progress:
             return
         if in_notebook():
             from IPython.display import Pretty, display
@@ -102,7 +100,7 @@ def cell_of(filename: str) -> str | None:
     """Return IPython's name of the cell whose code has this file name, "In[3]"; None for another file."""
     name_of = getattr(getattr(_shell(), "compile", None), "format_code_name", None)
     name = name_of and name_of(filename)
-    return name[1] if name else None
+    return name and name[1]
 
 
 def _shell() -> Any:

@@ -23,13 +23,12 @@ object with `step` (from 1), `candidates`, `ancestors` (the place of each surviv
     cut : true if the model's length or `max_tokens` ended it
 """
 
-import itertools
 import json
 import math
 import os
 import sys
 import warnings
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import Enum
@@ -38,6 +37,7 @@ from typing import Any, NamedTuple, Self
 
 import numpy as np
 
+from llmppl.support.arguments import plural
 from llmppl.support.arguments import text as text_of
 
 VERSION = 3
@@ -160,14 +160,17 @@ class Recording:
 
     def deaths(self) -> dict[str, int]:
         """Return the number of candidates that each statement killed."""
-        return dict(
-            Counter(c.death for step in self.steps for c in step.candidates if c.death is not None)
-        )
+        deaths = defaultdict[str, int](int)
+        for step in self.steps:
+            for candidate in step.candidates:
+                if candidate.death is not None:
+                    deaths[candidate.death] += 1
+        return dict(deaths)
 
     def status(self) -> str:
         """Return the last step and the end of the run, in a sentence."""
         last = self.steps[-1]
-        after = f"after {last.index} step{'s' * (last.index != 1)}"
+        after = f"after {plural(last.index, 'step')}"
         if not last.ancestors:
             return f"All particles had died {after}."
         unfinished = sum(not last.candidates[place].finished for place in last.ancestors)
@@ -176,11 +179,9 @@ class Recording:
         count = f"{unfinished} of {len(last.ancestors)} particles not finished"
         if self.ended == "":
             return f"Cut {after}, {count}."
-        reason = (
-            f"{self.ended} ended the run"
-            if self.ended
-            else "cut by max_steps, still running, or interrupted"
-        )
+        reason = "cut by max_steps, still running, or interrupted"
+        if self.ended:
+            reason = f"{self.ended} ended the run"
         return f"The recording stops after step {last.index}, {count}: {reason}."
 
 
@@ -221,12 +222,10 @@ def parse(lines: Sequence[str], name: str) -> Recording:
                     raise ValueError(
                         f"this version of llmppl reads format {VERSION}: record the run again"
                     )
-                prompts, messages = (
-                    [*map(_text, record[name])] for name in ("prompts", "messages")
-                )
-                recording = Recording(
-                    _text(record["program"]), _text(record["title"]), prompts, messages
-                )
+                recording.prompts = [*map(_text, record["prompts"])]
+                recording.messages = [*map(_text, record["messages"])]
+                recording.program = _text(record["program"])
+                recording.title = _text(record["title"])
             elif "end" in record:
                 recording.ended = _text(record["end"] or "")
                 break
@@ -273,6 +272,9 @@ def _candidate(record: dict[str, Any], before: list[RecordedStep]) -> Candidate:
         place = before[-1].ancestors[_place(record["parent"], before[-1].ancestors)]
         parent = before[-1].candidates[place]
     keep = _place(record["keep"], parent.text + ".")
+    values = dict(parent.values)
+    for name, value in record["values"].items():
+        values[_text(name)] = _text(value)[:MAX_VALUE]
     return Candidate(
         place,
         parent.text[:keep] + _text(record["text"]),
@@ -282,21 +284,22 @@ def _candidate(record: dict[str, Any], before: list[RecordedStep]) -> Candidate:
         bool(record["finished"]),
         _text(record["death"] or "") or None,
         {_text(name): _number(log_w) for name, log_w in record["attribution"].items()},
-        parent.values
-        | {_text(name): _text(value)[:MAX_VALUE] for name, value in record["values"].items()},
+        values,
         bool(record["cut"]),
         carried=parent.finished,
     )
 
 
 def _place(value: Any, among: Sequence[Any]) -> int:
-    if not 0 <= (place := int(value)) < len(among):
+    place = int(value)
+    if not 0 <= place < len(among):
         raise ValueError(f"{place} is not below {len(among)}")
     return place
 
 
 def _number(value: Any) -> float:
-    if not abs(number := float(value)) <= LARGEST:
+    number = float(value)
+    if not abs(number) <= LARGEST:
         raise ValueError(f"{number} is not finite")
     return number
 
@@ -363,19 +366,22 @@ class Recorder:
             prompts, messages = _prompts(step.candidates)
             self._write(json.dumps({**header, "prompts": prompts, "messages": messages}))
         now = [*map(_state, step.candidates)]
-        parents = [
-            self._before[i] if self._before else _State("", {}, {}) for i in step.parents.tolist()
-        ]
+        candidates = []
         log_weights = step.candidate_log_weights.tolist()
-        lines = zip(step.candidates, step.parents.tolist(), log_weights, now, parents, strict=True)
+        lines = zip(step.candidates, step.parents.tolist(), log_weights, now, strict=True)
+        for candidate, parent, log_weight, state in lines:
+            before = self._before[parent] if self._before else _State("", {}, {})
+            candidates.append(_candidate_record(candidate, parent, log_weight, state, before))
         record = {
             "step": step.index,
-            "candidates": [_candidate_record(*each) for each in lines],
+            "candidates": candidates,
             "ancestors": step.ancestors.tolist(),
             "log_weights": step.log_chosen.tolist(),
             "log_ml": _null(step.log_ml),
         }
-        self._write(json.dumps(record | {name: getattr(step, name) for name in FIGURES}))
+        for name in FIGURES:
+            record[name] = getattr(step, name)
+        self._write(json.dumps(record))
         self._index = step.index
         self._before = [now[i] for i in step.ancestors.tolist()]
 
@@ -426,15 +432,12 @@ class _State(NamedTuple):
 
 
 def _state(particle: Any) -> _State:
-    own = vars(particle).items()
-    texts = {
-        name: str(getattr(value, "name", value))
-        for name, value in own
-        if isinstance(value, str | int | Enum)
-    }
-    values = {
-        name: value for name, value in texts.items() if name[0] != "_" and len(value) <= MAX_VALUE
-    }
+    values = {}
+    for name, value in vars(particle).items():
+        if name[0] != "_" and isinstance(value, str | int | Enum):
+            shown = str(getattr(value, "name", value))
+            if len(shown) <= MAX_VALUE:
+                values[name] = shown
     text = particle._drawn_text_ if particle.log_weight == -math.inf else str(particle)
     return _State(text, particle.attribution, values)
 
@@ -443,19 +446,23 @@ def _candidate_record(
     candidate: Any, parent: int, log_weight: float, now: _State, before: _State
 ) -> dict[str, Any]:
     keep = len(os.path.commonprefix([before.text, now.text]))
-    died = log_weight == -math.inf
-    added = {
-        name: total - before.attribution.get(name, 0.0) for name, total in now.attribution.items()
-    }
+    death = None
+    if log_weight == -math.inf:
+        death = candidate.death or "weight zero"
+    attribution = {}
+    for name, total in now.attribution.items():
+        added = total - before.attribution.get(name, 0.0)
+        if added:
+            attribution[name] = added
     return {
         "parent": parent,
         "keep": keep,
         "text": now.text[keep:],
         "log_weight": _null(log_weight),
         "twist": candidate.log_twist,
-        "finished": candidate.finished and not died,
-        "death": (candidate.death or "weight zero") if died else None,
-        "attribution": {name: log_w for name, log_w in added.items() if log_w},
+        "finished": candidate.finished and not death,
+        "death": death,
+        "attribution": attribution,
         "values": dict(sorted(now.values.items() - before.values.items())),
         "cut": candidate.cut,
     }
@@ -474,19 +481,22 @@ def _prompts(particles: Sequence[Any]) -> tuple[list[str], list[str]]:
     messages = list[str]()
     for particle in particles:
         text = str(particle)
-        parts = itertools.chain.from_iterable(map(_listed, vars(particle).values()))
-        contexts = [
-            each for each in parts if hasattr(each, "next_token") and hasattr(each, "tokens")
-        ]
+        contexts = []
+        for value in vars(particle).values():
+            for each in value if isinstance(value, list | tuple) else [value]:
+                if hasattr(each, "next_token") and hasattr(each, "tokens"):
+                    contexts.append(each)
         if all(str(each.text).endswith(text) for each in contexts):
             found.append([str(each.text).removesuffix(text) for each in contexts])
-            messages = messages or [_last_message(context.tokens, text) for context in contexts]
+            messages = messages or [_last_message(each.tokens, text) for each in contexts]
     prompts = []
     last = []
     for texts, message in zip(zip(*found, strict=False), messages, strict=False):
         common = os.path.commonprefix(texts)
         if common:
-            prompts.append(common if len({*texts}) == 1 else f"{common}…")
+            if len({*texts}) > 1:
+                common += "…"
+            prompts.append(common)
             last.append(message)
     return prompts, last
 
@@ -498,13 +508,10 @@ def _last_message(tokens: Sequence[Any], text: str) -> str:
     """
     parts = [b""]
     for token in tokens:
-        parts += [b""] * (not token.bytes)
+        if not token.bytes:
+            parts.append(b"")
         parts[-1] += token.bytes
     *messages, role = (part.decode("utf-8", "replace") for part in parts)
     written = [*filter(str.strip, messages)]
     place = -2 if role.removesuffix(text).isspace() else -1  # the role may have a part of its own
     return "".join(written[place:][:1]).strip()
-
-
-def _listed(value: Any) -> Sequence[Any]:
-    return value if isinstance(value, list | tuple) else [value]

@@ -97,14 +97,14 @@ class TableView:
 
 def text_table(heads: Sequence[str], rows: Rows, *, numbers: bool = False) -> list[str]:
     """Return the lines of a table, at most `MAX_ROWS` rows. With `numbers`, the last column has numbers, too."""
-    shown = rows[:MAX_ROWS]
-    widths = [max(len(row[i]) for row in [heads, *shown]) for i in range(len(heads))]
-    widths[-1] *= numbers
-    lines = [
-        "  ".join(cell.rjust(width) for cell, width in zip(row, widths, strict=True))
-        for row in [heads, *shown]
-    ]
-    return lines + [f"... and {len(rows) - MAX_ROWS} more"] * (len(rows) > MAX_ROWS)
+    shown = [heads, *rows[:MAX_ROWS]]
+    widths = [max(map(len, column)) for column in zip(*shown, strict=True)]
+    if not numbers:
+        widths[-1] = 0
+    lines = ["  ".join(map(str.rjust, row, widths)) for row in shown]
+    if len(rows) > MAX_ROWS:
+        lines.append(f"... and {len(rows) - MAX_ROWS} more")
+    return lines
 
 
 def html_table(
@@ -118,13 +118,15 @@ def html_table(
     """Return the table as HTML, without colours. With `bars`, a row begins with one or several of them."""
     left = "" if numbers else ' style="text-align: left; white-space: pre-wrap"'
     most = max(map(max, itertools.chain(*bars)), default=0.0) or 1.0  # is as long as a bar can be
-    lines = [_cells("td", row, left) for row in rows[:most_rows]]
     head = _cells("th", heads, left)
     if bars:
         head = "<th></th>" + head
-    for i, row in enumerate(bars[:most_rows]):
-        lines[i] = f"<td>{'<br>'.join(bar(each, most) for each in row)}</td>{lines[i]}"
-    body = "".join(f"<tr>{line}</tr>" for line in lines)
+    body = ""
+    for i, row in enumerate(rows[:most_rows]):
+        body += "<tr>"
+        if bars:
+            body += f"<td>{'<br>'.join(bar(each, most) for each in bars[i])}</td>"
+        body += _cells("td", row, left) + "</tr>"
     table = f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
     if len(rows) > most_rows:
         table += f"<p>... and {len(rows) - most_rows} more</p>"
@@ -159,13 +161,18 @@ def one_line(text: object) -> str:
 
 def printable(text: str) -> str:
     """Return a text on one line: characters that cannot be printed are escaped."""
-    return "".join(char if char.isprintable() else repr(char)[1:-1] for char in text)
+    shown = ""
+    for char in text:
+        shown += char if char.isprintable() else repr(char)[1:-1]
+    return shown
 
 
 def without_middle(text: str, most: int) -> str:
     """Return at most `most` characters of a text. The end is kept: texts often share their beginning."""
+    if len(text) <= most:
+        return text
     end = most // 3
-    return text if len(text) <= most else f"{text[: most - end - 3]} … {text[-end:]}"
+    return f"{text[: most - end - 3]} … {text[-end:]}"
 
 
 def chart(name: str, values: Sequence[float], *, low: float | None = None) -> str:
@@ -174,43 +181,45 @@ def chart(name: str, values: Sequence[float], *, low: float | None = None) -> st
     The axis begins at `low`, by default the smallest value. A value that is not finite leaves a gap.
     """
     finite = [value for value in values if math.isfinite(value)] or [0.0]
-    low = min(finite) if low is None else low
+    if low is None:
+        low = min(finite)
     high = max(finite)
     base = HEIGHT - BOTTOM
     right = WIDTH - RIGHT
-    xs = [LEFT + (right - LEFT) * step / max(len(values) - 1, 1) for step in range(len(values))]
-    ys = [base - (base - TOP) * (value - low) / max(high - low, 1e-12) for value in values]
-    moves = ["L" if math.isfinite(before) else "M" for before in (math.nan, *values)]
-    path = "".join(
-        f"{move}{x:.1f} {y:.1f}"
-        for move, x, y in zip(moves, xs, ys, strict=False)
-        if math.isfinite(y)
-    )
-    ends = {1: xs[0], len(values): xs[-1]}.items()
-    steps = "".join(
-        f'<text x="{x:.1f}" y="{HEIGHT - 4}" text-anchor="middle">{step}</text>' for step, x in ends
-    )
+    path = ""
+    move = "M"
+    for step, value in enumerate(values):
+        x = LEFT + (right - LEFT) * step / max(len(values) - 1, 1)
+        y = base - (base - TOP) * (value - low) / max(high - low, 1e-12)
+        if math.isfinite(value):
+            path += f"{move}{x:.1f} {y:.1f}"
+            move = "L"
+        else:
+            move = "M"
     axis = (
         f'<path d="M{LEFT} {TOP}V{base}H{right}" fill="none" stroke="currentColor" opacity="0.35"/>'
     )
-    marks = _text(LEFT - 5, base, low, "end") + _text(LEFT - 5, TOP + 6, high, "end") * (high > low)
-    last = _text(xs[-1] + 6, ys[-1] + 4, values[-1]) * math.isfinite(ys[-1])
+    marks = _text(LEFT - 5, base, low, "end")
+    if high > low:
+        marks += _text(LEFT - 5, TOP + 6, high, "end")
+    for number, place in {1: LEFT, len(values): x}.items():
+        marks += f'<text x="{place:.1f}" y="{HEIGHT - 4}" text-anchor="middle">{number}</text>'
+    if math.isfinite(value):
+        marks += _text(x + 6, y + 4, value)
     title = html.escape(f"{name} over {len(values)} steps, from {low:.2f} to {high:.2f}")
     return (
         f'<svg class="chart" role="img" aria-label="{title}" width="{WIDTH}" height="{HEIGHT}" font-size="10" '
         f'fill="currentColor"><title>{title}</title>{axis}<path d="{path}" fill="none" stroke="currentColor" '
-        f'stroke-width="1.5" stroke-linejoin="round"/>{marks}{steps}{last}</svg>'
+        f'stroke-width="1.5" stroke-linejoin="round"/>{marks}</svg>'
     )
 
 
 def bar(values: Sequence[float], most: float = 1.0) -> str:
     """Return a bar of length values[0], as a share of `most`, with a whisker between two further values."""
     length, *ends = (f"{1 + min(max(x / most, 0.0), 1.0) * (BAR - 2):.1f}" for x in values)
-    whisker = (
-        '<path d="M{0} 5H{1}M{0} 2v6M{1} 2v6" stroke="currentColor"/>'.format(*ends)
-        if len({*ends}) > 1
-        else ""
-    )
+    whisker = ""
+    if len({*ends}) > 1:
+        whisker = '<path d="M{0} 5H{1}M{0} 2v6M{1} 2v6" stroke="currentColor"/>'.format(*ends)
     return (
         f'<svg class="bar" aria-hidden="true" width="{BAR}" height="10"><rect y="1" width="{length}" height="8" '
         f'rx="2" fill="currentColor" opacity="0.45"/>{whisker}</svg>'

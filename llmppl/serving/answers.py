@@ -127,12 +127,13 @@ def _entry(context: Context, token: int, log_probs: Any) -> dict[str, Any]:
 
 def legacy_logprobs(entries: list[dict[str, Any]]) -> dict[str, Any]:
     """Return entries in the form of /v1/completions."""
-    lengths = [len(entry["token"]) for entry in entries]
+    tokens = [entry["token"] for entry in entries]
+    tops = []
+    for entry in entries:
+        tops.append({each["token"]: each["logprob"] for each in entry["top_logprobs"]})
     return {
-        "tokens": [entry["token"] for entry in entries],
+        "tokens": tokens,
         "token_logprobs": [entry["logprob"] for entry in entries],
-        "top_logprobs": [
-            {each["token"]: each["logprob"] for each in entry["top_logprobs"]} for entry in entries
-        ],
-        "text_offset": [*itertools.accumulate(lengths[:-1], initial=0)],
+        "top_logprobs": tops,
+        "text_offset": [*itertools.accumulate(map(len, tokens[:-1]), initial=0)],
     }

@@ -104,9 +104,9 @@ class _Job:
 
     def _frame(self, **fields: Any) -> dict[str, Any]:
         """Return an object of the response."""
-        kind = ("chat.completion" if self.chat else "text_completion") + ".chunk" * (
-            self.chat and self.body.stream
-        )
+        kind = "text_completion"
+        if self.chat:
+            kind = "chat.completion.chunk" if self.body.stream else "chat.completion"
         return {
             "id": self.id,
             "object": kind,

@@ -229,20 +229,20 @@ class Service:
         timeout: float | None = None,
         patience: float = math.inf,
     ) -> None:
-        self.lm, self.timeout = (
-            language_model(lm),
-            None if timeout is None else positive("timeout", timeout),
-        )
-        self.patience = patience if patience == math.inf else positive("patience", patience)
-        self.together, self.max_waiting = (
-            count("together", together),
-            count("max_waiting", max_waiting),
-        )
-        self._waiting, self._running = list[Call[Any]](), dict[Call[Any], None]()
+        self.lm = language_model(lm)
+        self.timeout = None if timeout is None else positive("timeout", timeout)
+        self.patience = patience
+        if patience != math.inf:
+            self.patience = positive("patience", patience)
+        self.together = count("together", together)
+        self.max_waiting = count("max_waiting", max_waiting)
+        self._waiting = list[Call[Any]]()
+        self._running = dict[Call[Any], None]()
         self._counts = dict[str, Any](
             done=0, failed=0, cancelled=0, refused=0, tokens=0, cpu_seconds=0.0
         )
-        self._closed, self._changed = False, threading.Condition()
+        self._closed = False
+        self._changed = threading.Condition()
         self._process = os.getpid()
         _services.add(self)
         self._thread = threading.Thread(target=self._serve, name="llmppl service", daemon=True)
@@ -263,7 +263,8 @@ class Service:
         """
         function("run", run, "lambda: smc_steer(model, N, K, seed=1)", takes=0)
         call = Call(run, self._timeout(timeout))
-        call.interruptible, call.patience = interruptible, self.patience
+        call.interruptible = interruptible
+        call.patience = self.patience
         return self._enter(call)
 
     def generate(
@@ -282,7 +283,8 @@ class Service:
 
         The thread of the caller checks the arguments and compiles the constraint.
         """
-        if of_lists := options.keys() & OF_LIST:
+        of_lists = options.keys() & OF_LIST
+        if of_lists:
             raise TypeError(
                 f"a service takes one prompt at a time, so {min(of_lists)} says nothing here"
             )
@@ -294,7 +296,9 @@ class Service:
             program = plan.program(prompt)
             program.first_masks()  # here, and not where the other calls wait for them
         call = Call(partial(plan.answer, prompt, generator(seed, options.get("rng"))), timeout)
-        call.stops, call.patience, call.interruptible = program.stops, self.patience, True
+        call.stops = program.stops
+        call.patience = self.patience
+        call.interruptible = True
         call.settles = plan.settles
         call.size = int((time.thread_time() - begun) / TURN), math.prod(plan.sizes)
         if plan.method == "exact":  # its sums have no parts to return

@@ -50,8 +50,10 @@ def read_call(text: str, names: Sequence[str]) -> dict[str, Any] | None:
     The tags of a call that many chat templates ask for may surround it. Some templates want an id of nine characters.
     """
     found = _CALL.fullmatch(text)
+    if not found:
+        return None
     try:
-        call = json.loads(found[1]) if found else None
+        call = json.loads(found[1])
     except ValueError:
         return None
     if (

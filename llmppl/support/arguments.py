@@ -69,12 +69,8 @@ def positive(name: str, value: float, hint: str = "") -> float:
 def probability(name: str, value: float, *, above_0: bool = False) -> float:
     """Return `value`, a number in [0, 1], or in (0, 1]."""
     real = number(name, value)
-    _in_range(
-        name,
-        value,
-        0.0 <= real <= 1.0 and not (above_0 and real == 0),
-        "in (0, 1]" if above_0 else "in [0, 1]",
-    )
+    holds = 0.0 < real <= 1.0 or (real == 0 and not above_0)
+    _in_range(name, value, holds, "in (0, 1]" if above_0 else "in [0, 1]")
     return real
 
 
@@ -127,7 +123,7 @@ def function(
         except ValueError:  # it has no signature
             return value
         except TypeError as error:
-            said = f"{name} must take {takes} argument{'s' * (takes != 1)}, as {example} does"
+            said = f"{name} must take {plural(takes, 'argument')}, as {example} does"
             raise TypeError(f"{said}; {name_of(value)} is wrong: {error}") from None
     return value
 

@@ -26,11 +26,8 @@ def check_options(
         return
     close = difflib.get_close_matches(name, known, 1)
     hint = f"did you mean {close[0]}?" if close else f"it takes {', '.join(known)}"
-    hint = (
-        "itertools.islice(search(...), n) takes n results"
-        if "_results" in name and "results" in known
-        else hint
-    )
+    if "_results" in name and "results" in known:
+        hint = "itertools.islice(search(...), n) takes n results"
     if "rule" in known and name in ("temperature", "top_k", "top_p", "min_p"):
         hint = f"give it in rule=Rule({name}=...)"
     raise TypeError(f"{owner} takes no {name}: {guesses.get(name, hint)}")

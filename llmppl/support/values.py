@@ -31,7 +31,7 @@ _FORMS: dict[
     tuple: ("$tuple", list, tuple),
     set: ("$set", list, set),
     frozenset: ("$frozenset", list, frozenset),
-    dict: ("$dict", lambda value: [[*item] for item in value.items()], dict),
+    dict: ("$dict", lambda value: [*map(list, value.items())], dict),
     bytes: ("$bytes", lambda value: base64.b64encode(value).decode(), base64.b64decode),
     float: ("$float", repr, float),
     complex: ("$complex", repr, complex),

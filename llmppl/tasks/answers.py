@@ -35,7 +35,7 @@ class _NoAnswer:
 
 NO_ANSWER = _NoAnswer()  # the value of texts that a check at their end refuses
 _CONTENTS = "value", "text", "ended", "cut", "log_prob", "posterior", "particle", "_plan"
-_BOUNDS = "lower", "upper", "se"  # of a Share
+
 _COST = "tokens", "seconds", "error"
 _OF_RUN = "method", "call", *_COST
 _OF_TEXT = "text", "ended", "cut", "log_prob"
@@ -171,8 +171,10 @@ class Generation:
 
     @property
     def probability(self) -> float | None:
-        se = self.probability_se
-        return None if self._share is None or se is None or se > UNSURE else self._share.probability
+        share = self._share
+        if share is None or share.se is None or share.se > UNSURE:
+            return None
+        return share.probability
 
     @property
     def probability_se(self) -> float | None:
@@ -220,11 +222,11 @@ class Generation:
         """Return the answer as data for JSON: its attributes, except the prompt and the posterior."""
         if "_data" in vars(self):
             return dict(vars(self)["_data"])
-        names = [*_OF_RUN]
+        data = {name: getattr(self, name) for name in _OF_RUN}
         if self.error:
-            return {name: getattr(self, name) for name in names}
-        names += [*_OF_TEXT, "probability", "probability_se"]
-        data = {name: getattr(self, name) for name in names}
+            return data
+        for name in (*_OF_TEXT, "probability", "probability_se"):
+            data[name] = getattr(self, name)
         data["value"] = as_data(self.value)
         data["note"] = self._unknown or self._apart
         if isinstance(self.alternatives, Beams):
@@ -276,15 +278,10 @@ class Generation:
         return self.text
 
     def __repr__(self) -> str:
-        tables = [["", *text_table(*each)] for each in self._tables()]
-        return "\n".join(
-            [
-                self._header(),
-                *(line for table in tables for line in table),
-                "",
-                *self._footer(),
-            ]
-        )
+        lines = [self._header()]
+        for table in self._tables():
+            lines += ["", *text_table(*table)]
+        return "\n".join([*lines, "", *self._footer()])
 
     def _repr_html_(self) -> str:
         tables = "".join(html_table(*each) for each in self._tables())
@@ -317,8 +314,12 @@ class Generation:
         if self.error:
             return []
         heads, rows = self.alternatives._table()
-        shown = rows[:MAX_ALTERNATIVES] if len(rows) > 1 else []
-        return [table for table in (self.fields._table(), (heads, shown)) if table[1]]
+        tables = []
+        if self.fields:
+            tables.append(self.fields._table())
+        if len(rows) > 1:
+            tables.append((heads, rows[:MAX_ALTERNATIVES]))
+        return tables
 
     def _footer(self) -> list[str]:
         return [self.call, f"{self.tokens} tokens, {self.seconds:.2f} s"]
@@ -384,7 +385,9 @@ class Generations(TableView, list[Generation]):
     def _header(self) -> str:
         failed = sum(bool(each.error) for each in self)
         header = plural(len(self), "answer")
-        return f"{header}, {failed} of them missing" if failed else header
+        if failed:
+            header += f", {failed} of them missing"
+        return header
 
     def _table(self) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:
         rows = list[tuple[str, ...]]()
@@ -499,14 +502,10 @@ def loaded(data: Mapping[str, Any], prompt: Any, parse: Parse | None = None) -> 
         return _part(field, parse(row["text"]))
 
     def shares_in(rows: Iterable[Mapping[str, Any]], field: str | None = None) -> Probabilities:
-        shares = [
-            Share(
-                value_in(row, field),
-                row["probability"],
-                *(row[name] for name in _BOUNDS),
-            )
-            for row in rows
-        ]
+        shares = []
+        for row in rows:
+            bounds = row["lower"], row["upper"], row["se"]
+            shares.append(Share(value_in(row, field), row["probability"], *bounds))
         return Probabilities(shares, plural(len(shares), "value"))
 
     note = data["note"]
@@ -521,11 +520,9 @@ def loaded(data: Mapping[str, Any], prompt: Any, parse: Parse | None = None) -> 
         alternatives = shares_in(data["alternatives"])
     known = bool(alternatives) and "beams" not in data
     fields = data["fields"]
-    header = (
-        plural(len(fields), "field")
-        if fields
-        else f"no fields: {note or 'the answer is no record'}"
-    )
+    header = f"no fields: {note or 'the answer is no record'}"
+    if fields:
+        header = plural(len(fields), "field")
     share = None
     if data["probability_se"] is not None:
         share = alternatives.share(value)._replace(se=data["probability_se"])

@@ -249,7 +249,8 @@ def generate(
     )
     rng = generator(seed, options.get("rng"))
     if not is_list(prompt):
-        if of_file := options.keys() & _OF_FILE:
+        of_file = options.keys() & _OF_FILE
+        if of_file:
             raise TypeError(f"generate takes {min(of_file)} with a list of prompts: give [prompt]")
         return next(Runtime().each([(lambda: plan.answer(prompt, rng), "generate")], 1))
     if "rng" in options:
@@ -391,7 +392,9 @@ class Plan:
         if (listed or get_origin(constraint) is Literal) and given.keys() <= _OF_CHOOSE:
             return "exact"
         is_record = is_type(constraint) or isinstance(constraint, JsonSchema)
-        return "greedy" if is_record and not given.keys() & {"N", "power"} else "best_of"
+        if is_record and not given.keys() & {"N", "power"}:
+            return "greedy"
+        return "best_of"
 
     def _take(self, given: dict[str, Any]) -> None:
         """Check the options against the method, and keep them."""
@@ -444,11 +447,9 @@ class Plan:
         except NoBeam as error:
             if self.otherwise is not None:
                 return self.otherwise.answer(prompt, rng)
-            more = (
-                "method='best_of' or 'steer' follows"
-                if self.method == "greedy"
-                else "a larger N or K follows"
-            )
+            more = "a larger N or K follows"
+            if self.method == "greedy":
+                more = "method='best_of' or 'steer' follows"
             died = f"every text that it followed {error.reason}"
             raise ValueError(
                 f"generate found no text by {self.method!r}: {died}; {more} more"
@@ -502,9 +503,11 @@ class Plan:
                     texts[text] = place
             if texts:
                 choice = choose(self.lm, context, [*texts], tokenization="canonical", **how)
-                places = [texts[share.value] for share in choice.shares]
+                places = []
                 shares = []
-                for share, place in zip(choice.shares, places, strict=True):
+                for share in choice.shares:
+                    place = texts[share.value]
+                    places.append(place)
                     shares.append(share._replace(value=parsed[place]))
                 own = value_at(answer.value, path, json.loads(answer.text[start:end]))
                 before = context + answer.text[:start]

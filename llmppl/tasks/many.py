@@ -147,7 +147,9 @@ def _limited(run: Callable[..., Any], seconds: float, tokens: float, *args: Any)
     end = time.perf_counter() + seconds
 
     def reached(texts: Callable[[], list[str]]) -> str:
-        return "timeout" if time.perf_counter() >= end else "budget" if spent()[1] >= tokens else ""
+        if time.perf_counter() >= end:
+            return "timeout"
+        return "budget" if spent()[1] >= tokens else ""
 
     watching.set(reached)
     return run(*args)
@@ -223,7 +225,9 @@ def _duration(seconds: float) -> str:
     """Return a time in its unit."""
     if seconds < 100:
         return f"{seconds:.0f} s"
-    return f"{seconds / 60:.0f} min" if seconds < 6000 else f"{seconds / 3600:.1f} h"
+    if seconds < 6000:
+        return f"{seconds / 60:.0f} min"
+    return f"{seconds / 3600:.1f} h"
 
 
 def lanes(

@@ -136,25 +136,27 @@ class Result:
         if self.matches:
             first = self.matches[0]
             return first["text"] if isinstance(first, dict) else str(first)
-        return self.particles.answers().best if self.particles else None
+        if self.particles:
+            return self.particles.answers().best
+        return None
 
     @property
     def fields(self) -> dict[str, Probabilities]:
         if self.answer is not None:
             found = self.answer.fields
             return found
-        return (
-            {name: self.particles.field(f"[{name!r}]") for name in fields_of(self.value)}
-            if self.particles
-            else {}
-        )
+        if not self.particles:
+            return {}
+        return {name: self.particles.field(f"[{name!r}]") for name in fields_of(self.value)}
 
     @property
     def probability(self) -> float | None:
         if self.answer is not None:
             known = self.answer.probability
             return known
-        return self.particles.answers().shares[0].probability if self.particles else None
+        if self.particles:
+            return self.particles.answers().shares[0].probability
+        return None
 
     def __repr__(self) -> str:
         lists = {"particles": self.particles, "matches": self.matches}
@@ -206,10 +208,8 @@ def _loaded(record: str, parse: Parse | None = None) -> Result:
             found["answer"] = load(answer, found["task"])
         else:
             found["answer"] = loaded(answer, found["task"], parse)
-    log_ml_se, deaths = (
-        found.pop("log_ml_se", None),
-        [Death(**each) for each in found.pop("deaths", ())],
-    )
+    log_ml_se = found.pop("log_ml_se", None)
+    deaths = [Death(**each) for each in found.pop("deaths", ())]
     if found.pop("log_ml", ...) is not ...:
         saved = [SavedParticle(**each) for each in found["particles"]]
         for particle in saved:
@@ -402,11 +402,9 @@ def _reading(path: Path) -> Iterator[None]:
         code = getattr(error, "sqlite_errorcode", 0) & 0xFF
         if code in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_IOERR, sqlite3.SQLITE_CANTOPEN):
             raise OSError(errno.EIO, str(error), str(path)) from error
-        why = (
-            f"{error}; llmppl 0.1 wrote lines of JSON"
-            if code == sqlite3.SQLITE_NOTADB
-            else str(error)
-        )
+        why = str(error)
+        if code == sqlite3.SQLITE_NOTADB:
+            why += "; llmppl 0.1 wrote lines of JSON"
         raise ValueError(
             f"{path} is no file of results of run_many, or damaged ({why}), and is left as it is"
         ) from None

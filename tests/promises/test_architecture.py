@@ -74,9 +74,9 @@ MAX_WALK = 1.1                                          # times the moves that d
 # comprehensions in 1,000 code lines, code lines above 100 characters. A commit that raises one says why, beside it.
 # The aims are 200,000 tokens in all, and 9.5 tokens in a line of each folder.
 CEILINGS = {
-    "llmppl": (277_277, 9.1, 22, 39, 241),
+    "llmppl": (277_152, 9.1, 20, 37, 238),
     "llmppl/.": (10_387, 9.1, 18, 71, 3),
-    "llmppl/cli": (5_701, 7.3, 28, 22, 2),
+    "llmppl/cli": (5_700, 7.3, 28, 22, 2),
     "llmppl/constraints": (3_935, 8.4, 22, 18, 14),
     "llmppl/constraints/automata": (21_782, 9.5, 13, 27, 7),
     "llmppl/constraints/json": (28_597, 9.2, 27, 45, 19),
@@ -86,18 +86,18 @@ CEILINGS = {
     "llmppl/constraints/vocabulary": (16_330, 9.5, 16, 25, 11),
     "llmppl/decisions": (13_110, 9.7, 9, 54, 14),
     "llmppl/distributions": (8_182, 9.1, 15, 24, 7),
-    "llmppl/inference": (21_049, 9.4, 25, 73, 11),
+    "llmppl/inference": (21_048, 9.4, 15, 58, 9),
     "llmppl/inference/resuming": (2_191, 8.1, 15, 30, 6),
     "llmppl/lm": (13_267, 9.4, 23, 54, 21),
     "llmppl/lm/embedded": (119, 6.7, 0, 0, 1),
     "llmppl/lm/engines": (18_315, 9.6, 38, 45, 20),
-    "llmppl/models": (16_232, 8.1, 28, 18, 30),
+    "llmppl/models": (16_231, 8, 24, 17, 29),
     "llmppl/native": (700, 8.5, 49, 13, 0),
     "llmppl/queries": (18_402, 8.9, 20, 33, 22),
-    "llmppl/report": (6_649, 8.7, 36, 78, 6),
-    "llmppl/serving": (13_042, 9.1, 30, 31, 3),
-    "llmppl/support": (9_588, 8.6, 24, 33, 4),
-    "llmppl/tasks": (13_577, 8.3, 28, 38, 15),
+    "llmppl/report": (6_552, 8.3, 18, 45, 6),
+    "llmppl/serving": (13_032, 9, 28, 29, 3),
+    "llmppl/support": (9_586, 8.6, 23, 33, 4),
+    "llmppl/tasks": (13_564, 8.3, 20, 34, 15),
     "tests": (367_868, 12.6, 16, 80, 2_493),                # room for the tests of mended defects
 }
 
