@@ -181,7 +181,7 @@ def attack(served, number, threads, seed=0):
 
 
 def test_small_requests_are_answered_beside_hostile_ones(served):
-    """CPU seconds; a busy core needs twice as many. At full count, a collection of garbage takes one of 500 up to 10."""
+    """CPU seconds; a busy core needs twice as many. At full count, a collection takes one of 500 waits up to 10."""
     statuses, waits = attack(served, repetitions(500, 12), threads=repetitions(32, 6))
     assert {status for _, status, _ in statuses} <= {200, 400, 408, 413, 422, 429}, statuses
     longer = [wait for wait in waits if wait >= 3]
