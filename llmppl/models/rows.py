@@ -64,7 +64,6 @@ class Rules:
         self.vocab = program.context.lm.vocab
         self.is_greedy = is_greedy(program.rule)
         self.power = program._power_
-        self.label = program.labels["sample"]  # also that of "score"
         # functions of the program, since bound methods would be a cycle that keeps the language model
         self.moves = Memo[tuple[Any, int], Move](partial(move_of, program), MAX_MOVES)
         self.masks = Memo[tuple[Any, float, bool], Mask | None](
