@@ -384,7 +384,7 @@ class Model:
         log_w = _as_log_weight("twist", log_w)
         if not math.isfinite(log_w):
             raise ValueError(
-                f"twist({log_w}): a twist is finite; what must not happen is condition(False)"
+                f"twist({log_w}): a twist is finite; for a dead end use condition(False)"
             )
         _check_time(self, "twist")
         self._log_twist_ += log_w
@@ -507,7 +507,7 @@ class Model:
         """Multiply the weight by exp(`log_w`), and attribute it to the running statement."""
         if not math.isfinite(log_w):
             raise ValueError(
-                f"{verb}({log_w}): a log weight is finite, or -inf for what must not happen"
+                f"{verb}({log_w}): a log weight is finite, or -inf for an impossible event"
             )
         self._log_weight_ += log_w
         statement = self._in_words_(verb, "", call_site())

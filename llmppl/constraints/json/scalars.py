@@ -116,7 +116,7 @@ def _powers(parts: tuple[tuple[int, Fraction, Fraction], ...]) -> DFA:
     ways = []
     unit = 10**MAX_FRACTION
     for (low, high), some in itertools.groupby(parts, itemgetter(1, 2)):
-        signs = DFA.from_strings(["-" * (sign < 0) for sign, _, _ in some])
+        signs = DFA.from_strings(["-" if sign < 0 else "" for sign, _, _ in some])
         first, last = (len(str(math.floor(end * 10**324))) - 325 for end in (low, high))
         least = math.ceil(low * Fraction(10) ** (MAX_FRACTION - first))
         most = math.floor(high * Fraction(10) ** (MAX_FRACTION - last))

@@ -446,7 +446,11 @@ def expected(bytes: bytes, ends: bool, specials: Iterable[str | int] = ()) -> st
 
 def _after(text: bytes) -> str:
     """Return in words the place after `text`; of a long text, its last bytes."""
-    shown = text[-MAX_BYTES:]
-    dots = "..." * (len(text) > MAX_BYTES)
-    whole = shown.decode("utf-8", "replace")
-    return f"after {dots}{shown if chr(0xFFFD) in whole else whole!r}" if text else "at the start"
+    if not text:
+        return "at the start"
+    data = text[-MAX_BYTES:]
+    shown: str | bytes = data.decode("utf-8", "replace")
+    if chr(0xFFFD) in shown:
+        shown = data
+    dots = "..." if len(text) > MAX_BYTES else ""
+    return f"after {dots}{shown!r}"
